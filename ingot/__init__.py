@@ -1,0 +1,41 @@
+"""Ingot: from a PyTorch model to HTTP and gRPC answers.
+
+The public names below are loaded when they are first used, so that ``import ingot`` stays fast and free of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.errors import IngotError as IngotError
+    from ingot.export import export_model as export_model
+    from ingot.model_store import Archive as Archive
+    from ingot.model_store import Store as Store
+    from ingot.quant import quantize as quantize
+    from ingot.server import Client as Client
+    from ingot.server import serve as serve
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Archive": "ingot.model_store",
+    "Client": "ingot.server",
+    "IngotError": "ingot.errors",
+    "Store": "ingot.model_store",
+    "export_model": "ingot.export",
+    "quantize": "ingot.quant",
+    "serve": "ingot.server",
+}
+__all__ = ["Archive", "Client", "IngotError", "Store", "__version__", "export_model", "quantize", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'ingot' has no attribute '{name}'")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,127 @@
+"""What is done with arrays on every floor: the raw wire form, ``.npz`` files, and the measure of a difference."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.tensors import Array, DType
+
+
+def to_bytes(array: Array) -> bytes:
+    """Return an array in the protocol's raw form: little-endian, row-major; BYTES elements length-prefixed."""
+    if array.dtype.kind in "OSU":
+        parts: list[bytes] = []
+        for item in array.reshape(-1):
+            raw = item if isinstance(item, bytes) else str(item).encode()
+            parts += (struct.pack("<I", len(raw)), raw)
+        return b"".join(parts)
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
+
+
+def from_bytes(name: str, dtype: DType, shape: Sequence[int], raw: bytes | memoryview) -> Array:
+    """Return the array that ``raw`` holds, as a read-only view where the type allows it.
+
+    Raises:
+        InvalidArgument: ``raw`` is not exactly as long as ``dtype`` and ``shape`` say.
+    """
+    count = math.prod(shape)
+    if dtype is DType.BYTES:
+        return _unpack_bytes(name, count, raw).reshape(shape)
+    expected = count * dtype.numpy.itemsize
+    if len(raw) != expected:
+        raise InvalidArgument(
+            f"tensor '{name}' has {len(raw)} bytes of data, but {dtype.value} {list(shape)} takes {expected}"
+        )
+    if dtype is DType.BOOL and any(byte > 1 for byte in set(bytes(raw))):
+        raise InvalidArgument(f"tensor '{name}' is BOOL but holds bytes other than 0 and 1")
+    return np.frombuffer(raw, dtype=dtype.numpy).reshape(shape)
+
+
+def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
+    # The count is the client's word: compare it with what the bytes can hold before any memory is taken for it.
+    if count * 4 > len(raw):
+        raise InvalidArgument(f"tensor '{name}' has {len(raw)} bytes of data, too few for {count} BYTES elements")
+    items = np.empty(count, dtype=object)
+    position = 0
+    for index in range(count):
+        start = position + 4
+        if start > len(raw):
+            raise InvalidArgument(f"tensor '{name}' ends before BYTES element {index} of {count}")
+        position = start + int(struct.unpack_from("<I", raw, position)[0])
+        if position > len(raw):
+            raise InvalidArgument(f"BYTES element {index} of tensor '{name}' runs past the end of the data")
+        items[index] = bytes(raw[start:position])
+    if position != len(raw):
+        raise InvalidArgument(f"tensor '{name}' has {len(raw) - position} bytes after its {count} BYTES elements")
+    return items
+
+
+# Below this magnitude a tensor is as good as zero, and a share of it is noise.
+_SCALE_FLOOR = 1e-2
+
+
+def worst_error(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> tuple[str, float]:
+    """Return the output that departs most and by how much; see :func:`departure`."""
+    errors = {name: departure(expected[name], actual[name]) for name in expected}
+    worst = max(errors, key=lambda name: errors[name])
+    return worst, errors[worst]
+
+
+def departure(expected: Array, actual: Array) -> float:
+    """Return the largest absolute difference as a share of the largest expected magnitude.
+
+    Shares are taken of the whole tensor, not of each element: an element that happens to be near zero says nothing
+    about the numerics; a tensor of nothing but tiny values is measured against 0.01. Different shapes, datatypes, NaNs
+    or infinities, and any difference in integers or strings, are infinite.
+    """
+    if expected.shape != actual.shape or DType.of(expected) is not DType.of(actual):
+        return np.inf
+    if not DType.of(expected).is_float:
+        return 0.0 if np.array_equal(expected, actual) else np.inf
+    left, right = expected.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(left)
+    if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
+        return np.inf
+    scale = max(float(np.abs(left[finite]).max(initial=0.0)), _SCALE_FLOOR)
+    return float(np.abs(left[finite] - right[finite]).max(initial=0.0)) / scale
+
+
+def load_npz(path: str | Path) -> dict[str, Array]:
+    """Read the arrays of an ``.npz`` file; pickled objects are refused.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: it is no ``.npz``, or holds Python objects.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as loaded:
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise InvalidArgument(
+                    f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
+                )
+            return {name: _native(loaded[name]) for name in loaded.files}
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except AttributeError:
+        raise InvalidArgument(
+            f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
+        ) from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidArgument(f"{path} is not an .npz file of plain arrays: {error}") from error
+
+
+def _native(array: Array) -> Array:
+    """Return text as the object array of bytes that BYTES tensors are."""
+    if array.dtype.kind not in "SU":
+        return array
+    items = [item if isinstance(item, bytes) else item.encode() for item in array.reshape(-1).tolist()]
+    out = np.empty(len(items), dtype=object)
+    out[:] = items
+    return out.reshape(array.shape)

@@ -1,0 +1,1 @@
+"""The digits demo: a small model on real data, all the way."""

@@ -1,0 +1,103 @@
+"""Every error that Ingot raises on purpose, with a transport-neutral code.
+
+    IngotError
+    ├── InvalidArgument      the caller's input is wrong (bad tensor, bad reference, bad option)
+    │   ├── InvalidArchive   a file is not an archive, or is damaged
+    │   ├── ExportError      the model cannot be captured or lowered
+    │   │   └── ParityError  the exported graph does not equal the PyTorch model
+    │   └── TooLarge         the request is larger than the limit
+    ├── NotFound             no such model, version, reference or file
+    ├── AlreadyExists        an immutable name is taken
+    ├── Unsupported          understood, but this server or build does not do it
+    ├── Unavailable          not now: loading, draining or overloaded; try again later
+    ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
+    └── InternalError        our fault; clients see a fixed text, the log has the cause
+
+Messages name the thing that is wrong and the remedy. Each protocol maps ``Code`` to its own status in one table.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """What went wrong, in terms that no protocol owns."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    TOO_LARGE = "too_large"
+    NOT_FOUND = "not_found"
+    ALREADY_EXISTS = "already_exists"
+    UNSUPPORTED = "unsupported"
+    UNAVAILABLE = "unavailable"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    INTERNAL = "internal"
+
+
+class IngotError(Exception):
+    """Base of all deliberate errors; ``str(error)`` is fit to be shown to a user."""
+
+    code = Code.INTERNAL
+
+
+class InvalidArgument(IngotError):
+    """The caller's input is wrong."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class InvalidArchive(InvalidArgument):
+    """A file is not an Ingot archive, or is damaged."""
+
+
+class ExportError(InvalidArgument):
+    """A model cannot be captured or lowered."""
+
+
+class ParityError(ExportError):
+    """An exported graph gives other numbers than the model it came from."""
+
+
+class TooLarge(InvalidArgument):
+    """A request is larger than the configured limit."""
+
+    code = Code.TOO_LARGE
+
+
+class NotFound(IngotError):
+    """No such model, version, reference or file."""
+
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(IngotError):
+    """A name that cannot be overwritten is taken."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class Unsupported(IngotError):
+    """The request is understood, but nothing here can do it."""
+
+    code = Code.UNSUPPORTED
+
+
+class Unavailable(IngotError):
+    """The model cannot answer now: it is loading, draining or overloaded."""
+
+    code = Code.UNAVAILABLE
+
+
+class DeadlineExceeded(IngotError):
+    """The request's timeout passed before its answer was ready."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class InternalError(IngotError):
+    """A fault of ours; the cause is in the log, never in the answer."""
+
+
+def missing_package(package: str, purpose: str, extra: str) -> Unsupported:
+    """Return the error for an optional dependency that is not installed."""
+    return Unsupported(f"{purpose} needs the package '{package}', which is not installed: pip install 'ingot[{extra}]'")

@@ -1,0 +1,1 @@
+"""Ways from a PyTorch module to a Program; one module a way."""

@@ -1,0 +1,146 @@
+"""Capture by ``torch.export`` with named dimensions."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+
+from ingot.errors import ExportError
+from ingot.export.program import Eager, Program, name_outputs
+from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, symbols
+
+
+def capture(
+    eager: Eager,
+    inputs: Sequence[TensorSpec],
+    ranges: Mapping[str, Range],
+    example: Mapping[str, Array],
+    output_names: Sequence[str] = (),
+) -> Program:
+    """Capture a module as an ExportedProgram.
+
+    Args:
+        eager: the module and how its inputs are bound.
+        inputs: names the dynamic dimensions.
+        ranges: their bounds.
+        example: inputs to trace with; named dimensions should be 2 or more and distinct.
+        output_names: overrides the outputs' names.
+
+    Raises:
+        ExportError: ``torch.export`` fails, fixes a dimension that is declared dynamic, or the model changes its state.
+    """
+    args, kwargs = eager.bind(example)
+    dims = {symbol: _dim(symbol, ranges.get(symbol, Range())) for symbol in symbols(inputs)}
+    shapes = {
+        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs
+    }
+    dynamic: Any = shapes if kwargs else tuple(shapes.values())
+    module = _as_module(eager.module, args, kwargs)
+    try:
+        with quiet():
+            exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
+    except Exception as error:  # torch.export raises many kinds
+        raise ExportError(f"torch.export cannot capture the model: {_explain(error)}") from error
+    _refuse_mutation(exported)
+    with torch.no_grad():
+        outputs = name_outputs(eager.module(*args, **kwargs), output_names)
+    return Program(
+        exported, _signature(exported, inputs, ranges, list(outputs)), (f"torch.export {torch.__version__}",)
+    )
+
+
+def _dim(symbol: str, bounds: Range) -> torch.export.Dim:
+    return torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
+
+
+def _as_module(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> nn.Module:
+    """Return a module that torch.export can trace; a TorchScript one is first converted to an FX graph."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return module
+    from torch._export.converter import TS2EPConverter
+
+    try:
+        with quiet():
+            converted = TS2EPConverter(module, args, kwargs).convert()
+            return converted.module()
+    except Exception as error:
+        raise ExportError(f"the TorchScript model cannot be converted: {_explain(error)}") from error
+
+
+def _refuse_mutation(exported: torch.export.ExportedProgram) -> None:
+    signature = exported.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise ExportError(
+            f"the model changes {', '.join(sorted(changed))} while it runs, which a served graph would silently drop; "
+            "return the new value as an output and take the old one as an input"
+        )
+
+
+def _signature(
+    exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range], names: list[str]
+) -> Signature:
+    nodes = {node.name: node for node in exported.graph.nodes}
+    renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+    for spec, node_name in zip(inputs, exported.graph_signature.user_inputs, strict=True):
+        value = nodes[str(node_name)].meta["val"]
+        for axis, dim in enumerate(spec.shape):
+            if not isinstance(dim, str):
+                continue
+            size = value.shape[axis]
+            if isinstance(size, int):
+                raise ExportError(
+                    f"dimension '{dim}' of input '{spec.name}' became fixed at {size} while the model was captured; "
+                    f"declare it as {size}, or remove the code that depends on its value"
+                )
+            renamed[size.node.expr] = sympy.Symbol(dim, integer=True, positive=True)
+    outputs = []
+    for name, node_name in zip(names, exported.graph_signature.user_outputs, strict=True):
+        value = nodes[str(node_name)].meta["val"]
+        shape: Shape = tuple(
+            size if isinstance(size, int) else str(size.node.expr.subs(renamed)) for size in value.shape
+        )
+        outputs.append(TensorSpec(name, DType.parse(str(value.dtype).removeprefix("torch.")), shape))
+    return Signature(tuple(inputs), tuple(outputs), ranges=dict(ranges))
+
+
+def _explain(error: Exception) -> str:
+    """Return torch's message in one paragraph, its own hints in our syntax."""
+    text = str(error)
+    if fixes := re.findall(r"^\s*(\w+) = Dim\('\w+'(.*)\)", text, re.MULTILINE):
+        wanted = []
+        for name, bounds in fixes:
+            low, high = re.search(r"min=(\d+)", bounds), re.search(r"max=(\d+)", bounds)
+            wanted.append(f"{name}={low[1] if low else ''}..{high[1] if high else ''}")
+        return f"the model's code limits its dimensions; declare them as {', '.join(wanted)}"
+    if fixes := re.findall(r"^\s*(\w+) = (\d+)\s*$", text, re.MULTILINE):
+        wanted = [f"'{name}' as {size}" for name, size in fixes]
+        return f"the model's code fixes a dimension that is declared dynamic; declare {', '.join(wanted)}"
+    paragraph = " ".join(text.split("\n\n", 1)[0].split()) or type(error).__name__
+    place = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+    user = [f"{file}:{line} in {function}" for file, line, function in place if "site-packages" not in file]
+    return paragraph[:500] + (f" (at {user[-1]})" if user else "")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what torch's exporters tell their own developers; failures are exceptions."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

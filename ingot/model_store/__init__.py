@@ -1,0 +1,23 @@
+"""Archives (OCI artifacts) and the store that holds them. Knows nothing of torch, engines or the web."""
+
+from ingot.model_store.archive import Archive, Variant, add_variant
+from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.goldens import Golden
+from ingot.model_store.manifest import BatchLatency, Evidence, ParityEvidence, Provenance, Serving
+from ingot.model_store.references import Reference
+from ingot.model_store.store import Store
+
+__all__ = [
+    "Archive",
+    "BatchLatency",
+    "BlobFolder",
+    "Evidence",
+    "Golden",
+    "ParityEvidence",
+    "Provenance",
+    "Reference",
+    "Serving",
+    "Store",
+    "Variant",
+    "add_variant",
+]

@@ -1,0 +1,275 @@
+"""The archive: one model with its variants, immutable, named by its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.model_store import goldens, manifest
+from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, chunks, read, read_document
+from ingot.model_store.goldens import Golden
+from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
+from ingot.tensors import Signature
+
+_LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One runnable form of a model."""
+
+    serving: Serving
+    manifest: Manifest
+    descriptor: Descriptor
+    blobs: Blobs
+
+    @property
+    def name(self) -> str:
+        return self.serving.variant
+
+    @property
+    def signature(self) -> Signature:
+        return self.serving.signature
+
+    @property
+    def size(self) -> int:
+        """The bytes of its graph and weights."""
+        return sum(layer.size for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+
+    @property
+    def graph(self) -> Descriptor:
+        """The layer that holds the ONNX graph: the first weight layer."""
+        return next(layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+
+    @property
+    def weights(self) -> tuple[Descriptor, ...]:
+        """The layers that hold one large tensor each."""
+        weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+        return tuple(layer for layer in weights if layer is not self.graph)
+
+    def path(self) -> Path:
+        """Return the graph's file, with its weights beside it.
+
+        Raises:
+            InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
+        """
+        if not isinstance(self.blobs, BlobFolder):
+            raise InvalidArgument(f"variant '{self.name}' is inside an archive file; unpack the archive first")
+        return self.blobs.path(self.graph)
+
+    def goldens(self) -> tuple[Golden, ...]:
+        """Return the golden cases; none when the archive carries none."""
+        layer = self.manifest.layer(manifest.GOLDENS)
+        return goldens.decode(read(self.blobs, layer)) if layer else ()
+
+
+class Archive:
+    """An OCI index of variants, and the blobs that it refers to.
+
+    Args:
+        blobs: where the blobs are.
+        descriptor: the archive's index; its digest is the archive's identity.
+
+    Raises:
+        InvalidArchive: a document is missing, damaged or not of the format.
+    """
+
+    def __init__(self, blobs: Blobs, descriptor: Descriptor):
+        self.blobs = blobs
+        self.descriptor = descriptor
+        index = manifest.decode(Index, read_document(blobs, descriptor), "the archive's index")
+        self.variants = tuple(_variant(blobs, entry) for entry in index.manifests)
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) < len(names):
+            raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, each named once")
+        first = self.variants[0].serving
+        for variant in self.variants[1:]:
+            if (variant.serving.name, variant.signature) != (first.name, first.signature):
+                raise InvalidArchive(f"variant '{variant.name}' has another name or signature than '{first.variant}'")
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Archive:
+        """Open an archive file without unpacking it.
+
+        Raises:
+            NotFound: there is no such file.
+            InvalidArchive: it is no archive, or is damaged in the parts that are read here; :meth:`verify` reads all.
+        """
+        path = Path(path)
+        tar = TarBlobs(path)
+        index = manifest.decode(Index, tar.document("index.json"), f"{path}: index.json")
+        if len(index.manifests) != 1:
+            raise InvalidArchive(f"{path} holds {len(index.manifests)} archives; an archive file holds one")
+        with _named(path):
+            return cls(tar, index.manifests[0])
+
+    @classmethod
+    def create(cls, blobs: BlobFolder, variants: Iterable[Descriptor]) -> Archive:
+        """Make an archive of variants whose blobs are in ``blobs`` already, the preferred one first."""
+        index = Index(manifests=tuple(variants))
+        return cls(blobs, blobs.put(manifest.encode(index), manifest.INDEX))
+
+    @property
+    def name(self) -> str:
+        return self.variants[0].serving.name
+
+    @property
+    def digest(self) -> str:
+        return self.descriptor.digest
+
+    @property
+    def signature(self) -> Signature:
+        return self.variants[0].signature
+
+    @property
+    def size(self) -> int:
+        """The bytes of all blobs, each counted once."""
+        return sum(descriptor.size for descriptor in self._descriptors.values())
+
+    @cached_property
+    def _descriptors(self) -> dict[str, Descriptor]:
+        return {descriptor.digest: descriptor for descriptor in self.descriptors()}
+
+    def variant(self, name: str | None = None) -> Variant:
+        """Return a variant by name, or the preferred one.
+
+        Raises:
+            NotFound: there is no variant of that name; the message lists those that there are.
+        """
+        if name is None:
+            return self.variants[0]
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        names = ", ".join(variant.name for variant in self.variants)
+        raise NotFound(f"'{self.name}' has no variant '{name}'; it has: {names}")
+
+    def descriptors(self) -> Iterator[Descriptor]:
+        """Yield every blob of the archive, those that are referred to before those that refer to them."""
+        for variant in self.variants:
+            yield from variant.manifest.layers
+            yield variant.manifest.config
+            yield variant.descriptor
+        yield self.descriptor
+
+    def verify(self) -> None:
+        """Read every blob and check its digest.
+
+        Raises:
+            InvalidArchive: one is missing or damaged.
+        """
+        with _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext():
+            for descriptor in self._descriptors.values():
+                for _ in chunks(self.blobs, descriptor):
+                    pass
+
+    def copy_to(self, folder: BlobFolder) -> Archive:
+        """Copy every blob, checked on the way, and return the same archive in its new place."""
+        for descriptor in self._descriptors.values():
+            folder.copy(self.blobs, descriptor)
+        return Archive(folder, self.descriptor)
+
+    def unpacked(self) -> Archive:
+        """Return this archive with its blobs as files, as engines need them, in a temporary folder if need be."""
+        if isinstance(self.blobs, BlobFolder):
+            return self
+        with _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext():
+            return self.copy_to(BlobFolder.scratch())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the archive as one file, an OCI layout in an uncompressed tar. The file appears whole or not at all.
+
+        Raises:
+            InvalidArgument: the folder does not exist or cannot be written.
+        """
+        path = Path(path)
+        entry = self.descriptor.model_copy(update={"annotations": {manifest.REF_NAME: self.name}})
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        except OSError as error:
+            raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
+        try:
+            with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+                _add(tar, "oci-layout", len(_LAYOUT), BytesIO(_LAYOUT))
+                index = manifest.encode(Index(manifests=(entry,)))
+                _add(tar, "index.json", len(index), BytesIO(index))
+                for descriptor in self._descriptors.values():
+                    with self.blobs.open(descriptor) as blob:
+                        _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes private files; an archive is an ordinary one
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def __repr__(self) -> str:
+        return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"
+
+
+def add_variant(
+    blobs: BlobFolder, serving: Serving, graph: bytes, weights: Sequence[Descriptor], cases: Sequence[Golden]
+) -> Descriptor:
+    """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
+
+    Args:
+        blobs: the folder, which holds the blobs of ``weights`` already.
+        serving: what the runtime must know.
+        graph: the serialized ONNX model, whose external tensors name the blobs of ``weights`` by their hex digests.
+        weights: one descriptor a large tensor.
+        cases: what the variant answered to some inputs.
+    """
+    layers = [blobs.put(graph, manifest.WEIGHT, **{manifest.FILEPATH: "model.onnx"}), *weights]
+    layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, **{manifest.FILEPATH: "serving.json"}))
+    if cases:
+        layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, **{manifest.FILEPATH: "goldens.safetensors"}))
+    config = ModelConfig(
+        descriptor=manifest.ModelDescriptor(name=serving.name, created_at=serving.provenance.created),
+        config=manifest.ModelDetails(
+            format=serving.format,
+            precision=serving.precision,
+            quantization=serving.recipe["name"] if serving.recipe else None,
+        ),
+        modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
+    )
+    document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
+    descriptor = blobs.put(manifest.encode(document), manifest.MANIFEST, **{manifest.VARIANT: serving.variant})
+    return descriptor.model_copy(update={"artifact_type": manifest.MODEL_MANIFEST})
+
+
+def _variant(blobs: Blobs, entry: Descriptor) -> Variant:
+    document = manifest.decode(Manifest, read_document(blobs, entry), f"manifest {entry.digest}")
+    layer = document.layer(manifest.SERVING)
+    if layer is None or document.layer(manifest.WEIGHT) is None:
+        raise InvalidArchive(f"manifest {entry.digest} lacks a serving.json or a model: it is no variant of Ingot's")
+    serving = manifest.decode(Serving, read_document(blobs, layer), "serving.json")
+    return Variant(serving, document, entry, blobs)
+
+
+def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO) -> None:
+    # Fixed owner, mode and time: the same archive always gives the same file.
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    tar.addfile(info, content)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Put the archive file's name in front of what is wrong with it."""
+    try:
+        yield
+    except InvalidArchive as error:
+        if str(path) in str(error):
+            raise
+        raise InvalidArchive(f"{path}: {error}") from error

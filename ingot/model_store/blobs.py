@@ -1,0 +1,219 @@
+"""Content-addressed blobs: a folder of them, and the read-only view of those inside an archive file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
+
+_CHUNK = 1 << 20
+
+
+class Blobs(Protocol):
+    """Any source of blobs. What it gives is not trusted until its digest has been checked."""
+
+    def open(self, descriptor: Descriptor) -> BinaryIO:
+        """Open a blob; raises InvalidArchive when it is missing or of another size than ``descriptor`` says."""
+        ...
+
+
+def read(blobs: Blobs, descriptor: Descriptor) -> bytes:
+    """Return a small blob (a document or a graph) with its digest checked.
+
+    Raises:
+        InvalidArchive: the blob is missing, or its content does not match the digest.
+    """
+    return b"".join(chunks(blobs, descriptor))
+
+
+def read_document(blobs: Blobs, descriptor: Descriptor) -> bytes:
+    """Return a JSON document's bytes, refusing one that is larger than any registry would take."""
+    if descriptor.size > MAX_DOCUMENT_BYTES:
+        raise InvalidArchive(f"document {descriptor.digest} says it has {descriptor.size} bytes, over the 4 MiB limit")
+    return read(blobs, descriptor)
+
+
+def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
+    """Yield a blob's bytes; the last step checks the digest, so consume it whole.
+
+    Raises:
+        InvalidArchive: the blob is missing, or its content does not match the digest.
+    """
+    sha = hashlib.sha256()
+    with blobs.open(descriptor) as stream:
+        while chunk := stream.read(_CHUNK):
+            sha.update(chunk)
+            yield chunk
+    if sha.hexdigest() != descriptor.hex:
+        title = next(iter(descriptor.annotations.values()), descriptor.media_type)
+        raise InvalidArchive(f"blob {descriptor.digest} ({title}) is damaged: its content has another digest")
+
+
+class BlobFolder:
+    """A folder ``sha256/<hex>`` of immutable files. Safe for many writers: a blob appears whole or not at all."""
+
+    def __init__(self, root: Path, *, durable: bool = False, temporary: tempfile.TemporaryDirectory[str] | None = None):
+        self.root = root
+        self._durable = durable
+        self._temporary = temporary  # removed together with the last reference to this folder
+
+    @classmethod
+    def scratch(cls) -> BlobFolder:
+        """Return an empty folder that is removed when nothing refers to it any more."""
+        temporary = tempfile.TemporaryDirectory(prefix="ingot-")
+        return cls(Path(temporary.name), temporary=temporary)
+
+    def path(self, descriptor: Descriptor) -> Path:
+        return self.root / "sha256" / descriptor.hex
+
+    def open(self, descriptor: Descriptor) -> BinaryIO:
+        path = self.path(descriptor)
+        try:
+            stream = path.open("rb")
+        except FileNotFoundError:
+            raise InvalidArchive(f"blob {descriptor.digest} is missing") from None
+        if (size := os.fstat(stream.fileno()).st_size) != descriptor.size:
+            stream.close()
+            raise InvalidArchive(f"blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}")
+        return stream
+
+    def put(self, content: bytes | Iterable[bytes], media_type: str, **annotations: str) -> Descriptor:
+        """Store a blob and return its descriptor. Storing what is there already changes nothing."""
+        folder = self.root / "sha256"
+        folder.mkdir(parents=True, exist_ok=True)
+        sha, size = hashlib.sha256(), 0
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".tmp-")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                for chunk in (content,) if isinstance(content, bytes) else content:
+                    sha.update(chunk)
+                    size += len(chunk)
+                    stream.write(chunk)
+                stream.flush()
+                if self._durable:
+                    os.fsync(stream.fileno())
+            Path(name).chmod(0o444)
+            Path(name).rename(folder / sha.hexdigest())
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                Path(name).unlink()
+            raise
+        if self._durable:
+            sync_folder(folder)
+        return Descriptor(media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=annotations)
+
+    def copy(self, source: Blobs, descriptor: Descriptor) -> None:
+        """Copy a blob from another source, checking it on the way."""
+        if not (self.path(descriptor).exists() and self.path(descriptor).stat().st_size == descriptor.size):
+            self.put(chunks(source, descriptor), descriptor.media_type)
+
+
+class TarBlobs:
+    """The blobs of an archive file: an OCI layout in an uncompressed tar, read in place.
+
+    Only what an OCI layout consists of is accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
+    regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
+    """
+
+    MAX_MEMBERS = 200_000
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._spans: dict[str, tuple[int, int]] = {}
+        try:
+            file_size = path.stat().st_size
+            with tarfile.open(path, "r:") as tar:
+                for count, member in enumerate(tar):
+                    if count >= self.MAX_MEMBERS:
+                        raise InvalidArchive(f"{path} has over {self.MAX_MEMBERS} members")
+                    self._add(member, file_size)
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {path}") from None
+        except IsADirectoryError:
+            raise InvalidArgument(f"{path} is a folder, not an archive file") from None
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged: {error}") from error
+        for needed in ("oci-layout", "index.json"):
+            if needed not in self._spans:
+                raise InvalidArchive(f"{path} is not an Ingot archive, or is truncated: it has no {needed}")
+
+    def _add(self, member: tarfile.TarInfo, file_size: int) -> None:
+        name = member.name.removeprefix("./")
+        if member.isdir() and name in ("", ".", "blobs", "blobs/sha256"):
+            return
+        digest = name.removeprefix("blobs/sha256/")
+        is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        if not (is_blob or name in ("oci-layout", "index.json")):
+            raise InvalidArchive(f"{self.path} holds '{name}', which is no part of an archive")
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+            raise InvalidArchive(f"{self.path} holds '{name}' as a link or special file; only plain files may be")
+        if name in self._spans:
+            raise InvalidArchive(f"{self.path} holds '{name}' twice")
+        if member.offset_data + member.size > file_size:
+            raise InvalidArchive(f"{self.path} is truncated: it ends inside '{name}'")
+        self._spans[name] = (member.offset_data, member.size)
+
+    def open_member(self, name: str) -> BinaryIO:
+        start, size = self._spans[name]
+        return io.BufferedReader(_Span(self.path, start, size), _CHUNK)
+
+    def document(self, name: str) -> bytes:
+        """Return ``oci-layout`` or ``index.json``."""
+        if self._spans[name][1] > MAX_DOCUMENT_BYTES:
+            raise InvalidArchive(f"{self.path}: {name} is larger than 4 MiB")
+        with self.open_member(name) as stream:
+            return stream.read()
+
+    def open(self, descriptor: Descriptor) -> BinaryIO:
+        name = f"blobs/sha256/{descriptor.hex}"
+        if name not in self._spans:
+            raise InvalidArchive(f"{self.path}: blob {descriptor.digest} is missing")
+        if (size := self._spans[name][1]) != descriptor.size:
+            raise InvalidArchive(
+                f"{self.path}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
+            )
+        return self.open_member(name)
+
+
+class _Span(io.RawIOBase):
+    """A read-only stretch of a file, as a file."""
+
+    def __init__(self, path: Path, start: int, size: int):
+        self._file = path.open("rb", buffering=0)
+        self._file.seek(start)
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view) or 0
+        if not count and self._left:
+            raise InvalidArchive(f"{self._file.name} was cut short while it was read")
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

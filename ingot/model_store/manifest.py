@@ -1,0 +1,210 @@
+"""The documents of an archive: OCI index and manifest, ModelPack configuration, and our own ``serving.json``.
+
+An archive is an OCI index that lists one manifest a variant. A manifest's layers are raw blobs:
+
+    index (tag or archive file)
+    └── manifest of a variant        artifactType: ModelPack
+        ├── config                   ModelPack configuration (schema-strict)
+        ├── model.onnx               the graph; tensors of 1 MiB and more live outside it
+        ├── <hex>, <hex>, ...        one blob a large tensor; the graph names each by its digest
+        ├── serving.json             what ModelPack cannot say: signature, requirements, evidence, provenance
+        └── goldens.safetensors      inputs and outputs that the server replays before it reports ready
+
+All are parsed into strict models before anything is allocated or written. Specification: docs/archive-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ingot.errors import InvalidArchive
+from ingot.tensors import Signature
+
+INDEX: Final = "application/vnd.oci.image.index.v1+json"
+MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+MODEL_MANIFEST: Final = "application/vnd.cncf.model.manifest.v1+json"
+MODEL_CONFIG = "application/vnd.cncf.model.config.v1+json"
+WEIGHT = "application/vnd.cncf.model.weight.v1.raw"
+SERVING = "application/vnd.ingot.serving.v1+json"
+GOLDENS = "application/vnd.ingot.goldens.v1+safetensors"
+
+REF_NAME = "org.opencontainers.image.ref.name"
+TITLE = "org.opencontainers.image.title"
+FILEPATH = "org.cncf.model.filepath"
+VARIANT = "ai.ingot.variant"
+
+MAX_DOCUMENT_BYTES = 4 << 20  # OCI registries refuse larger manifests
+MAX_LAYERS = 100_000
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class _OCI(BaseModel):
+    """Fields are named as OCI names them; unknown ones are ignored, as OCI requires."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, alias_generator=to_camel)
+
+
+class Descriptor(_OCI):
+    """What a blob is, by digest."""
+
+    media_type: str = Field(max_length=255)
+    digest: Digest
+    size: int = Field(ge=0)
+    artifact_type: str | None = None
+    annotations: dict[str, str] = {}
+
+    @property
+    def hex(self) -> str:
+        return self.digest.removeprefix("sha256:")
+
+
+class Index(_OCI):
+    """An OCI image index: the variants of an archive, or the tags of a repository."""
+
+    schema_version: Literal[2] = 2
+    media_type: Literal["application/vnd.oci.image.index.v1+json"] = INDEX
+    manifests: tuple[Descriptor, ...] = Field((), max_length=10_000)
+    annotations: dict[str, str] = {}
+
+
+class Manifest(_OCI):
+    """An OCI image manifest that holds one variant."""
+
+    schema_version: Literal[2] = 2
+    media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = MANIFEST
+    artifact_type: Literal["application/vnd.cncf.model.manifest.v1+json"] = MODEL_MANIFEST
+    config: Descriptor
+    layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
+    annotations: dict[str, str] = {}
+
+    def layer(self, media_type: str) -> Descriptor | None:
+        return next((layer for layer in self.layers if layer.media_type == media_type), None)
+
+
+class ModelDescriptor(_OCI):
+    """ModelPack: what the model is called."""
+
+    name: str
+    created_at: str
+
+
+class ModelDetails(_OCI):
+    """ModelPack: what kind of model it is."""
+
+    format: str
+    precision: str
+    quantization: str | None = None
+    param_size: str | None = None
+
+
+class ModelFS(_OCI):
+    """ModelPack: the layers; raw ones are their own diff ids."""
+
+    type: Literal["layers"] = "layers"
+    diff_ids: tuple[Digest, ...]
+
+
+class ModelConfig(_OCI):
+    """The ModelPack configuration; its schema allows no field of our own."""
+
+    descriptor: ModelDescriptor
+    config: ModelDetails
+    modelfs: ModelFS
+
+
+class _Record(BaseModel):
+    """Our own documents: snake_case, unknown fields of the same schema version ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ParityEvidence(_Record):
+    """The worst error seen when an output was compared with its source, as a share of the output's largest value."""
+
+    tensor: str
+    error: float
+    tolerance: float
+    cases: int
+
+
+class BatchLatency(_Record):
+    """The median time of one engine call at a batch size."""
+
+    rows: int
+    seconds: float
+
+
+class Evidence(_Record):
+    """What was measured about a variant, and on which machine."""
+
+    machine: str = ""
+    parity: tuple[ParityEvidence, ...] = ()
+    latency: tuple[BatchLatency, ...] = ()
+    metrics: dict[str, float] = {}
+
+
+class Provenance(_Record):
+    """Where a variant came from."""
+
+    source: str
+    created: str
+    versions: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:
+        """Return a record of this moment and of the installed versions of ``packages``.
+
+        ``SOURCE_DATE_EPOCH`` fixes the time, for archives that are to come out the same again.
+        """
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
+        created = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return cls(
+            source=source, created=created, versions={name: version(name) for name in packages}, notes=tuple(notes)
+        )
+
+
+class Serving(_Record):
+    """``serving.json``: everything that the runtime must know and ModelPack cannot say."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    variant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    format: Literal["onnx"]
+    precision: str
+    signature: Signature
+    requires: dict[str, str] = {}
+    recipe: dict[str, Any] | None = None
+    parents: tuple[Digest, ...] = ()
+    golden_tolerance: float = Field(1e-3, gt=0)
+    provenance: Provenance
+    evidence: Evidence = Evidence()
+
+
+def encode(document: BaseModel) -> bytes:
+    """Return a document's JSON; the same document always gives the same bytes, so the same digest."""
+    return document.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def decode(kind: type[Document], raw: bytes, where: str) -> Document:
+    """Parse and validate a document.
+
+    Raises:
+        InvalidArchive: it is not a valid document of that kind; the message names ``where`` and the first fault.
+    """
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in fault["loc"])
+        raise InvalidArchive(f"{where} is not valid{f' at {path!r}' if path else ''}: {fault['msg']}") from error

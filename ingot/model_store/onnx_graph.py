@@ -1,0 +1,65 @@
+"""The form that ONNX models have inside an archive: a small graph, and a blob for each large tensor.
+
+This module alone of the store needs the onnx_ir package; it is imported where archives are made, never to serve them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import manifest
+from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.manifest import Descriptor
+
+# Tensors of this many bytes and more become blobs of their own, shared by every graph that holds the same values.
+EXTERNAL_BYTES = 1 << 20
+
+
+def load(path: Path) -> ir.Model:
+    """Read an ``.onnx`` file with its external data.
+
+    Raises:
+        InvalidArgument: it is not an ONNX model.
+    """
+    try:
+        return ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
+        raise InvalidArgument(f"{path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
+
+
+def pack(model: ir.Model, blobs: BlobFolder) -> tuple[bytes, tuple[Descriptor, ...]]:
+    """Return the graph without its large tensors, which are put into ``blobs``.
+
+    Each one's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
+    """
+    weights: dict[str, Descriptor] = {}
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes < EXTERNAL_BYTES:
+                continue
+            blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
+            blob = blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})
+            weights[blob.digest] = blob
+            value.const_value = ir.ExternalTensor(
+                blob.hex,
+                0,
+                blob.size,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=tensor.name or value.name or "",
+            )
+    _strip(model)
+    return ir.serde.serialize_model(model).SerializeToString(), tuple(weights.values())
+
+
+def _strip(model: ir.Model) -> None:
+    """Remove what exporters note for debugging: it names files of the user's machine, and can outweigh the model."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()

@@ -1,0 +1,1 @@
+"""One module a recipe: a transform of an ONNX file into another."""

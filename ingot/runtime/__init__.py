@@ -1,0 +1,20 @@
+"""Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
+
+from ingot.runtime.engine import Engine, load_engine
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.model import Model, Settings, State
+from ingot.runtime.repository import Repository
+from ingot.runtime.scheduler import Entry, Limits, Scheduler
+
+__all__ = [
+    "Engine",
+    "Entry",
+    "Limits",
+    "Metrics",
+    "Model",
+    "Repository",
+    "Scheduler",
+    "Settings",
+    "State",
+    "load_engine",
+]

@@ -1,0 +1,59 @@
+"""Running a batch: join the requests, run the engine once, give each request its own rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot.errors import IngotError, InternalError
+from ingot.runtime.engine import Engine
+from ingot.runtime.scheduler import Entry, Outcome
+from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
+
+
+def execute(engine: Engine, signature: Signature, entries: Sequence[Entry]) -> list[Outcome]:
+    """Run entries as one batch and return one outcome each, in order.
+
+    When a joined batch fails, each request runs alone, so that only the one that is to blame fails.
+    """
+    try:
+        return list(_split(signature, entries, engine.run(_join(signature, entries))))
+    except IngotError as error:
+        if len(entries) == 1:
+            return [error]
+    except Exception:  # an engine's unforeseen failure must reach its requests, never end the thread that serves all
+        log.exception("the engine failed on a batch of %d requests", len(entries))
+        if len(entries) == 1:
+            return [InternalError("the engine failed on this input")]
+    return [outcome for entry in entries for outcome in execute(engine, signature, [entry])]
+
+
+def _join(signature: Signature, entries: Sequence[Entry]) -> dict[str, Array]:
+    if len(entries) == 1:
+        return dict(entries[0].inputs)
+    axes = signature.batch_axes(signature.inputs)
+    return {
+        name: np.concatenate([entry.inputs[name] for entry in entries], axis=axes[name]) if name in axes else array
+        for name, array in entries[0].inputs.items()
+    }
+
+
+def _split(signature: Signature, entries: Sequence[Entry], outputs: dict[str, Array]) -> list[dict[str, Array]]:
+    if len(entries) == 1:
+        return [outputs]
+    axes = signature.batch_axes(signature.outputs)
+    total = sum(entry.rows for entry in entries)
+    for name, array in outputs.items():
+        if array.shape[axes[name]] != total:
+            raise InternalError(f"output '{name}' has {array.shape[axes[name]]} rows for a batch of {total}")
+    parts: list[dict[str, Array]] = []
+    start = 0
+    for entry in entries:
+        rows = slice(start, start + entry.rows)
+        parts.append({name: array[(slice(None),) * axes[name] + (rows,)] for name, array in outputs.items()})
+        start += entry.rows
+    return parts

@@ -1,0 +1,39 @@
+"""What the machine has: CPU cores that may be used, and a GPU that really works."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+
+def cpu_count() -> int:
+    """Return the cores that this process may run on, which in a container is fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def has_cuda() -> bool:
+    """Tell whether an NVIDIA driver with at least one device is here.
+
+    The driver itself is asked: ``onnxruntime.get_available_providers()`` lists CUDA wherever the GPU package is.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def describe() -> str:
+    """Return the machine in a few words, for evidence: architecture, CPU model, cores."""
+    model = platform.processor() or platform.machine()
+    try:
+        with Path("/proc/cpuinfo").open() as info:
+            model = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{platform.machine()}, {model}, {cpu_count()} cores"

@@ -1,0 +1,49 @@
+"""One engine and the thread that runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+
+from ingot.runtime.batching import execute
+from ingot.runtime.engine import Engine
+from ingot.runtime.scheduler import Entry, Outcome
+from ingot.tensors import Signature
+
+Done = Callable[["Instance", Sequence[Entry], list[Outcome], float], None]
+
+
+class Instance:
+    """Runs one batch at a time away from the event loop; engines release the interpreter lock while they compute.
+
+    Args:
+        engine: the loaded model; this instance closes it.
+        signature: the model's.
+        done: called in this instance's thread with (instance, entries, outcomes, seconds) after each batch.
+    """
+
+    def __init__(self, engine: Engine, signature: Signature, done: Done, name: str):
+        self._engine = engine
+        self._signature = signature
+        self._done = done
+        self._work: SimpleQueue[Sequence[Entry] | None] = SimpleQueue()
+        self._thread = Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, entries: Sequence[Entry]) -> None:
+        """Run a batch; call only while idle."""
+        self._work.put(entries)
+
+    def close(self) -> None:
+        """Finish the batch in hand, stop the thread and free the engine."""
+        self._work.put(None)
+        self._thread.join()
+        self._engine.close()
+
+    def _loop(self) -> None:
+        while (entries := self._work.get()) is not None:
+            began = time.perf_counter()
+            outcomes = execute(self._engine, self._signature, entries)
+            self._done(self, entries, outcomes, time.perf_counter() - began)

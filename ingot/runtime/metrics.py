@@ -1,0 +1,54 @@
+"""What the runtime counts, in Prometheus' terms. Every metric is described in docs/serving.md."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_MODEL = ("model", "version")
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """One registry, so that several servers in one process do not share counts."""
+
+    CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter(
+            "ingot_requests",
+            "Inference requests answered, by outcome",
+            (*_MODEL, "protocol", "code"),
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "ingot_request_seconds",
+            "Time from decoded request to answer, queueing included",
+            (*_MODEL, "protocol"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, buckets=_SECONDS, registry=registry
+        )
+        self.engine_seconds = Histogram(
+            "ingot_engine_seconds",
+            "Time of one engine call, joining and splitting included",
+            _MODEL,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            "ingot_batch_size", "Rows in one engine call", _MODEL, buckets=_ROWS, registry=registry
+        )
+        self.batch_requests = Histogram(
+            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_ROWS, registry=registry
+        )
+        self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
+        self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
+
+    def render(self) -> bytes:
+        """Return the text exposition."""
+        return generate_latest(self.registry)

@@ -1,0 +1,113 @@
+"""The models that a server serves, by name and version, and where they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound
+from ingot.model_store import Archive, Store
+from ingot.model_store.references import Reference, name_from, version_key
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.model import Model, Settings
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
+
+
+class Repository:
+    """Models by name and version.
+
+    Args:
+        store: where references are looked up; by default the user's.
+        settings: how every model is run.
+        metrics: where all models count.
+    """
+
+    def __init__(self, store: Store | None = None, settings: Settings | None = None, metrics: Metrics | None = None):
+        self._store = store or Store()
+        self._settings = settings or Settings()
+        self.metrics = metrics or Metrics()
+        self._models: dict[str, dict[str, Model]] = {}
+
+    def add(self, source: str) -> Model:
+        """Add a model that is yet to be loaded.
+
+        Args:
+            source: a store reference (``digits:1``), an archive file (``./digits.ingot``), either with ``#variant``,
+                or an ``.onnx`` file; ``NAME=SOURCE`` serves it under another name.
+
+        Raises:
+            NotFound: there is no such reference or file.
+            AlreadyExists: the name and version are served already.
+        """
+        model = self._model(source)
+        versions = self._models.setdefault(model.name, {})
+        if model.version in versions:
+            raise AlreadyExists(
+                f"two models are called '{model.name}' version {model.version}; give one another name: other={source}"
+            )
+        versions[model.version] = model
+        return model
+
+    def get(self, name: str, version: str = "") -> Model:
+        """Return a model; without a version, the highest one that is served.
+
+        Raises:
+            NotFound: no such name or version is served; the message lists what is.
+        """
+        versions = self._models.get(name)
+        if not versions:
+            raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
+        if not version:
+            return versions[max(versions, key=version_key)]
+        if version not in versions:
+            raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
+        return versions[version]
+
+    def versions(self, name: str) -> list[str]:
+        return sorted(self._models.get(name, ()), key=version_key)
+
+    def __iter__(self) -> Iterator[Model]:
+        return (model for versions in self._models.values() for model in versions.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are models and every one of them answers."""
+        models = list(self)
+        return bool(models) and all(model.ready for model in models)
+
+    async def drain(self) -> None:
+        for model in self:
+            await model.drain()
+
+    def close(self) -> None:
+        for model in self:
+            model.close()
+
+    def _model(self, source: str) -> Model:
+        match = _NAMED.fullmatch(source)
+        name, source = (match["name"], match["source"]) if match else (None, source)
+        location, _, chosen = source.partition("#")
+        path = Path(location).expanduser()
+        if path.suffix == ".onnx":
+            if not path.is_file():
+                raise NotFound(f"there is no file {source}")
+            return Model.of_file(name or name_from(path.stem), "1", path, self._settings, self.metrics)
+        if path.suffix == ".ingot" or location.startswith((".", "/", "~")):
+            archive = Archive.open(path).unpacked()
+            variant, version = archive.variant(chosen or None), "1"
+        else:
+            reference = self._resolve(source)
+            archive = self._store.get(reference)
+            variant, version = archive.variant(reference.variant), str(reference.tag)
+            name = name or reference.name.rpartition("/")[2]
+        return Model.of_variant(name or archive.name, version, variant, self._settings, self.metrics)
+
+    def _resolve(self, source: str) -> Reference:
+        try:
+            return self._store.resolve(source)
+        except (NotFound, InvalidArgument) as error:
+            if Path(source).exists():
+                raise NotFound(f"{error}; for the file of that name write ./{source}") from error
+            raise

@@ -1,0 +1,286 @@
+"""Tensors as every floor above sees them: data types, shapes with named dimensions, signatures.
+
+One table relates the four naming systems (Open Inference Protocol, numpy, ONNX, PyTorch); nothing else in Ingot lists
+data types. Shapes are tuples of ints (fixed) and names (dynamic); equal names must have equal sizes in one request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import InvalidArgument
+
+Array = npt.NDArray[Any]
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+
+class DType(Enum):
+    """A tensor element type; the value is its Open Inference Protocol name."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BF16 = "BF16"
+    BYTES = "BYTES"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype; BYTES is an object array of ``bytes``."""
+        return _TABLE[self].numpy
+
+    @property
+    def onnx(self) -> int:
+        """The ``onnx.TensorProto`` element type."""
+        return _TABLE[self].onnx
+
+    @property
+    def torch_name(self) -> str:
+        """The PyTorch and ONNX Runtime spelling, such as ``float32``; ``string`` for BYTES."""
+        return _TABLE[self].name
+
+    @property
+    def is_integer(self) -> bool:
+        return self.numpy.kind in "iu"
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.FP16, DType.FP32, DType.FP64, DType.BF16)
+
+    @classmethod
+    def parse(cls, text: str) -> DType:
+        """Return the type that any of the four systems calls ``text``.
+
+        Raises:
+            InvalidArgument: no system knows the name.
+        """
+        try:
+            return _BY_NAME[text.lower()]
+        except KeyError:
+            known = ", ".join(row.name for row in _TABLE.values())
+            raise InvalidArgument(f"unknown data type '{text}'; known: {known}") from None
+
+    @classmethod
+    def of(cls, array: Array) -> DType:
+        """Return the type of a numpy array; any string or object array is BYTES."""
+        if array.dtype.kind in "OSU":
+            return cls.BYTES
+        try:
+            return _BY_NUMPY[array.dtype.newbyteorder("=")]
+        except KeyError:
+            raise InvalidArgument(f"arrays of type {array.dtype} cannot be tensors") from None
+
+    @classmethod
+    def from_onnx(cls, element_type: int) -> DType:
+        """Return the type of an ``onnx.TensorProto`` element type."""
+        for dtype, row in _TABLE.items():
+            if row.onnx == element_type:
+                return dtype
+        raise InvalidArgument(f"ONNX element type {element_type} is not served; cast it inside the model")
+
+
+@dataclass(frozen=True)
+class _Names:
+    name: str
+    numpy: np.dtype[Any]
+    onnx: int
+    aliases: tuple[str, ...] = ()
+
+
+_TABLE: dict[DType, _Names] = {
+    DType.BOOL: _Names("bool", np.dtype(np.bool_), 9),
+    DType.UINT8: _Names("uint8", np.dtype(np.uint8), 2),
+    DType.UINT16: _Names("uint16", np.dtype(np.uint16), 4),
+    DType.UINT32: _Names("uint32", np.dtype(np.uint32), 12),
+    DType.UINT64: _Names("uint64", np.dtype(np.uint64), 13),
+    DType.INT8: _Names("int8", np.dtype(np.int8), 3),
+    DType.INT16: _Names("int16", np.dtype(np.int16), 5, ("short",)),
+    DType.INT32: _Names("int32", np.dtype(np.int32), 6, ("int",)),
+    DType.INT64: _Names("int64", np.dtype(np.int64), 7, ("long",)),
+    DType.FP16: _Names("float16", np.dtype(np.float16), 10, ("half",)),
+    DType.FP32: _Names("float32", np.dtype(np.float32), 1, ("float",)),
+    DType.FP64: _Names("float64", np.dtype(np.float64), 11, ("double",)),
+    DType.BF16: _Names("bfloat16", np.dtype(ml_dtypes.bfloat16), 16),
+    DType.BYTES: _Names("string", np.dtype(object), 8, ("str", "text")),
+}
+_BY_NAME = {alias: dtype for dtype, row in _TABLE.items() for alias in (dtype.value.lower(), row.name, *row.aliases)}
+_BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not DType.BYTES}
+
+_NAME = r"[A-Za-z_][\w.\-/]*"
+_SPEC = re.compile(rf"^(?P<name>{_NAME}):(?P<dtype>\w+)\[(?P<shape>.*)\]$")
+_SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d*)\.\.(?P<high>\d*))?$")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The name, element type and shape of one input or output."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+    def axis(self, symbol: str | None) -> int | None:
+        """Return the axis that ``symbol`` names, or None."""
+        return self.shape.index(symbol) if symbol is not None and symbol in self.shape else None
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes that a dynamic dimension may have, ends included; ``high`` None is unbounded."""
+
+    low: int = 1
+    high: int | None = None
+
+    def __contains__(self, size: int) -> bool:
+        return self.low <= size and (self.high is None or size <= self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low}..{'' if self.high is None else self.high}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives.
+
+    ``batch`` names the dimension along which requests may be joined; it is None for a model whose rows are not
+    independent, which then runs one request at a time. ``ranges`` bounds named dimensions; without one, a size is 1 or
+    more.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: str | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The named dimensions of the inputs, in order of appearance."""
+        return symbols(self.inputs)
+
+    def range(self, symbol: str) -> Range:
+        return self.ranges.get(symbol, Range())
+
+    def batch_axes(self, specs: Iterable[TensorSpec]) -> dict[str, int]:
+        """Return the batch axis of each tensor. Only meaningful where ``batch`` is set."""
+        return {spec.name: axis for spec in specs if (axis := spec.axis(self.batch)) is not None}
+
+
+def symbols(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
+    """Return the named dimensions of ``specs`` in order of appearance."""
+    return tuple(dict.fromkeys(dim for spec in specs for dim in spec.shape if isinstance(dim, str)))
+
+
+def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
+    """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``.
+
+    Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out.
+
+    Returns:
+        The spec, and the ranges that it states.
+
+    Raises:
+        InvalidArgument: ``text`` is not of that form.
+    """
+    match = _SPEC.match(text.strip())
+    if match is None:
+        raise InvalidArgument(
+            f"'{text}' is not a tensor description; write name:dtype[dim,...], such as image:float32[batch,3,224,224]"
+        )
+    shape: list[Dim] = []
+    ranges: dict[str, Range] = {}
+    for part in filter(None, (part.strip() for part in match["shape"].split(","))):
+        if part.isdecimal():
+            shape.append(int(part))
+            continue
+        symbol = _SYMBOL.match(part)
+        if symbol is None:
+            raise InvalidArgument(f"dimension '{part}' of '{text}' is neither a size, a name, nor name=low..high")
+        if symbol["name"] in shape:
+            raise InvalidArgument(f"dimension '{symbol['name']}' stands twice in '{text}'; give each axis its own name")
+        shape.append(symbol["name"])
+        if symbol["low"] is not None:
+            bounds = Range(int(symbol["low"] or 1), int(symbol["high"]) if symbol["high"] else None)
+            if bounds.high is not None and bounds.high < bounds.low:
+                raise InvalidArgument(f"the range of dimension '{part}' in '{text}' is empty")
+            ranges[symbol["name"]] = bounds
+    return TensorSpec(match["name"], DType.parse(match["dtype"]), tuple(shape)), ranges
+
+
+def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dict[str, int]) -> None:
+    """Check one named array against its spec, and bind its named dimensions in ``bound``.
+
+    Raises:
+        InvalidArgument: the dtype, the rank, a fixed dimension, a range, or a size shared with another input is wrong.
+    """
+    dtype = DType.of(array)
+    if dtype is not spec.dtype:
+        raise InvalidArgument(f"input '{spec.name}' has datatype {dtype.value}, the model takes {spec.dtype.value}")
+    if array.ndim != len(spec.shape):
+        raise InvalidArgument(
+            f"input '{spec.name}' has {array.ndim} dimensions {_shown(array.shape)}, the model takes "
+            f"{len(spec.shape)}: {_shown(spec.shape)}"
+        )
+    for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        if isinstance(dim, int):
+            if size != dim:
+                raise InvalidArgument(
+                    f"dimension {axis} of input '{spec.name}' is {size}, the model takes {dim}: {_shown(spec.shape)}"
+                )
+        elif size not in signature.range(dim):
+            raise InvalidArgument(
+                f"dimension {axis} ('{dim}') of input '{spec.name}' is {size}, the model takes {signature.range(dim)}"
+            )
+        elif bound.setdefault(dim, size) != size:
+            raise InvalidArgument(
+                f"dimension '{dim}' is {size} in input '{spec.name}' but {bound[dim]} in another input; they must agree"
+            )
+
+
+def check_inputs(signature: Signature, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Check a full set of inputs against a signature.
+
+    Returns:
+        The size of each named dimension.
+
+    Raises:
+        InvalidArgument: an input is missing, unknown, or does not fit its spec.
+    """
+    known = {spec.name for spec in signature.inputs}
+    for name in arrays:
+        if name not in known:
+            raise InvalidArgument(f"unknown input '{name}'; the model takes {_listed(known)}")
+    bound: dict[str, int] = {}
+    for spec in signature.inputs:
+        array = arrays.get(spec.name)
+        if array is None:
+            raise InvalidArgument(f"input '{spec.name}' is missing; the model takes {_listed(known)}")
+        check_array(spec, array, signature, bound)
+    return bound
+
+
+def _shown(shape: Sequence[Dim]) -> str:
+    return f"[{','.join(str(dim) for dim in shape)}]"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))
