@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.quant import quantize as quantize
-    from ingot.server import Client as Client
-    from ingot.server import serve as serve
+    from ingot.server.client import Client as Client
+    from ingot.server.main import serve as serve
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "Archive": "ingot.model_store",
-    "Client": "ingot.server",
+    "Client": "ingot.server.client",
     "IngotError": "ingot.errors",
     "Store": "ingot.model_store",
     "export_model": "ingot.export",
     "quantize": "ingot.quant",
-    "serve": "ingot.server",
+    "serve": "ingot.server.main",
 }
 __all__ = ["Archive", "Client", "IngotError", "Store", "__version__", "export_model", "quantize", "serve"]
 

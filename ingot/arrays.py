@@ -7,6 +7,7 @@ import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,23 @@ def to_bytes(array: Array) -> bytes:
             parts += (struct.pack("<I", len(raw)), raw)
         return b"".join(parts)
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
+
+
+_MAX_RANK = 32
+
+
+def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Return a shape that came from a client.
+
+    Raises:
+        InvalidArgument: it is not a list of sizes.
+    """
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) > _MAX_RANK:
+        raise InvalidArgument(f"tensor '{name}' has no shape that is a list of at most {_MAX_RANK} sizes")
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
+            raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is no size")
+    return tuple(shape)
 
 
 def from_bytes(name: str, dtype: DType, shape: Sequence[int], raw: bytes | memoryview) -> Array:

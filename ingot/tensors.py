@@ -140,6 +140,11 @@ class TensorSpec:
         """Return the axis that ``symbol`` names, or None."""
         return self.shape.index(symbol) if symbol is not None and symbol in self.shape else None
 
+    @property
+    def wire_shape(self) -> list[int]:
+        """The shape as the protocol gives it: -1 for dynamic dimensions."""
+        return [dim if isinstance(dim, int) else -1 for dim in self.shape]
+
     def __str__(self) -> str:
         return f"{self.name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]"
 

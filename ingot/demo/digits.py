@@ -69,7 +69,7 @@ def train(data: Data, epochs: int = 12, progress: Callable[[int, float], None] =
     for epoch in range(epochs):
         model.train()
         total = 0.0
-        for batch in torch.randperm(len(images)).split(64):
+        for batch in torch.randperm(len(images)).split(64):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
             loss.backward()  # type: ignore[no-untyped-call]

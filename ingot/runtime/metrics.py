@@ -23,6 +23,12 @@ class Metrics:
             (*_MODEL, "protocol", "code"),
             registry=registry,
         )
+        self.errors = Counter(
+            "ingot_errors",
+            "Answers that were errors, also to requests that could not be decoded or named no model",
+            ("protocol", "code"),
+            registry=registry,
+        )
         self.request_seconds = Histogram(
             "ingot_request_seconds",
             "Time from decoded request to answer, queueing included",

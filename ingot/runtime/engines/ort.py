@@ -149,7 +149,8 @@ def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...
 
 def _to_ort(spec: TensorSpec, array: Array) -> Array:
     if spec.dtype is not DType.BYTES:
-        return np.ascontiguousarray(array)
+        # A tensor that lies behind a JSON header may start at any byte; kernels expect aligned memory.
+        return np.require(array, requirements=("C", "A"))
     try:
         items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1)]
     except UnicodeDecodeError as error:

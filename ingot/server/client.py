@@ -1,0 +1,221 @@
+"""A client for any Open Inference Protocol server, over HTTP or gRPC, with one interface."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+
+from ingot import errors
+from ingot.errors import Code, IngotError, InvalidArgument, Unavailable
+from ingot.server.dataplane import InferRequest
+from ingot.server.grpc import codec as grpc_codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.http import codec as http_codec
+from ingot.tensors import Array
+
+_ERRORS: dict[Code, type[IngotError]] = {
+    Code.INVALID_ARGUMENT: errors.InvalidArgument,
+    Code.NOT_FOUND: errors.NotFound,
+    Code.ALREADY_EXISTS: errors.AlreadyExists,
+    Code.TOO_LARGE: errors.TooLarge,
+    Code.INTERNAL: errors.InternalError,
+    Code.UNSUPPORTED: errors.Unsupported,
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+}
+_BY_STATUS = {status: _ERRORS[code] for code, status in http_codec.STATUS.items()}
+_BY_GRPC_STATUS = {status: _ERRORS[code] for code, status in grpc_codec.STATUS.items()}
+
+
+class _Transport(Protocol):
+    def ready(self, model: str) -> bool: ...
+    def metadata(self, model: str, version: str) -> dict[str, Any]: ...
+    def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]: ...
+    def close(self) -> None: ...
+
+
+class Client:
+    """Asks a server. Use it in a ``with`` block, or close it.
+
+    Args:
+        url: ``http://host:port``, ``https://host`` or ``grpc://host:port``.
+        timeout: seconds to wait for each answer.
+
+    Raises:
+        InvalidArgument: the URL is of another kind.
+    """
+
+    def __init__(self, url: str, timeout: float = 60.0):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https", "grpc") or not parts.netloc:
+            raise InvalidArgument(f"'{url}' is not a server's address; write http://host:port or grpc://host:port")
+        self._transport: _Transport = (
+            _Grpc(parts.netloc, timeout) if parts.scheme == "grpc" else _Http(url.rstrip("/"), timeout)
+        )
+
+    def ready(self, model: str = "") -> bool:
+        """Tell whether a model, or the whole server, takes requests."""
+        return self._transport.ready(model)
+
+    def metadata(self, model: str, version: str = "") -> dict[str, Any]:
+        """Return a model's name, versions, platform, inputs and outputs, as the protocol shapes them."""
+        return self._transport.metadata(model, version)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        binary: bool = True,
+    ) -> dict[str, Array]:
+        """Ask a model.
+
+        Args:
+            model: its name on the server.
+            inputs: an array for each input, batch dimension included.
+            version: which version; by default the highest.
+            outputs: which outputs; by default all.
+            parameters: request parameters, such as ``timeout`` in microseconds.
+            binary: send raw tensors; JSON is for servers without the extension, and slower. gRPC is always raw.
+
+        Raises:
+            IngotError: of the kind that the server reports, or Unavailable when none answers.
+        """
+        arrays = tuple((name, np.asarray(array)) for name, array in inputs.items())
+        request = InferRequest(model, arrays, version, outputs=tuple(outputs), parameters=parameters or {})
+        return self._transport.infer(request, binary)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Http:
+    def __init__(self, url: str, timeout: float):
+        # A proxy from the environment cannot reach this machine's own loopback.
+        self._client = httpx.Client(base_url=url, timeout=timeout, trust_env=not _is_loopback(urlsplit(url).hostname))
+
+    def ready(self, model: str) -> bool:
+        path = f"/v2/models/{quote(model, safe='')}/ready" if model else "/v2/health/ready"
+        return self._send("GET", path, accept=(200, 503)).status_code == 200
+
+    def metadata(self, model: str, version: str) -> dict[str, Any]:
+        return orjson.loads(self._send("GET", _path(model, version)).content)  # type: ignore[no-any-return]
+
+    def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
+        body, length = http_codec.encode_request(request, binary=binary)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if length is not None:
+            headers = {**headers, "Content-Type": "application/octet-stream", http_codec.HEADER_LENGTH: str(length)}
+        answer = self._send("POST", f"{_path(request.model, request.version)}/infer", body, headers)
+        header_length = answer.headers.get(http_codec.HEADER_LENGTH)
+        return http_codec.decode_response(answer.content, int(header_length) if header_length else None)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        accept: Sequence[int] = (200,),
+    ) -> httpx.Response:
+        try:
+            answer = self._client.request(method, path, content=body, headers=headers)
+        except httpx.TimeoutException as error:
+            raise errors.DeadlineExceeded(f"{self._client.base_url} did not answer in time") from error
+        except httpx.HTTPError as error:
+            raise Unavailable(f"no server answers at {self._client.base_url}: {error}; is it running?") from error
+        if answer.status_code in accept:
+            return answer
+        kind = _BY_STATUS.get(answer.status_code, errors.InternalError)
+        raise kind(f"the server answered {answer.status_code}: {_error_text(answer)}")
+
+
+class _Grpc:
+    def __init__(self, target: str, timeout: float):
+        self._target = target
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(
+            target, (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+        )
+
+    def ready(self, model: str) -> bool:
+        if model:
+            request = pb.ModelReadyRequest(name=model)
+            return bool(self._call("ModelReady", request, pb.ModelReadyResponse).ready)
+        return bool(self._call("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready)
+
+    def metadata(self, model: str, version: str) -> dict[str, Any]:
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        answer = self._call("ModelMetadata", request, pb.ModelMetadataResponse)
+
+        def tensors(specs: Any) -> list[dict[str, Any]]:
+            return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+
+        return {
+            "name": answer.name,
+            "versions": list(answer.versions),
+            "platform": answer.platform,
+            "inputs": tensors(answer.inputs),
+            "outputs": tensors(answer.outputs),
+        }
+
+    def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
+        message = grpc_codec.encode_request(request)
+        return grpc_codec.decode_response(self._call("ModelInfer", message, pb.ModelInferResponse))
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Any, answer: Any) -> Any:
+        call = self._channel.unary_unary(
+            f"/{grpc_codec.SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        try:
+            return call(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            status, details = error.code(), error.details()
+            if status is grpc.StatusCode.UNAVAILABLE and "connect" in str(details).lower():
+                raise Unavailable(f"no server answers at grpc://{self._target}; is it running?") from error
+            kind = _BY_GRPC_STATUS.get(status, errors.InternalError)
+            raise kind(f"the server answered {status.name}: {details}") from error
+
+
+def _path(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _error_text(answer: httpx.Response) -> str:
+    try:
+        return str(orjson.loads(answer.content)["error"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return answer.text[:200]
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,39 @@
+"""The server's settings: from the command line, else from ``INGOT_...`` environment variables, else these defaults."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ingot.runtime import Limits, Settings
+
+
+class ServerConfig(BaseSettings):
+    """Every setting is an option of ``ingot serve``, and a variable: ``max_batch`` is ``INGOT_MAX_BATCH``."""
+
+    model_config = SettingsConfigDict(env_prefix="INGOT_", frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="Address to listen on. The default takes no connection from outside.")
+    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes any free one.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where models run; auto is the GPU if there is one."
+    )
+    instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
+    max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
+    max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
+    max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
+    max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
+    drain_timeout: float = Field(30.0, ge=0, description="Seconds that requests in flight get to finish at shutdown.")
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.max_body_mb << 20
+
+    @property
+    def models(self) -> Settings:
+        """The settings that the runtime takes."""
+        limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20)
+        return Settings(self.device, self.instances, limits)

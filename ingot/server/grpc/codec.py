@@ -1,0 +1,158 @@
+"""Protobuf messages to requests and responses to messages, both ways: raw contents and typed contents.
+
+The client half is used by :class:`ingot.Client`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from ingot import arrays
+from ingot.errors import Code, InvalidArgument
+from ingot.server.dataplane import InferRequest, InferResponse, check_parameters
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.tensors import Array, DType
+
+SERVICE = "inference.GRPCInferenceService"
+
+STATUS = {
+    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Code.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+    Code.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+# FP16 and BF16 have no typed field: they must be raw.
+_FIELDS = {
+    DType.BOOL: "bool_contents",
+    DType.INT8: "int_contents",
+    DType.INT16: "int_contents",
+    DType.INT32: "int_contents",
+    DType.INT64: "int64_contents",
+    DType.UINT8: "uint_contents",
+    DType.UINT16: "uint_contents",
+    DType.UINT32: "uint_contents",
+    DType.UINT64: "uint64_contents",
+    DType.FP32: "fp32_contents",
+    DType.FP64: "fp64_contents",
+    DType.BYTES: "bytes_contents",
+}
+
+
+def decode_request(message: pb.ModelInferRequest) -> InferRequest:
+    """Parse an inference request.
+
+    Raises:
+        InvalidArgument: the message contradicts itself; the text names the tensor.
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidArgument(
+            f"the request has {len(message.inputs)} inputs but {len(raw)} raw_input_contents; "
+            "raw and typed contents cannot be mixed"
+        )
+    for output in message.outputs:
+        check_parameters(f"output '{output.name}'", decode_parameters(output.parameters))
+    return InferRequest(
+        message.model_name,
+        tuple(_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)),
+        message.model_version,
+        message.id,
+        tuple(output.name for output in message.outputs),
+        decode_parameters(message.parameters),
+    )
+
+
+def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:
+    """Return the message. A client that sent typed contents gets such back, unless a datatype has no typed form."""
+    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    typed = typed and all(dtype in _FIELDS for _, dtype, _ in response.outputs)
+    for name, dtype, array in response.outputs:
+        tensor = message.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
+        if typed:
+            getattr(tensor.contents, _FIELDS[dtype]).extend(array.reshape(-1).tolist())
+        else:
+            message.raw_output_contents.append(arrays.to_bytes(array))
+    return message
+
+
+def encode_request(request: InferRequest) -> pb.ModelInferRequest:
+    """Return a request as a client sends it, with raw contents."""
+    message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
+    for name, value in request.parameters.items():
+        encode_parameter(message.parameters[name], value)
+    for name, array in request.inputs:
+        message.inputs.add(name=name, datatype=DType.of(array).value, shape=array.shape)
+        message.raw_input_contents.append(arrays.to_bytes(array))
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def decode_response(message: pb.ModelInferResponse) -> dict[str, Array]:
+    """Parse a response's outputs."""
+    raw = message.raw_output_contents
+    return dict(_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.outputs))
+
+
+def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    """Return protobuf parameters as Python values."""
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+    return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
+
+
+def encode_parameter(parameter: pb.InferParameter, value: Any) -> None:
+    """Set a protobuf parameter from a Python value."""
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    setattr(parameter, kinds[type(value)], value)
+
+
+def _tensor(
+    tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor, raw: bytes | None
+) -> tuple[str, Array]:
+    try:
+        dtype = DType(tensor.datatype)
+    except ValueError:
+        known = ", ".join(dtype.value for dtype in DType)
+        raise InvalidArgument(f"tensor '{tensor.name}' has datatype '{tensor.datatype}'; known: {known}") from None
+    shape = arrays.check_shape(tensor.name, list(tensor.shape))
+    check_parameters(f"tensor '{tensor.name}'", decode_parameters(tensor.parameters))
+    if raw is None:
+        return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
+    if tensor.HasField("contents"):
+        raise InvalidArgument(f"tensor '{tensor.name}' has typed contents beside raw_input_contents; send one of them")
+    return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
+
+
+def _typed(name: str, dtype: DType, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:
+    if dtype not in _FIELDS:
+        raise InvalidArgument(f"tensor '{name}' is {dtype.value}, which has no typed contents; send it raw")
+    values = getattr(contents, _FIELDS[dtype])
+    filled = [field.name for field, _ in contents.ListFields()]
+    if any(field != _FIELDS[dtype] for field in filled):
+        raise InvalidArgument(f"tensor '{name}' is {dtype.value} and belongs in {_FIELDS[dtype]}, not in {filled[0]}")
+    if len(values) != math.prod(shape):
+        raise InvalidArgument(
+            f"tensor '{name}' has {len(values)} values, but shape {list(shape)} takes {math.prod(shape)}"
+        )
+    if dtype is DType.BYTES:
+        items = np.empty(len(values), dtype=object)
+        items[:] = list(values)
+        return items.reshape(shape)
+    array = np.array(
+        values, dtype={"int_contents": np.int32, "uint_contents": np.uint32}.get(_FIELDS[dtype], dtype.numpy)
+    )
+    if dtype.is_integer and array.size:
+        bounds = np.iinfo(dtype.numpy)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise InvalidArgument(f"tensor '{name}' is {dtype.value}, but holds a number out of its range")
+    return array.astype(dtype.numpy).reshape(shape)

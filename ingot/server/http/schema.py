@@ -1,0 +1,111 @@
+"""The protocol's bodies as pydantic models, for the OpenAPI description at /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Live(BaseModel):
+    """Answer of /v2/health/live."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Answer of /v2/health/ready."""
+
+    ready: bool
+
+
+class ServerMetadata(BaseModel):
+    """Answer of /v2."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """A tensor of a model; -1 is a dynamic dimension."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """Answer of /v2/models/{model}."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelReady(BaseModel):
+    """Answer of /v2/models/{model}/ready."""
+
+    name: str
+    ready: bool
+
+
+class Tensor(BaseModel):
+    """A tensor with its data, nested or flat; with ``parameters.binary_data_size`` the data follows the JSON."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class RequestedOutput(BaseModel):
+    """An output that the client wants; ``parameters.binary_data`` asks for raw bytes."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferRequest(BaseModel):
+    """Body of .../infer."""
+
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    inputs: list[Tensor]
+    outputs: list[RequestedOutput] | None = None
+
+
+class InferResponse(BaseModel):
+    """Answer of .../infer."""
+
+    model_name: str
+    model_version: str | None = None
+    id: str | None = None
+    outputs: list[Tensor]
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's JSON schema with its references resolved, as ``openapi_extra`` needs it."""
+    whole = model.model_json_schema()
+    definitions = whole.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return resolve(definitions[node["$ref"].rpartition("/")[2]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(value) for value in node] if isinstance(node, list) else node
+
+    return resolve(whole)  # type: ignore[no-any-return]
+
+
+# The infer routes read the body themselves, so FastAPI cannot see what they take.
+INFER: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(InferRequest)}}},
+    "responses": {
+        "200": {"description": "The answer", "content": {"application/json": {"schema": _inlined(InferResponse)}}}
+    },
+}

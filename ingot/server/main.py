@@ -1,0 +1,270 @@
+"""Starting, running and stopping a server: two listeners in one event loop, over one data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+import uvloop
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from ingot.errors import IngotError, InternalError, InvalidArgument
+from ingot.model_store import Store
+from ingot.runtime import Repository
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc.codec import SERVICE
+from ingot.server.grpc.service import create_server
+from ingot.server.http.app import create_app
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """HTTP and gRPC over the models of a repository.
+
+    Args:
+        repository: its models are loaded by :meth:`start` after the ports are open, so that health checks see them load.
+        config: addresses and limits.
+    """
+
+    def __init__(self, repository: Repository, config: ServerConfig):
+        self.repository = repository
+        self.config = config
+        self.http_port = 0
+        self.grpc_port = 0
+        self._plane = DataPlane(repository)
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.config.host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://{self.config.host}:{self.grpc_port}"
+
+    async def start(self) -> None:
+        """Open both ports, then load every model.
+
+        Raises:
+            InvalidArgument: a port is taken, or the address cannot be bound.
+            IngotError: a model cannot be loaded; the ports are closed again.
+        """
+        listener = _listen(self.config.host, self.config.http_port)
+        self.http_port = listener.getsockname()[1]
+        app = create_app(self._plane, self.config.max_body_bytes)
+        self._http = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, round(self.config.drain_timeout)),
+            )
+        )
+        self._grpc, self._health = create_server(self._plane, self.config.max_body_bytes)
+        try:
+            self.grpc_port = self._bind_grpc()
+        except BaseException:
+            listener.close()
+            raise
+        self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
+        await self._grpc.start()
+        await self._report(serving=False)
+        try:
+            for model in self.repository:
+                await asyncio.to_thread(model.load)
+        except BaseException:
+            await self.stop()
+            raise
+        await self._report(serving=True)
+
+    async def stop(self) -> None:
+        """Stop taking requests, finish those in flight, free the models."""
+        self._plane.draining = True
+        await self._report(serving=False)
+        self._http.should_exit = True
+        await asyncio.gather(self._grpc.stop(self.config.drain_timeout), self._http_task)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
+        await asyncio.to_thread(self.repository.close)
+
+    def _bind_grpc(self) -> int:
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        try:
+            return self._grpc.add_insecure_port(f"{host}:{self.config.grpc_port}")
+        except RuntimeError as error:
+            raise _taken("gRPC", self.config.host, self.config.grpc_port, "in use or not allowed") from error
+
+    async def _report(self, *, serving: bool) -> None:
+        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are handled once, for both listeners
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise _taken("HTTP", host, port, error.strerror or str(error)) from error
+
+
+def _taken(protocol: str, host: str, port: int, why: str) -> InvalidArgument:
+    option = f"--{protocol.lower()}-port"
+    return InvalidArgument(
+        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
+        f"({option} 0 takes any free one)"
+    )
+
+
+def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
+    """Run a server in this thread until SIGTERM or Ctrl-C, then drain it. A second signal stops at once.
+
+    Args:
+        server: not started yet.
+        started: called when every model is ready.
+
+    Raises:
+        IngotError: it cannot start.
+    """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        running = asyncio.current_task()
+
+        def on_signal() -> None:
+            if stop.is_set() and running is not None:
+                running.cancel()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        starting = asyncio.create_task(server.start())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await starting  # a model that is being loaded cannot be interrupted
+        if not stop.is_set():
+            started()
+            await stop.wait()
+        log.info("draining")
+        await server.stop()
+        stopping.cancel()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+        runner.run(main())
+
+
+class RunningServer:
+    """A server in a background thread, as :func:`serve` returns it. Close it, or use it in a ``with`` block."""
+
+    def __init__(self, server: Server):
+        self._server = server
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stop: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingot-server", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    @property
+    def http_url(self) -> str:
+        """Such as ``http://127.0.0.1:8000``."""
+        return self._server.http_url
+
+    @property
+    def grpc_url(self) -> str:
+        """Such as ``grpc://127.0.0.1:8001``."""
+        return self._server.grpc_url
+
+    @property
+    def models(self) -> list[str]:
+        """The names that are served."""
+        return sorted({model.name for model in self._server.repository})
+
+    def close(self) -> None:
+        """Finish the requests in flight and stop. Closing twice does nothing."""
+        if self._stop is not None and self._thread.is_alive():
+            self._runner.get_loop().call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        try:
+            await self._server.start()
+        except IngotError as error:
+            self._failure = error
+        except Exception as error:  # whatever it is belongs to the thread that called serve()
+            self._failure = InternalError(f"the server could not start: {error}")
+            self._failure.__cause__ = error
+        finally:
+            self._started.set()
+        if self._failure is None:
+            await self._stop.wait()
+            await self._server.stop()
+
+
+def serve(*sources: str, store: Store | None = None, **settings: Any) -> RunningServer:
+    """Serve models from a background thread.
+
+    Args:
+        sources: store references (``digits:1``), archive files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE``
+            serves one under another name.
+        store: where references are looked up; by default the user's.
+        settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
+
+    Returns:
+        The running server, when every model is ready.
+
+    Raises:
+        NotFound: a source does not exist.
+        InvalidArgument: a port is taken or a setting is wrong.
+    """
+    return RunningServer(create(sources, store, ServerConfig(**settings)))
+
+
+def create(sources: tuple[str, ...] | list[str], store: Store | None, config: ServerConfig) -> Server:
+    """Return a server, not started, for some sources.
+
+    Raises:
+        InvalidArgument: there are none.
+        NotFound: a source does not exist.
+    """
+    if not sources:
+        raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
+    repository = Repository(store, config.models)
+    for source in sources:
+        repository.add(source)
+    return Server(repository, config)
