@@ -111,6 +111,10 @@ class Store:
         """Return tag -> digest of a model; empty when there is no such model."""
         return {tag: entry.digest for tag, entry in self._tags(name).items()}
 
+    def next_version(self, name: str) -> str:
+        """Return the lowest whole version above all that a model has; ``1`` for a new one."""
+        return _next(self._tags(name))
+
     def _descriptor(self, ref: Reference) -> Descriptor:
         return self._tags(ref.name)[str(ref.tag)]
 

@@ -38,6 +38,7 @@ class _Transport(Protocol):
     def ready(self, model: str) -> bool: ...
     def metadata(self, model: str, version: str) -> dict[str, Any]: ...
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]: ...
+    def metrics(self) -> str: ...
     def close(self) -> None: ...
 
 
@@ -95,6 +96,14 @@ class Client:
         request = InferRequest(model, arrays, version, outputs=tuple(outputs), parameters=parameters or {})
         return self._transport.infer(request, binary)
 
+    def metrics(self) -> str:
+        """Return the server's metrics in Prometheus' text form; HTTP only.
+
+        Raises:
+            Unsupported: the client speaks gRPC.
+        """
+        return self._transport.metrics()
+
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
@@ -126,6 +135,9 @@ class _Http:
         answer = self._send("POST", f"{_path(request.model, request.version)}/infer", body, headers)
         header_length = answer.headers.get(http_codec.HEADER_LENGTH)
         return http_codec.decode_response(answer.content, int(header_length) if header_length else None)
+
+    def metrics(self) -> str:
+        return self._send("GET", "/metrics").text
 
     def close(self) -> None:
         self._client.close()
@@ -182,6 +194,9 @@ class _Grpc:
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
         message = grpc_codec.encode_request(request)
         return grpc_codec.decode_response(self._call("ModelInfer", message, pb.ModelInferResponse))
+
+    def metrics(self) -> str:
+        raise errors.Unsupported("metrics are served over HTTP; use the server's http:// address")
 
     def close(self) -> None:
         self._channel.close()

@@ -31,7 +31,7 @@ class Server:
     """HTTP and gRPC over the models of a repository.
 
     Args:
-        repository: its models are loaded by :meth:`start` after the ports are open, so that health checks see them load.
+        repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see it.
         config: addresses and limits.
     """
 
@@ -119,12 +119,21 @@ class _Uvicorn(uvicorn.Server):
         yield  # signals are handled once, for both listeners
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise _taken("HTTP", host, port, error.strerror or str(error)) from error
+        raise _taken(protocol, host, port, error.strerror or str(error)) from error
+
+
+def check_port(protocol: str, host: str, port: int) -> None:
+    """Tell early that a port is taken.
+
+    Raises:
+        InvalidArgument: it is; the message says what to do.
+    """
+    _listen(host, port, protocol).close()
 
 
 def _taken(protocol: str, host: str, port: int, why: str) -> InvalidArgument:
@@ -226,7 +235,7 @@ class RunningServer:
             await self._server.start()
         except IngotError as error:
             self._failure = error
-        except Exception as error:  # whatever it is belongs to the thread that called serve()
+        except Exception as error:  # noqa: BLE001 - it belongs to the thread that called serve()
             self._failure = InternalError(f"the server could not start: {error}")
             self._failure.__cause__ = error
         finally:

@@ -1,0 +1,247 @@
+"""``ingot export``, ``quantize``, ``inspect``, ``push`` and ``list``: making archives and keeping them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.output import duration, note, print_json, progress, size, stdout
+from ingot.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.model_store import Archive, Store, Variant
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="The store's folder.", show_default="$INGOT_HOME, else ~/.ingot")
+]
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(help="package.module:attribute (a module, class or factory), a .onnx, or a TorchScript .pt"),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="An input, such as image:float32[batch,3,224,224]; once for each."),
+    ] = None,
+    example: Annotated[
+        Path | None, typer.Option(help=".npz with example inputs by name, instead of generated ones.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
+    map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
+    name: Annotated[
+        str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
+    ] = None,
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
+    ] = None,
+    batch_dim: Annotated[
+        str | None, typer.Option(help="The dimension that requests are joined along.", show_default="batch")
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
+    as_json: Json = False,
+) -> None:
+    """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
+
+    The named dimensions of an input are dynamic: image:float32[batch,3,224,224]. The one called batch is the batch axis.
+    A dimension may state its range: ids:int64[batch,seq=1..512].
+    """
+    _check_out(out)
+    with progress("Importing PyTorch") as step:
+        from ingot import arrays
+        from ingot.export import export_model, load_source
+        from ingot.model_store.references import name_from
+
+        examples = arrays.load_npz(example) if example else None
+        model = load_source(source, checkpoint, map_location)
+        default = source.rpartition(":")[2] if ":" in source else Path(source).stem
+        archive = export_model(
+            model,
+            examples,
+            inputs=inputs or (),
+            output_names=output_names or (),
+            name=name or name_from(default),
+            batch_dim=batch_dim,
+            opset=opset,
+            source=source,
+            progress=step,
+        )
+        step("Writing")
+        archive.save(out)
+    variant = archive.variant()
+    if as_json:
+        print_json(describe(archive))
+        return
+    for parity in variant.serving.evidence.parity:
+        note(
+            f"{parity.tensor}: equals the original in {parity.cases} cases, "
+            f"largest error {parity.error:.1e} (tolerance {parity.tolerance:.0e})"
+        )
+    for remark in variant.serving.provenance.notes:
+        if remark.startswith("served without"):
+            note(f"note: {remark}")
+    stdout.print(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}", highlight=False)
+
+
+def quantize(
+    archive: Annotated[Path, typer.Argument(help="The archive file to quantize.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+    calibrate: Annotated[Path, typer.Option(help=".npz with real inputs by name; some hundred samples do.")],
+    keep: Annotated[
+        list[str] | None, typer.Option(help="ONNX node that stays in floating point; once for each.")
+    ] = None,
+    per_channel: Annotated[bool, typer.Option(help="One scale an output channel, or one a tensor.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Add an int8 variant to an archive, measured against the original.
+
+    The new variant becomes the preferred one; the original stays and is served as name#fp32.
+    """
+    _check_out(out)
+    with progress("Importing") as step:
+        from ingot.quant import StaticInt8
+        from ingot.quant import quantize as run
+
+        result = run(archive, calibrate, StaticInt8(per_channel=per_channel, keep=tuple(keep or ())), progress=step)
+        step("Writing")
+        result.save(out)
+    if as_json:
+        print_json(describe(result))
+        return
+    variant, metrics = result.variant(), result.variant().serving.evidence.metrics
+    if "cosine" in metrics:
+        note(_agreement(metrics))
+    speedups = {key.rpartition("_")[2]: value for key, value in metrics.items() if key.startswith("speedup")}
+    note(
+        "speed against the original: " + ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
+    )
+    if speedups and max(speedups.values()) < 1:
+        note("warning: the quantized model is slower than the original on this machine")
+    if metrics.get("cosine", 1) < 0.99:
+        note("warning: the quantized model's answers differ much from the original's; measure its accuracy before use")
+    original = result.variants[1]
+    stdout.print(
+        f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}",
+        highlight=False,
+    )
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show what an archive holds, with every blob's digest checked."""
+    archive = _open(model, store)
+    archive.verify()
+    if as_json:
+        print_json(describe(archive))
+        return
+    from rich.table import Table
+
+    stdout.print(f"[bold]{archive.name}[/]  {archive.digest}", highlight=False)
+    for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
+        for spec in specs:
+            stdout.print(f"{title:>7}  {spec}", markup=False, highlight=False)
+    stdout.print(f"  batch  {archive.signature.batch or 'none: one request at a time'}", highlight=False)
+    for symbol, bounds in archive.signature.ranges.items():
+        stdout.print(f"  range  {symbol} = {bounds}", highlight=False)
+    table = Table("variant", "size", "latency by batch", "evidence")
+    for variant in archive.variants:
+        table.add_row(variant.name, size(variant.size), _latency(variant), _evidence(variant))
+    stdout.print(table)
+    provenance = archive.variant().serving.provenance
+    stdout.print(
+        f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}", highlight=False
+    )
+
+
+def push(
+    archive: Annotated[Path, typer.Argument(help="The archive file.")],
+    reference: Annotated[str, typer.Argument(help="Where to: name:tag, such as digits:1.")],
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Copy an archive into the store. A version (a tag that starts with a digit) can be pushed once."""
+    from ingot.model_store import Archive
+
+    with progress("Copying"):
+        pushed = _store(store).push(Archive.open(archive), reference)
+    if as_json:
+        print_json({"reference": f"{pushed.name}:{pushed.tag}", "digest": pushed.digest})
+    else:
+        stdout.print(f"{pushed.name}:{pushed.tag}  {pushed.digest}", highlight=False)
+
+
+def list_models(store: StoreOption = None, as_json: Json = False) -> None:
+    """List the models of the store."""
+    found = _store(store)
+    rows = [(name, tag, digest) for name in found.names() for tag, digest in found.tags(name).items()]
+    if as_json:
+        print_json([{"name": name, "tag": tag, "digest": digest} for name, tag, digest in rows])
+        return
+    for name, tag, digest in rows:
+        stdout.print(f"{name}:{tag}  {digest}", highlight=False)
+    if not rows:
+        note(f"the store at {found.root} is empty; ingot push fills it")
+
+
+def describe(archive: Archive) -> dict[str, Any]:
+    """Return an archive as data."""
+    return {
+        "name": archive.name,
+        "digest": archive.digest,
+        "size": archive.size,
+        "variants": [
+            {
+                **variant.serving.model_dump(mode="json", exclude={"name", "schema_version"}),
+                "digest": variant.descriptor.digest,
+                "size": variant.size,
+            }
+            for variant in archive.variants
+        ],
+    }
+
+
+def _open(model: str, store: Path | None) -> Archive:
+    from ingot.model_store import Archive
+
+    if model.endswith(".ingot") or model.startswith((".", "/", "~")):
+        return Archive.open(Path(model).expanduser())
+    return _store(store).get(model)
+
+
+def _store(root: Path | None) -> Store:
+    from ingot.model_store import Store
+
+    return Store(root)
+
+
+def _check_out(out: Path) -> None:
+    # Before minutes of work, not after.
+    if not out.parent.is_dir():
+        raise InvalidArgument(f"cannot write {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise InvalidArgument(f"cannot write {out}: it is a folder; name a file such as {out / 'model.ingot'}")
+
+
+def _latency(variant: Variant) -> str:
+    return "\n".join(f"{item.rows}: {duration(item.seconds)}" for item in variant.serving.evidence.latency)
+
+
+def _evidence(variant: Variant) -> str:
+    evidence = variant.serving.evidence
+    lines = [f"{item.tensor}: error {item.error:.1e} in {item.cases} cases" for item in evidence.parity]
+    if "cosine" in evidence.metrics:
+        lines.append(_agreement(evidence.metrics))
+    return "\n".join(lines)
+
+
+def _agreement(metrics: dict[str, float]) -> str:
+    top1 = f", same top class {metrics['top1']:.2%}" if "top1" in metrics else ""
+    return f"agreement with the original: cosine {metrics['cosine']:.4f}{top1}"

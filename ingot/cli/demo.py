@@ -1,0 +1,218 @@
+"""``ingot demo``: the whole way on real data, with a report of what it gained."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.archives import StoreOption
+from ingot.cli.output import note, progress, size, stdout
+from ingot.errors import missing_package
+
+if TYPE_CHECKING:
+    from ingot.demo.digits import Data
+    from ingot.model_store import Archive, Store
+    from ingot.server.main import RunningServer
+    from ingot.tensors import Array
+
+_SOURCE = "ingot.demo.digits:Digits"
+_CLIENTS = 32
+
+
+def demo(
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 is any free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 is any free one.")] = 8001,
+    once: Annotated[bool, typer.Option("--once", help="Exit after the report instead of serving on.")] = False,
+    store: StoreOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Train a small model on real handwritten digits, export, quantize, store and serve it, and report.
+
+    A second run reuses the trained model and its archive.
+    """
+    from ingot.model_store import Store
+    from ingot.server.main import check_port, serve
+
+    for protocol, port in (("HTTP", http_port), ("gRPC", grpc_port)):
+        check_port(protocol, "127.0.0.1", port)  # before the training, not after
+    where = Store(store)
+    try:
+        from ingot.demo import digits
+
+        training, held_out = digits.load()
+    except ModuleNotFoundError as error:
+        raise missing_package(str(error.name), "the demo", "cpu,export,demo") from error
+    reference, checkpoint = _find(where) or _make(where, training)
+    archive = where.get(reference)
+    with serve(
+        f"digits={reference}", f"digits-fp32={reference}#fp32", store=where, http_port=http_port, grpc_port=grpc_port
+    ) as server:
+        report = _report(server, archive, _torch_classes(checkpoint, held_out), held_out)
+        if as_json:
+            print(json.dumps(report, indent=2))
+        else:
+            _print(report, reference, server, held_out)
+        if not once:
+            note("Serving on; Ctrl-C stops.")
+            _wait()
+
+
+def _find(store: Store) -> tuple[str, Path] | None:
+    """Return the archive and checkpoint of an earlier run."""
+    for tag in store.tags("digits"):
+        archive = store.get(f"digits:{tag}")
+        checkpoint = _checkpoint(store, archive)
+        if archive.variant().serving.provenance.source == _SOURCE and checkpoint.is_file():
+            note(f"Reusing digits:{tag} from {store.root}")
+            return f"digits:{tag}", checkpoint
+    return None
+
+
+def _checkpoint(store: Store, archive: Archive) -> Path:
+    return store.root / "demo" / f"{archive.descriptor.hex}.pth"
+
+
+def _make(store: Store, training: Data) -> tuple[str, Path]:
+    with progress("Importing PyTorch") as step:
+        import torch
+
+        from ingot.demo import digits
+        from ingot.export import export_model
+        from ingot.quant import quantize
+
+        def on_epoch(epoch: int, loss: float) -> None:
+            step(f"Training on {len(training.images)} handwritten digits: epoch {epoch}, loss {loss:.4f}")
+
+        model = digits.train(training, progress=on_epoch)
+        exported = export_model(
+            model, inputs=[digits.INPUT], output_names=["logits"], name="digits", source=_SOURCE, progress=step
+        )
+        archive = quantize(exported, {"image": training.images}, progress=step)
+        step("Storing")
+        reference = f"digits:{store.next_version('digits')}"
+        store.push(archive, reference)
+        checkpoint = _checkpoint(store, archive)
+        checkpoint.parent.mkdir(exist_ok=True)
+        torch.save(model.state_dict(), checkpoint)
+    note(f"Trained, exported, quantized and stored as {reference} in {store.root}")
+    return reference, checkpoint
+
+
+def _torch_classes(checkpoint: Path, held_out: Data) -> Array:
+    from ingot.demo import digits
+    from ingot.export.source import load_checkpoint
+
+    model = digits.Digits().eval()
+    load_checkpoint(model, checkpoint)
+    return digits.predict(model, held_out.images)
+
+
+def _report(server: RunningServer, archive: Archive, classes: Array, held_out: Data) -> dict[str, Any]:
+    """Ask the served models for every held-out image over both protocols, and measure them."""
+    from ingot.server.client import Client
+
+    def accuracy(predicted: Array) -> float:
+        return float((predicted == held_out.labels).mean())
+
+    report: dict[str, Any] = {"images": len(held_out.labels), "torch": {"accuracy": accuracy(classes)}}
+    with progress("Asking the served models") as step, Client(server.http_url) as http, Client(server.grpc_url) as grpc:
+        for name, variant in (("digits-fp32", "fp32"), ("digits", "int8")):
+            predicted = _classes(http, name, held_out.images)
+            over_grpc = _classes(grpc, name, held_out.images)
+            step(f"Measuring {variant}")
+            report[variant] = {
+                "accuracy": accuracy(predicted),
+                "accuracy_over_grpc": accuracy(over_grpc),
+                "equal_to_torch": int((predicted == classes).sum()),
+                "size": archive.variant(variant).size,
+                **_speed(server, http, grpc, name, held_out.images[:1]),
+            }
+    return report
+
+
+def _classes(client: Any, model: str, images: Array) -> Array:
+    import numpy as np
+
+    parts = np.array_split(images, 15)
+    return np.concatenate([client.infer(model, {"image": part})["logits"].argmax(1) for part in parts])
+
+
+def _speed(server: RunningServer, http: Any, grpc: Any, model: str, image: Array) -> dict[str, float]:
+    from ingot.bench import load
+    from ingot.server.dataplane import InferRequest
+    from ingot.server.http import codec
+
+    body, length = codec.encode_request(InferRequest(model, (("image", image),)), binary=True)
+    url = f"{server.http_url}/v2/models/{model}/infer"
+    single = load.run(url, body, length, clients=1, seconds=1.0)
+    before = _batches(http, model)
+    many = load.run(url, body, length, clients=_CLIENTS, seconds=2.0)
+    after = _batches(http, model)
+    times: list[float] = []
+    for _ in range(300):
+        began = time.perf_counter()
+        grpc.infer(model, {"image": image})
+        times.append(time.perf_counter() - began)
+    return {
+        "http_ms": single.p50_ms,
+        "grpc_ms": median(times) * 1e3,
+        "rate_1": single.rate,
+        f"rate_{_CLIENTS}": many.rate,
+        "mean_batch": (after[0] - before[0]) / max(1.0, after[1] - before[1]),
+    }
+
+
+def _batches(http: Any, model: str) -> tuple[float, float]:
+    """Return the rows and the number of batches so far, from the server's metrics."""
+    labels = f'{{model="{model}",'
+    values = {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in http.metrics().splitlines()
+        if line.startswith("ingot_batch_size_") and labels in line
+    }
+    return values["ingot_batch_size_sum"], values["ingot_batch_size_count"]
+
+
+def _print(report: dict[str, Any], reference: str, server: RunningServer, held_out: Data) -> None:
+    from rich.table import Table
+
+    columns = [report["torch"], report["fp32"], report["int8"]]
+    table = Table(
+        "", "PyTorch", "served fp32", "served int8", title=f"{reference} on {report['images']} held-out images"
+    )
+    rows: list[tuple[str, str, Any]] = [
+        ("accuracy over HTTP", "accuracy", lambda value: f"{value:.2%}"),
+        ("accuracy over gRPC", "accuracy_over_grpc", lambda value: f"{value:.2%}"),
+        ("same class as PyTorch", "equal_to_torch", lambda value: f"{value} of {report['images']}"),
+        ("size", "size", size),
+        ("latency, HTTP (p50)", "http_ms", lambda value: f"{value:.2f} ms"),
+        ("latency, gRPC (p50)", "grpc_ms", lambda value: f"{value:.2f} ms"),
+        ("images/s, 1 client", "rate_1", lambda value: f"{value:,.0f}"),
+        (f"images/s, {_CLIENTS} clients, batched", f"rate_{_CLIENTS}", lambda value: f"{value:,.0f}"),
+        ("  mean batch", "mean_batch", lambda value: f"{value:.1f}"),
+    ]
+    for label, key, shown in rows:
+        table.add_row(label, *(shown(column[key]) if key in column else "" for column in columns))
+    stdout.print(table)
+    stdout.print("Try it:", highlight=False)
+    print(_curl(server.http_url, held_out.images[0]))
+
+
+def _curl(url: str, image: Array) -> str:
+    pixels = ",".join(f"{value:g}" for value in image.reshape(-1).tolist())
+    tensor = f'{{"name":"image","datatype":"FP32","shape":[1,1,8,8],"data":[{pixels}]}}'
+    return f"curl -s {url}/v2/models/digits/infer -d '{{\"inputs\":[{tensor}]}}'"
+
+
+def _wait() -> None:
+    """Block until Ctrl-C or SIGTERM."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.pause()

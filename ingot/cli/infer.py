@@ -1,0 +1,106 @@
+"""``ingot infer``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.output import note, print_json, stdout
+from ingot.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from ingot.server.client import Client
+    from ingot.tensors import Array
+
+
+def infer(
+    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port.")],
+    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
+    inputs: Annotated[
+        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=[[1, 2], [3, 4]] as JSON; once for each.")
+    ],
+    version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = "",
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-name", help="Only this output; once for each.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 60.0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
+) -> None:
+    """Ask a served model and print its answer."""
+    import numpy as np
+
+    from ingot.server.client import Client
+
+    with Client(url, timeout) as client:
+        arrays = _inputs(client, model, version, inputs)
+        outputs = client.infer(model, arrays, version=version, outputs=output_names or ())
+    if out is not None:
+        np.savez(out, **{name: _plain(array) for name, array in outputs.items()})
+        note(f"wrote {out}")
+    elif as_json:
+        print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
+    else:
+        for name, array in outputs.items():
+            stdout.print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
+            stdout.print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
+
+
+def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:
+    inputs: dict[str, Array] = {}
+    dtypes: dict[str, str] | None = None
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"'{text}' is not an input; write NAME=@file.npy or NAME=[1, 2, 3]")
+        if name in inputs:
+            raise InvalidArgument(f"input '{name}' is given twice")
+        if value.startswith("@"):
+            inputs[name] = _read(Path(value[1:]).expanduser())
+            continue
+        if dtypes is None:
+            dtypes = {spec["name"]: spec["datatype"] for spec in client.metadata(model, version)["inputs"]}
+        if name not in dtypes:
+            raise InvalidArgument(f"unknown input '{name}'; the model takes {', '.join(dtypes)}")
+        inputs[name] = _parse(name, value, dtypes[name])
+    return inputs
+
+
+def _read(path: Path) -> Array:
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise InvalidArgument(f"{path} is not a .npy file of a plain array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"{path} holds several arrays; save the one you mean with numpy.save")
+    return array
+
+
+def _parse(name: str, text: str, datatype: str) -> Array:
+    import numpy as np
+
+    from ingot.tensors import DType
+
+    try:
+        return np.array(json.loads(text), dtype=DType(datatype).numpy)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InvalidArgument(f"the value of input '{name}' is not a JSON list of {datatype}: {error}") from error
+
+
+def _plain(array: Array) -> Any:
+    """Return an array of types that JSON and .npz know: bytes as text, bfloat16 as float32."""
+    import numpy as np
+
+    from ingot.tensors import DType
+
+    dtype = DType.of(array)
+    if dtype is DType.BYTES:
+        return np.array([item.decode(errors="replace") for item in array.reshape(-1)]).reshape(array.shape)
+    return array.astype(np.float32) if dtype is DType.BF16 else array

@@ -1,0 +1,68 @@
+"""The ``ingot`` command and what is common to its subcommands: errors and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import ingot
+from ingot.cli import archives, demo, infer, serve
+from ingot.cli.output import stderr
+from ingot.errors import Code, IngotError
+
+app = typer.Typer(
+    name="ingot",
+    help="From a PyTorch model to HTTP and gRPC answers: export, quantize, archive, serve.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(archives.export)
+app.command()(archives.quantize)
+app.command()(archives.inspect)
+app.command()(archives.push)
+app.command("list")(archives.list_models)
+app.command()(serve.serve)
+app.command()(infer.infer)
+app.command()(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ingot {ingot.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours, 130 Ctrl-C."""
+    try:
+        app()
+    except IngotError as error:
+        _fail(str(error), 70 if error.code is Code.INTERNAL else 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; do not complain at exit
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("INGOT_TRACEBACK"):
+            raise
+        _fail(f"{type(error).__name__}: {error}. This is a bug in Ingot; INGOT_TRACEBACK=1 shows where.", 70)
+
+
+def _fail(text: str, code: int) -> None:
+    stderr.print("[bold red]error:[/]", end=" ")
+    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)

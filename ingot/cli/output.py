@@ -1,0 +1,45 @@
+"""Printing: results on stdout, progress and notes on stderr, so that ``--json`` output can be piped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+
+def print_json(content: Mapping[str, Any] | list[Any]) -> None:
+    """Print JSON for programs: one document, without colours."""
+    print(json.dumps(content, indent=2))
+
+
+@contextlib.contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done on stderr; the yielded function says what begins now."""
+    with stderr.status(first) as status:
+        yield lambda step: status.update(step)
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as people read it."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people read it."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

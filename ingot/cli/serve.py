@@ -1,0 +1,108 @@
+"""``ingot serve``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.archives import StoreOption
+from ingot.cli.output import print_json, stdout
+from ingot.errors import InvalidArgument
+
+
+def serve(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Store references (digits:1, digits:1#fp32), archive files (./digits.ingot) or .onnx files; "
+            "NAME=SOURCE serves one under another name."
+        ),
+    ],
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 is all.", show_default="127.0.0.1")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 is any free one.", show_default="8000")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 is any free one.", show_default="8001")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="auto")] = None,
+    instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Most requests that wait for a model.", show_default="4096")
+    ] = None,
+    max_queue_mb: Annotated[
+        int | None, typer.Option(help="Most MiB that a model's waiting requests hold.", show_default="256")
+    ] = None,
+    max_body_mb: Annotated[int | None, typer.Option(help="Largest request in MiB.", show_default="64")] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for requests in flight at shutdown.", show_default="30")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    store: StoreOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
+) -> None:
+    """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish.
+
+    Each option can also be set by a variable: INGOT_HTTP_PORT for --http-port, and so on.
+    """
+    chosen: dict[str, Any] = {
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "device": device,
+        "instances": instances,
+        "max_batch": max_batch,
+        "max_queue": max_queue,
+        "max_queue_mb": max_queue_mb,
+        "max_body_mb": max_body_mb,
+        "drain_timeout": drain_timeout,
+    }
+    configure_logging(log_level)
+    from pydantic import ValidationError
+
+    from ingot.model_store import Store
+    from ingot.server.config import ServerConfig
+    from ingot.server.main import Server, create, run
+
+    try:
+        config = ServerConfig(**{key: value for key, value in chosen.items() if value is not None})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        setting = str(fault["loc"][0])
+        raise InvalidArgument(f"--{setting.replace('_', '-')} (or INGOT_{setting.upper()}): {fault['msg']}") from error
+    server: Server = create(sources, Store(store), config)
+
+    def started() -> None:
+        if as_json:
+            print_json(_addresses(server))
+        else:
+            _print_addresses(server)
+
+    run(server, started)
+
+
+def configure_logging(level: str) -> None:
+    """Send log records of this level and above to stderr.
+
+    Raises:
+        InvalidArgument: there is no such level.
+    """
+    if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise InvalidArgument(f"unknown log level '{level}'; use debug, info, warning or error")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _addresses(server: Any) -> dict[str, Any]:
+    models = [
+        {"name": model.name, "version": model.version, "variant": model.variant, "device": model.device}
+        for model in server.repository
+    ]
+    return {"http": server.http_url, "grpc": server.grpc_url, "models": models}
+
+
+def _print_addresses(server: Any) -> None:
+    for model in server.repository:
+        variant = f"{model.variant}, " if model.variant else ""
+        stdout.print(f"{model.name} version {model.version} ({variant}{model.device}) is ready", highlight=False)
+    stdout.print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}\nCtrl-C stops", highlight=False)
