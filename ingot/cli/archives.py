@@ -22,7 +22,7 @@ StoreOption = Annotated[
 def export(
     source: Annotated[
         str,
-        typer.Argument(help="package.module:attribute (a module, class or factory), a .onnx, or a TorchScript .pt"),
+        typer.Argument(help="package.module:attribute (module, class or factory), a .onnx, or a TorchScript .pt."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
     inputs: Annotated[
@@ -48,7 +48,7 @@ def export(
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
 
-    The named dimensions of an input are dynamic: image:float32[batch,3,224,224]. The one called batch is the batch axis.
+        typer.Argument(help="package.module:attribute, a .onnx file, or a TorchScript .pt file."),
     A dimension may state its range: ids:int64[batch,seq=1..512].
     """
     _check_out(out)
