@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def to_bytes(array: Array) -> bytes:
 
 
 _MAX_RANK = 32
+_MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot make larger arrays even when empty
 
 
 def check_shape(name: str, shape: Any) -> tuple[int, ...]:
@@ -40,6 +42,8 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
             raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is no size")
+    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
+        raise InvalidArgument(f"the shape of tensor '{name}', {list(shape)}, is too large")
     return tuple(shape)
 
 
@@ -119,19 +123,14 @@ def load_npz(path: str | Path) -> dict[str, Array]:
         InvalidArgument: it is no ``.npz``, or holds Python objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as loaded:
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise InvalidArgument(
-                    f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
-                )
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise InvalidArgument(f"{path} holds one array without a name; save it with numpy.savez(path, name=array)")
+        with loaded:
             return {name: _native(loaded[name]) for name in loaded.files}
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
-    except AttributeError:
-        raise InvalidArgument(
-            f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
-        ) from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise InvalidArgument(f"{path} is not an .npz file of plain arrays: {error}") from error
 
 

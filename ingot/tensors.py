@@ -125,7 +125,7 @@ _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not D
 
 _NAME = r"[A-Za-z_][\w.\-/]*"
 _SPEC = re.compile(rf"^(?P<name>{_NAME}):(?P<dtype>\w+)\[(?P<shape>.*)\]$")
-_SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d*)\.\.(?P<high>\d*))?$")
+_SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15}))?$")
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
         )
     shape: list[Dim] = []
     ranges: dict[str, Range] = {}
-    for part in filter(None, (part.strip() for part in match["shape"].split(","))):
-        if part.isdecimal():
+    for part in (part.strip() for part in match["shape"].split(",")) if match["shape"].strip() else ():
+        if part.isdecimal() and len(part) < 16:
             shape.append(int(part))
             continue
         symbol = _SYMBOL.match(part)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Annotated, Any
 
 import typer
 
 from ingot.cli.archives import StoreOption
-from ingot.cli.output import print_json, stdout
+from ingot.cli.output import stdout
 from ingot.errors import InvalidArgument
 
 
@@ -40,7 +41,7 @@ def serve(
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     store: StoreOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish.
 
@@ -75,7 +76,7 @@ def serve(
 
     def started() -> None:
         if as_json:
-            print_json(_addresses(server))
+            print(json.dumps(_addresses(server)), flush=True)
         else:
             _print_addresses(server)
 

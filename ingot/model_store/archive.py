@@ -210,8 +210,10 @@ class Archive:
             os.umask(umask)
             Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes private files; an archive is an ordinary one
             Path(temporary).replace(path)
-        except BaseException:
+        except BaseException as error:
             Path(temporary).unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
             raise
 
     def __repr__(self) -> str:

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 import tarfile
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -61,16 +63,16 @@ def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
 class BlobFolder:
     """A folder ``sha256/<hex>`` of immutable files. Safe for many writers: a blob appears whole or not at all."""
 
-    def __init__(self, root: Path, *, durable: bool = False, temporary: tempfile.TemporaryDirectory[str] | None = None):
+    def __init__(self, root: Path, *, durable: bool = False):
         self.root = root
         self._durable = durable
-        self._temporary = temporary  # removed together with the last reference to this folder
 
     @classmethod
     def scratch(cls) -> BlobFolder:
         """Return an empty folder that is removed when nothing refers to it any more."""
-        temporary = tempfile.TemporaryDirectory(prefix="ingot-")
-        return cls(Path(temporary.name), temporary=temporary)
+        folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
+        weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
+        return folder
 
     def path(self, descriptor: Descriptor) -> Path:
         return self.root / "sha256" / descriptor.hex
@@ -142,7 +144,8 @@ class TarBlobs:
             raise InvalidArgument(f"{path} is a folder, not an archive file") from None
         except OSError as error:
             raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
-        except (tarfile.TarError, EOFError, ValueError) as error:
+        except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+            # The last three are what tarfile makes of long chains and lying sizes of extension headers.
             raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged: {error}") from error
         for needed in ("oci-layout", "index.json"):
             if needed not in self._spans:
@@ -160,7 +163,7 @@ class TarBlobs:
             raise InvalidArchive(f"{self.path} holds '{name}' as a link or special file; only plain files may be")
         if name in self._spans:
             raise InvalidArchive(f"{self.path} holds '{name}' twice")
-        if member.offset_data + member.size > file_size:
+        if not 0 <= member.size <= file_size - member.offset_data:
             raise InvalidArchive(f"{self.path} is truncated: it ends inside '{name}'")
         self._spans[name] = (member.offset_data, member.size)
 

@@ -86,10 +86,10 @@ def decode(raw: bytes) -> tuple[Golden, ...]:
             shape = json.loads(metadata[key]) if strings else entry["shape"]
             dtype = DType.BYTES if strings else _DTYPES[entry["dtype"]]
             golden = cases.setdefault(case, Golden({}, {}))
-            _side(golden, side)[name] = wire.from_bytes(name, dtype, shape, data[start:end])
+            _side(golden, side)[name] = wire.from_bytes(name, dtype, wire.check_shape(name, shape), data[start:end])
+        return tuple(cases[case] for case in sorted(cases, key=int))
     except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidArgument) as error:
         raise InvalidArchive(f"the goldens cannot be read: {error}") from error
-    return tuple(cases[case] for case in sorted(cases, key=int))
 
 
 def _side(golden: Golden, side: str) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder
 from ingot.model_store.manifest import Descriptor
@@ -22,8 +22,11 @@ def load(path: Path) -> ir.Model:
     """Read an ``.onnx`` file with its external data.
 
     Raises:
+        NotFound: there is no such file.
         InvalidArgument: it is not an ONNX model.
     """
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}")
     try:
         return ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
@@ -39,7 +42,11 @@ def pack(model: ir.Model, blobs: BlobFolder) -> tuple[bytes, tuple[Descriptor, .
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in graph.initializers.values():
             tensor = value.const_value
-            if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes < EXTERNAL_BYTES:
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            if tensor.nbytes < EXTERNAL_BYTES:
+                if isinstance(tensor, ir.ExternalTensor):  # beside the source file, where the archive cannot reach
+                    value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
                 continue
             blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
             blob = blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})

@@ -66,9 +66,10 @@ class Store:
                 tags = self._tags(ref.name)
                 self._check_free(ref, tags, archive)
                 previous = tags.get(ref.tag)
-                tags[ref.tag] = archive.descriptor
-                self._write(ref.name, tags)
-                self._log(ref, previous, archive.descriptor)
+                if previous is None or previous.digest != archive.digest:
+                    tags[ref.tag] = archive.descriptor
+                    self._write(ref.name, tags)
+                    self._log(ref, previous, archive.descriptor)
         except OSError as error:
             raise InvalidArgument(f"the store at {self.root} cannot be written: {error.strerror or error}") from error
         return Reference(ref.name, ref.tag, archive.digest)
@@ -181,5 +182,6 @@ def _latest(tags: dict[str, Descriptor]) -> str:
 
 
 def _next(tags: dict[str, Descriptor]) -> str:
-    majors = [int(head) for tag in tags if (head := tag.removeprefix("v").split(".")[0]).isdecimal()]
-    return str(max(majors, default=0) + 1)
+    highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
+    whole = highest[0][1]
+    return str(whole if version_key(str(whole)) > highest else whole + 1)

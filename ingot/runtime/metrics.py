@@ -52,6 +52,12 @@ class Metrics:
         self.batch_requests = Histogram(
             "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_ROWS, registry=registry
         )
+        self.in_flight = Gauge(
+            "ingot_in_flight_requests",
+            "Requests taken and not answered yet, waiting ones included",
+            _MODEL,
+            registry=registry,
+        )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
 

@@ -95,6 +95,7 @@ class Model:
         self._engine_seconds = metrics.engine_seconds.labels(*labels)
         self._batch_size = metrics.batch_size.labels(*labels)
         self._batch_requests = metrics.batch_requests.labels(*labels)
+        metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
         self._scheduler = Scheduler(self._settings.limits, batching=False)

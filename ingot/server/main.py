@@ -69,6 +69,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=max(1, round(self.config.drain_timeout)),
             )
@@ -101,6 +102,8 @@ class Server:
         await asyncio.to_thread(self.repository.close)
 
     def _bind_grpc(self) -> int:
+        if self.config.grpc_port:
+            check_port("gRPC", self.config.host, self.config.grpc_port)  # gRPC's own library would log it to stderr
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         try:
             return self._grpc.add_insecure_port(f"{host}:{self.config.grpc_port}")

@@ -1,0 +1,96 @@
+"""Small ONNX models for the tests of what serves them, built by hand so that no exporter is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ingot.tensors import DType
+
+Dims = Sequence[int | str]
+
+
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[tuple[str, int, Dims]],
+    outputs: Sequence[tuple[str, int, Dims]],
+    constants: Sequence[onnx.TensorProto] = (),
+) -> Path:
+    graph = helper.make_graph(
+        list(nodes),
+        path.stem,
+        [helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in inputs],
+        [helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in outputs],
+        list(constants),
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def identity(folder: Path, dtype: DType) -> Path:
+    """y = x, of any datatype, [batch, 2]; the file is called identity-<datatype>."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    shape: Dims = ("batch", 2)
+    path = folder / f"identity-{dtype.value.lower()}.onnx"
+    return save(path, nodes, [("x", dtype.onnx, shape)], [("y", dtype.onnx, shape)])
+
+
+def affine(folder: Path, name: str = "affine") -> Path:
+    """y = 2 x + 1, z = -x: FP32 [batch, 3]."""
+    constants = [numpy_helper.from_array(np.float32(value), label) for label, value in (("two", 2), ("one", 1))]
+    nodes = [
+        helper.make_node("Mul", ["x", "two"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "one"], ["y"]),
+        helper.make_node("Neg", ["x"], ["z"]),
+    ]
+    shape: Dims = ("batch", 3)
+    kind = TensorProto.FLOAT
+    return save(
+        folder / f"{name}.onnx", nodes, [("x", kind, shape)], [("y", kind, shape), ("z", kind, shape)], constants
+    )
+
+
+def embedding(folder: Path) -> Path:
+    """y = table[ids], 10 rows of 2: an id of 10 or more fails while the engine runs."""
+    table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"])]
+    inputs = [("ids", TensorProto.INT64, ("batch", "seq"))]
+    return save(folder / "embedding.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("batch", "seq", 2))], [table])
+
+
+def pair(folder: Path) -> Path:
+    """y = a + b: FP32, both [batch, seq]."""
+    kind, shape = TensorProto.FLOAT, ("batch", "seq")
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    return save(folder / "pair.onnx", nodes, [("a", kind, shape), ("b", kind, shape)], [("y", kind, shape)])
+
+
+def reciprocal(folder: Path) -> Path:
+    """y = 1 / x: FP32 [batch, 1]; zero gives infinity."""
+    kind, shape = TensorProto.FLOAT, ("batch", 1)
+    nodes = [helper.make_node("Reciprocal", ["x"], ["y"])]
+    return save(folder / "reciprocal.onnx", nodes, [("x", kind, shape)], [("y", kind, shape)])
+
+
+def unbatched(folder: Path) -> Path:
+    """y = x - mean(x): FP32 [n_points]; rows touch, and the file does not claim a batch."""
+    kind = TensorProto.FLOAT
+    nodes = [helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=1), helper.make_node("Sub", ["x", "mean"], ["y"])]
+    return save(folder / "unbatched.onnx", nodes, [("x", kind, ("points",))], [("y", kind, ("points",))])
+
+
+def slow(folder: Path, repeats: int = 40) -> Path:
+    """y = x put through many large matrix products: a request takes a second or so. FP32 [batch, 1024]."""
+    size = 1024
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((size, size)).astype(np.float32) / size, "weight")
+    names = ["x", *(f"h{index}" for index in range(repeats - 1)), "y"]
+    nodes = [helper.make_node("MatMul", [left, "weight"], [right]) for left, right in pairwise(names)]
+    kind, shape = TensorProto.FLOAT, ("batch", size)
+    return save(folder / "slow.onnx", nodes, [("x", kind, shape)], [("y", kind, shape)], [weight])

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ingot
+from ingot.server.main import RunningServer
+from ingot.tensors import DType
+from tests import onnx_models
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of all the hand-made models, on free ports."""
+    folder = tmp_path_factory.mktemp("models")
+    made = [onnx_models.identity(folder, dtype) for dtype in DType]
+    made += [build(folder) for build in (onnx_models.affine, onnx_models.embedding, onnx_models.pair)]
+    made += [onnx_models.reciprocal(folder), onnx_models.unbatched(folder)]
+    with ingot.serve(*map(str, made), http_port=0, grpc_port=0, max_body_mb=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http_url, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def still_answers(http: httpx.Client) -> Iterator[None]:
+    """After whatever the test did, the server must answer as before."""
+    yield
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+    answer = http.post("/v2/models/affine/infer", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["outputs"][0]["data"] == [3, 5, 7]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

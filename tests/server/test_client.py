@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import DeadlineExceeded, InvalidArgument, NotFound, TooLarge, Unavailable, Unsupported
+from ingot.server.main import RunningServer
+
+
+@pytest.fixture(params=["http", "grpc"])
+def url(request: pytest.FixtureRequest, server: RunningServer) -> str:
+    return server.http_url if request.param == "http" else server.grpc_url
+
+
+def test_it_asks_over_either_protocol(url: str) -> None:
+    x = np.array([[1, 2, 3]], dtype=np.float32)
+    with ingot.Client(url) as client:
+        assert client.ready()
+        assert client.ready("affine")
+        assert client.metadata("affine")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
+        assert client.infer("affine", {"x": x}, version="1", outputs=["z"])["z"].tolist() == [[-1, -2, -3]]
+        assert client.infer("affine", {"x": x}, binary=False)["y"].tolist() == [[3, 5, 7]]
+
+
+def test_errors_are_of_the_kind_the_server_means(url: str) -> None:
+    with ingot.Client(url) as client:
+        with pytest.raises(NotFound, match="no model 'nope'"):
+            client.infer("nope", {})
+        with pytest.raises(InvalidArgument, match="FP64"):
+            client.infer("affine", {"x": np.zeros((1, 3))})
+        with pytest.raises(TooLarge):
+            client.infer("affine", {"x": np.zeros((1 << 20, 3), np.float32)})
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for scheme in ("http", "grpc"):
+        with ingot.Client(f"{scheme}://127.0.0.1:{port}") as client, pytest.raises(Unavailable, match="is it running"):
+            client.ready()
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:8000", "ftp://x", "http://", ""])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="http://host:port"):
+        ingot.Client(text)
+
+
+def test_metrics_are_http_only(server: RunningServer) -> None:
+    with ingot.Client(server.grpc_url) as client, pytest.raises(Unsupported, match="http"):
+        client.metrics()
+
+
+def test_a_timeout_of_a_microsecond_passes(url: str) -> None:
+    with ingot.Client(url) as client, pytest.raises(DeadlineExceeded):
+        client.infer("affine", {"x": np.zeros((1, 3), np.float32)}, parameters={"timeout": 1})

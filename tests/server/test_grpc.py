@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from ingot import arrays
+from ingot.server.grpc import codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.main import RunningServer
+from ingot.tensors import DType
+from tests.server.samples import sample
+
+TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
+
+
+@pytest.fixture(scope="module")
+def channel(server: RunningServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
+        yield opened
+
+
+def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
+    stub = channel.unary_unary(
+        f"/{codec.SERVICE}/{method}",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    return stub(request, timeout=30)
+
+
+def infer(channel: grpc.Channel, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    answer: pb.ModelInferResponse = call(channel, "ModelInfer", request, pb.ModelInferResponse)
+    return answer
+
+
+def affine(*values: float, **changes: Any) -> pb.ModelInferRequest:
+    fields: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 3], **changes}
+    request = pb.ModelInferRequest(model_name="affine", id="mine")
+    request.inputs.add(**fields).contents.fp32_contents.extend(values or (1, 2, 3))
+    return request
+
+
+def refused(channel: grpc.Channel, request: pb.ModelInferRequest) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(channel, request)
+    # Whatever was wrong, the next client is answered.
+    assert list(infer(channel, affine()).outputs[0].contents.fp32_contents) == [3, 5, 7]
+    return caught.value
+
+
+def test_health_and_metadata(channel: grpc.Channel) -> None:
+    assert call(channel, "ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse).live
+    assert call(channel, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready
+    assert call(channel, "ModelReady", pb.ModelReadyRequest(name="affine"), pb.ModelReadyResponse).ready
+    assert call(channel, "ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse).name == "ingot"
+    metadata = call(channel, "ModelMetadata", pb.ModelMetadataRequest(name="affine"), pb.ModelMetadataResponse)
+    assert [(item.name, item.datatype, list(item.shape)) for item in metadata.outputs] == [
+        ("y", "FP32", [-1, 3]),
+        ("z", "FP32", [-1, 3]),
+    ]
+
+
+def test_the_standard_health_service(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for service in ("", codec.SERVICE):
+        status = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_tells_the_services_and_their_messages(channel: grpc.Channel) -> None:
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert set(database.get_services()) >= {codec.SERVICE, "grpc.health.v1.Health"}
+    file = database.FindFileContainingSymbol(codec.SERVICE)
+    assert "ModelInferRequest" in [message.name for message in file.message_type]
+    assert database.FindFileContainingSymbol("grpc.health.v1.Health").package == "grpc.health.v1"
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
+def test_every_datatype_raw(channel: grpc.Channel, dtype: DType) -> None:
+    request = pb.ModelInferRequest(model_name=f"identity-{dtype.value.lower()}")
+    request.inputs.add(name="x", datatype=dtype.value, shape=[3, 2])
+    request.raw_input_contents.append(arrays.to_bytes(sample(dtype)))
+    answer = infer(channel, request)
+    assert answer.outputs[0].datatype == dtype.value
+    assert list(answer.raw_output_contents) == list(request.raw_input_contents)
+
+
+@pytest.mark.parametrize("dtype", TYPED, ids=lambda dtype: dtype.value)
+def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DType) -> None:
+    array = sample(dtype)
+    request = pb.ModelInferRequest(model_name=f"identity-{dtype.value.lower()}")
+    tensor = request.inputs.add(name="x", datatype=dtype.value, shape=[3, 2])
+    field = {"BYTES": "bytes_contents", "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents"}.get(
+        dtype.value, ("u" if dtype.value.startswith("U") else "") + f"int{'64' if '64' in dtype.value else ''}_contents"
+    )
+    getattr(tensor.contents, field).extend(array.reshape(-1).tolist())
+    answer = infer(channel, request)
+    assert not answer.raw_output_contents
+    assert list(getattr(answer.outputs[0].contents, field)) == array.reshape(-1).tolist()
+
+
+def test_outputs_are_chosen_and_the_id_comes_back(channel: grpc.Channel) -> None:
+    request = affine()
+    request.outputs.add(name="z")
+    answer = infer(channel, request)
+    assert (answer.id, answer.model_name, answer.model_version) == ("mine", "affine", "1")
+    assert [output.name for output in answer.outputs] == ["z"]
+
+
+BAD: list[tuple[str, pb.ModelInferRequest, str]] = [
+    ("missing input", pb.ModelInferRequest(model_name="affine"), "'x' is missing"),
+    ("unknown input", affine(name="w"), "unknown input 'w'"),
+    ("wrong datatype", affine(datatype="FP64"), "fp64_contents"),
+    ("unknown datatype", affine(datatype="FLOAT"), "'FLOAT'"),
+    ("wrong rank", affine(shape=[3]), "1 dimensions"),
+    ("wrong fixed dimension", affine(1, 2, 3, 4, shape=[1, 4]), "dimension 1"),
+    ("too few values", affine(1, 2), "2 values"),
+    ("negative shape", affine(shape=[-1, 3]), "-1"),
+    ("huge shape", affine(shape=[2**62, 3]), "no size"),
+    ("FP16 typed", affine(datatype="FP16"), "send it raw"),
+]
+
+
+@pytest.mark.parametrize(("request_", "says"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_requests(channel: grpc.Channel, request_: pb.ModelInferRequest, says: str) -> None:
+    error = refused(channel, request_)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in str(error.details())
+
+
+def test_duplicate_and_empty_inputs(channel: grpc.Channel) -> None:
+    twice = affine()
+    twice.inputs.append(twice.inputs[0])
+    assert "twice" in str(refused(channel, twice).details())
+    empty = pb.ModelInferRequest(model_name="affine")
+    empty.inputs.add(name="x", datatype="FP32", shape=[0, 3])
+    assert "'batch'" in str(refused(channel, empty).details())
+
+
+def test_raw_contents_that_do_not_match(channel: grpc.Channel) -> None:
+    mixed = affine()
+    mixed.raw_input_contents.append(bytes(12))
+    assert "typed contents beside" in str(refused(channel, mixed).details())
+    short = pb.ModelInferRequest(model_name="affine")
+    short.inputs.add(name="x", datatype="FP32", shape=[1, 3])
+    short.raw_input_contents.append(bytes(11))
+    assert "11 bytes" in str(refused(channel, short).details())
+    short.raw_input_contents.append(bytes(12))
+    assert "2 raw_input_contents" in str(refused(channel, short).details())
+
+
+def test_a_number_outside_its_datatype(channel: grpc.Channel) -> None:
+    request = pb.ModelInferRequest(model_name="identity-int8")
+    request.inputs.add(name="x", datatype="INT8", shape=[1, 2]).contents.int_contents.extend([1, 128])
+    assert "out of its range" in str(refused(channel, request).details())
+
+
+def test_statuses(channel: grpc.Channel) -> None:
+    assert refused(channel, pb.ModelInferRequest(model_name="nope")).code() is grpc.StatusCode.NOT_FOUND
+    shared = affine()
+    shared.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    assert refused(channel, shared).code() is grpc.StatusCode.UNIMPLEMENTED
+    outside = pb.ModelInferRequest(model_name="embedding")
+    outside.inputs.add(name="ids", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(10)
+    assert refused(channel, outside).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
+    request = pb.ModelInferRequest(model_name="affine", raw_input_contents=[bytes(5 << 20)])
+    assert refused(channel, request).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_message_that_is_no_protobuf(channel: grpc.Channel) -> None:
+    stub = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
+    with pytest.raises(grpc.RpcError):
+        stub(b"\xff\xff\xff", timeout=10)
+    assert infer(channel, affine()).outputs
+
+
+def test_a_dimension_of_zero(channel: grpc.Channel) -> None:
+    request = pb.ModelInferRequest(model_name="pair")
+    for name in ("a", "b"):
+        request.inputs.add(name=name, datatype="FP32", shape=[1, 0])
+        request.raw_input_contents.append(b"")
+    assert "'seq'" in str(refused(channel, request).details())

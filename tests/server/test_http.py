@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import zlib
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from ingot import arrays
+from ingot.server.main import RunningServer
+from ingot.tensors import DType
+from tests.server.samples import sample
+
+LENGTH = "Inference-Header-Content-Length"
+
+
+def tensor(name: str = "x", datatype: str = "FP32", shape: Any = (1, 3), **rest: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, **rest}
+
+
+def affine(**changes: Any) -> dict[str, Any]:
+    return {"inputs": [tensor(**{"data": [1, 2, 3], **changes})]}
+
+
+def binary(header: dict[str, Any], *buffers: bytes) -> tuple[bytes, dict[str, str]]:
+    raw = json.dumps(header).encode()
+    return raw + b"".join(buffers), {LENGTH: str(len(raw))}
+
+
+def split(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
+    length = int(answer.headers[LENGTH])
+    return json.loads(answer.content[:length]), answer.content[length:]
+
+
+def test_health_and_metadata(http: httpx.Client) -> None:
+    assert http.get("/v2/health/live").json() == {"live": True}
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+    assert http.get("/v2").json() == http.get("/v2/").json()
+    assert http.get("/v2").json()["name"] == "ingot"
+    assert http.get("/v2/models/affine/ready").json() == {"name": "affine", "ready": True}
+    assert http.get("/v2/models/affine").json() == {
+        "name": "affine",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [-1, 3]},
+            {"name": "z", "datatype": "FP32", "shape": [-1, 3]},
+        ],
+    }
+    assert http.get("/v2/models/affine/versions/1").json() == http.get("/v2/models/affine").json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models/nope", 404),
+        ("GET", "/v2/models/nope/ready", 404),
+        ("GET", "/v2/models/affine/versions/7", 404),
+        ("POST", "/v2/models/nope/infer", 404),
+        ("POST", "/v2/models/affine/versions/7/infer", 404),
+        ("GET", "/nothing", 404),
+        ("GET", "/v2/models/affine/infer", 405),
+        ("DELETE", "/v2", 405),
+    ],
+)
+def test_unknown_things_are_named(http: httpx.Client, method: str, path: str, status: int) -> None:
+    answer = http.request(method, path, json=affine() if method == "POST" else None)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    if "nope" in path:
+        assert "no model 'nope'" in answer.json()["error"]
+        assert "affine" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]], ids=["flat", "nested"])
+def test_json_inference(http: httpx.Client, data: list[Any]) -> None:
+    body = {"id": "mine", **affine(shape=[2, 3], data=data)}
+    answer = http.post("/v2/models/affine/versions/1/infer", json=body)
+    assert answer.json() == {
+        "model_name": "affine",
+        "model_version": "1",
+        "id": "mine",
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [3, 5, 7, 9, 11, 13]},
+            {"name": "z", "datatype": "FP32", "shape": [2, 3], "data": [-1, -2, -3, -4, -5, -6]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
+def test_every_datatype_in_json(http: httpx.Client, dtype: DType) -> None:
+    array = sample(dtype)
+    data = [item.decode() for item in array.reshape(-1)] if dtype is DType.BYTES else array.astype(object).tolist()
+    if dtype.is_float:
+        data = array.astype(np.float64).tolist()
+    body = {"inputs": [tensor(datatype=dtype.value, shape=[3, 2], data=data)]}
+    answer = http.post(f"/v2/models/identity-{dtype.value.lower()}/infer", json=body).json()
+    assert answer["outputs"][0]["datatype"] == dtype.value
+    assert answer["outputs"][0]["data"] == np.array(data, dtype=object).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
+def test_every_datatype_in_binary(http: httpx.Client, dtype: DType) -> None:
+    raw = arrays.to_bytes(sample(dtype))
+    parameters = {"binary_data_size": len(raw)}
+    # The identifier shifts where the tensor starts, so that unaligned data is met too.
+    for identifier in ("", "a", "ab", "abc"):
+        header = {
+            "id": identifier,
+            "inputs": [tensor(datatype=dtype.value, shape=[3, 2], parameters=parameters)],
+            "parameters": {"binary_data_output": True},
+        }
+        body, headers = binary(header, raw)
+        answer = http.post(f"/v2/models/identity-{dtype.value.lower()}/infer", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        described, data = split(answer)
+        assert described["outputs"][0]["parameters"] == parameters
+        assert data == raw
+
+
+def test_outputs_are_chosen_and_each_in_its_own_form(http: httpx.Client) -> None:
+    wanted = [{"name": "z", "parameters": {"binary_data": True}}, {"name": "y"}]
+    answer = http.post("/v2/models/affine/infer", json={**affine(), "outputs": wanted})
+    described, data = split(answer)
+    assert [output["name"] for output in described["outputs"]] == ["z", "y"]
+    assert data == np.array([-1, -2, -3], "<f4").tobytes()
+    assert described["outputs"][1]["data"] == [3, 5, 7]
+
+
+def test_a_raw_body_is_one_input(http: httpx.Client) -> None:
+    body = np.array([1, 2, 3], "<f4").tobytes()
+    answer = http.post("/v2/models/affine/infer", content=body, headers={LENGTH: "0"})
+    described, data = split(answer)
+    assert described["outputs"][0]["shape"] == [1, 3]
+    assert np.frombuffer(data, "<f4").tolist() == [3, 5, 7, -1, -2, -3]
+    text = http.post("/v2/models/identity-bytes/infer", content=b"hello", headers={LENGTH: "0"})
+    assert text.status_code == 400  # one element cannot fill [1, 2]
+    two = http.post("/v2/models/pair/infer", content=body, headers={LENGTH: "0"})
+    assert "one input" in two.json()["error"]
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("missing input", {"inputs": []}, "'x' is missing"),
+    ("no inputs at all", {}, "inputs"),
+    ("unknown input", {"inputs": [tensor("w", data=[1, 2, 3])]}, "unknown input 'w'"),
+    ("extra input", {"inputs": [*affine()["inputs"], tensor("w", data=[1, 2, 3])]}, "unknown input 'w'"),
+    ("duplicate input", {"inputs": affine()["inputs"] * 2}, "twice"),
+    ("wrong datatype", affine(datatype="FP64"), "FP64, the model takes FP32"),
+    ("unknown datatype", affine(datatype="FLOAT"), "'FLOAT'"),
+    ("wrong rank", affine(shape=[3]), "1 dimensions"),
+    ("wrong fixed dimension", affine(shape=[1, 4], data=[1, 2, 3, 4]), "dimension 1"),
+    ("empty batch", affine(shape=[0, 3], data=[]), "'batch'"),
+    ("too few values", affine(data=[1, 2]), "2 values"),
+    ("ragged", affine(data=[[1, 2], [3]]), "ragged"),
+    ("text in numbers", affine(data=["1", "2", "3"]), "numbers"),
+    ("null", affine(data=[1, None, 3]), "numbers"),
+    ("booleans in numbers", affine(data=[True, False, True]), "booleans"),
+    ("number over FP32", affine(data=[1e300, 0, 0]), "range"),
+    ("no data", {"inputs": [tensor()]}, "neither"),
+    ("data not a list", affine(data=7), "list"),
+    ("objects as data", affine(data=[{}, {}, {}]), "numbers"),
+    ("negative shape", affine(shape=[-1, 3]), "-1"),
+    ("shape of floats", affine(shape=[1.0, 3]), "1.0"),
+    ("huge shape", affine(shape=[10**30, 3]), "no size"),
+    ("shape missing", {"inputs": [{"name": "x", "datatype": "FP32", "data": [1]}]}, "shape"),
+    ("name not text", affine(name=7), "name"),
+    ("inputs not a list", {"inputs": {}}, "inputs"),
+    ("inputs of numbers", {"inputs": [1]}, "inputs"),
+    ("parameters not an object", {**affine(), "parameters": 3}, "parameters"),
+    ("id not text", {**affine(), "id": 3}, "id"),
+    ("unknown output", {**affine(), "outputs": [{"name": "w"}]}, "unknown output 'w'"),
+    ("output twice", {**affine(), "outputs": [{"name": "y"}, {"name": "y"}]}, "twice"),
+    ("flag not a flag", {**affine(), "parameters": {"binary_data_output": 1}}, "true or false"),
+    ("timeout not a number", {**affine(), "parameters": {"timeout": "soon"}}, "microseconds"),
+    ("a list", [1, 2], "object"),
+]
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize(("body", "says"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_json_requests(http: httpx.Client, body: Any, says: str) -> None:
+    answer = http.post("/v2/models/affine/infer", json=body)
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+    assert says in answer.json()["error"]
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b'{"inputs": [NaN]}', b'{"a":' * 100_000, b"null", b'{"inputs": [1e999]}'],
+    ids=["empty", "cut", "not utf-8", "NaN", "deep", "null", "infinite"],
+)
+def test_broken_json(http: httpx.Client, body: bytes) -> None:
+    answer = http.post("/v2/models/affine/infer", content=body)
+    assert answer.status_code == 400
+    assert "JSON" in answer.json()["error"]
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize(
+    ("datatype", "data", "says"),
+    [
+        ("INT64", "[18446744073709551616, 0]", "64 bits"),
+        ("INT64", "[9223372036854775808, 0]", "range"),
+        ("INT64", "[1.5, 0]", "fractions"),
+        ("INT8", "[128, 0]", "-128 to 127"),
+        ("UINT8", "[-1, 0]", "0 to 255"),
+        ("UINT64", "[18446744073709551615, -1]", "range"),
+        ("BOOL", "[2, 0]", "true"),
+        ("BYTES", "[1, 2]", "text"),
+    ],
+)
+def test_numbers_that_do_not_fit(http: httpx.Client, datatype: str, data: str, says: str) -> None:
+    body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [1, 2], "data": {data}}}]}}'
+    answer = http.post(f"/v2/models/identity-{datatype.lower()}/infer", content=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize(
+    ("size", "given", "says"),
+    [
+        (12, 8, "only 8 bytes are left"),
+        (8, 12, "8 bytes of data"),
+        (12, 16, "4 bytes that no tensor"),
+        (-1, 12, "number of bytes"),
+        (2**63, 12, "only 12 bytes"),
+        ("12", 12, "number of bytes"),
+        (True, 12, "number of bytes"),
+    ],
+)
+def test_lying_binary_sizes(http: httpx.Client, size: Any, given: int, says: str) -> None:
+    body, headers = binary({"inputs": [tensor(parameters={"binary_data_size": size})]}, bytes(given))
+    answer = http.post("/v2/models/affine/infer", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize("length", ["-1", "x", "99999999999999999999", "10000", "1.0", "3"])
+def test_lying_header_lengths(http: httpx.Client, length: str) -> None:
+    body, _ = binary(affine())
+    answer = http.post("/v2/models/affine/infer", content=body, headers={LENGTH: length})
+    assert answer.status_code == 400
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_truncated_text_tensors(http: httpx.Client) -> None:
+    raw = arrays.to_bytes(sample(DType.BYTES))
+    for cut in (0, 3, 4, 10, len(raw) - 1):
+        header = {"inputs": [tensor(datatype="BYTES", shape=[3, 2], parameters={"binary_data_size": cut})]}
+        body, headers = binary(header, raw[:cut])
+        assert http.post("/v2/models/identity-bytes/infer", content=body, headers=headers).status_code == 400
+
+
+def test_text_that_is_not_utf8(http: httpx.Client) -> None:
+    raw = arrays.to_bytes(np.array([[b"\xff", b"ok"]], dtype=object))
+    body, headers = binary(
+        {"inputs": [tensor(datatype="BYTES", shape=[1, 2], parameters={"binary_data_size": len(raw)})]}, raw
+    )
+    answer = http.post("/v2/models/identity-bytes/infer", content=body, headers=headers)
+    assert (answer.status_code, "UTF-8" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize("parameters", [{"shared_memory_region": "r"}, {"classification": 3}])
+def test_extensions_that_are_not_there_are_refused(http: httpx.Client, parameters: dict[str, Any]) -> None:
+    where = {"outputs": [{"name": "y", "parameters": parameters}]}
+    answer = http.post("/v2/models/affine/infer", json={**affine(), **where})
+    assert answer.status_code == 501
+
+
+def test_infinity_is_answered_in_binary_and_refused_in_json(http: httpx.Client) -> None:
+    body = {"inputs": [tensor(shape=[1, 1], data=[0])]}
+    refused = http.post("/v2/models/reciprocal/infer", json=body)
+    assert refused.status_code == 400
+    assert "binary" in refused.json()["error"]
+    answer = http.post("/v2/models/reciprocal/infer", json={**body, "parameters": {"binary_data_output": True}})
+    assert np.frombuffer(split(answer)[1], "<f4").tolist() == [np.inf]
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_a_value_that_the_model_rejects(http: httpx.Client) -> None:
+    body = {"inputs": [tensor("ids", "INT64", [1, 2], data=[3, 99])]}
+    answer = http.post("/v2/models/embedding/infer", json=body)
+    assert answer.status_code == 400
+    assert "out of data bounds" in answer.json()["error"]
+    assert "/" not in answer.json()["error"].replace("[-10,9]", "")
+
+
+def test_dimensions_that_disagree(http: httpx.Client) -> None:
+    body = {"inputs": [tensor("a", shape=[1, 2], data=[1, 2]), tensor("b", shape=[1, 3], data=[1, 2, 3])]}
+    answer = http.post("/v2/models/pair/infer", json=body)
+    assert answer.status_code == 400
+    assert "'seq' is 3" in answer.json()["error"]
+
+
+def test_a_model_without_a_batch_is_served_whole(http: httpx.Client) -> None:
+    body = {"inputs": [tensor(shape=[4], data=[1, 2, 3, 6])]}
+    answer = http.post("/v2/models/unbatched/infer", json=body).json()
+    assert answer["outputs"][0]["data"] == [-2, -1, 0, 3]
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compression_both_ways(http: httpx.Client, encoding: str, encode: Any) -> None:
+    headers = {"Content-Encoding": encoding, "Accept-Encoding": encoding}
+    answer = http.post("/v2/models/affine/infer", content=encode(json.dumps(affine()).encode()), headers=headers)
+    assert answer.headers["content-encoding"] == encoding
+    assert answer.json()["outputs"][0]["data"] == [3, 5, 7]  # httpx has undone it
+
+
+def test_a_list_of_encodings_is_no_wish_for_one(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/affine/infer", json=affine(), headers={"Accept-Encoding": "gzip, deflate, br"})
+    assert "content-encoding" not in answer.headers
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", b"not gzip", 400),
+        ("gzip", gzip.compress(json.dumps(affine()).encode())[:-6], 400),
+        ("br", b"x", 400),
+        ("gzip", gzip.compress(bytes(64 << 20)), 413),
+    ],
+    ids=["garbage", "cut", "unknown", "bomb"],
+)
+def test_bad_compression(http: httpx.Client, encoding: str, body: bytes, status: int) -> None:
+    answer = http.post("/v2/models/affine/infer", content=body, headers={"Content-Encoding": encoding})
+    assert answer.status_code == status
+
+
+def _raw(server: RunningServer, request: bytes) -> bytes:
+    host, port = server.http_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_a_gigabyte_is_refused_before_it_is_sent(server: RunningServer) -> None:
+    head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n"
+    answer = _raw(server, head.encode())  # returns at all only because the server answers and closes
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"--max-body-mb" in answer
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_an_endless_chunked_body_is_cut(server: RunningServer) -> None:
+    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+    head = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    try:
+        answer = _raw(server, head + chunk * 128)  # 8 MiB; the limit here is 4
+    except ConnectionResetError:
+        return  # closed while we were still sending: refused as well
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_a_client_that_leaves_in_the_middle(server: RunningServer) -> None:
+    host, port = server.http_url.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+
+
+def test_errors_are_counted(http: httpx.Client) -> None:
+    def count() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        wanted = [line for line in lines if line.startswith('ingot_errors_total{code="not_found",protocol="http"}')]
+        return float(wanted[0].split()[-1]) if wanted else 0.0
+
+    before = count()
+    http.get("/v2/models/nope")
+    assert count() == before + 1
+
+
+def test_the_openapi_description_names_the_bodies(http: httpx.Client) -> None:
+    description = http.get("/openapi.json").json()
+    body = description["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"]
+    assert "inputs" in body["content"]["application/json"]["schema"]["properties"]

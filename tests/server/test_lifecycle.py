@@ -1,0 +1,165 @@
+"""Starting and stopping, as a user and an orchestrator see it: the real command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, Unavailable
+from tests import onnx_models
+
+
+@contextmanager
+def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run ``ingot serve`` on free ports until the block ends; yields the process and the addresses it printed."""
+    command = [sys.executable, "-m", "ingot", "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
+    environment = {**os.environ, "INGOT_HOME": str(home)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, json.loads(line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, number: signal.Signals) -> None:
+    model = onnx_models.slow(folder, repeats=200)
+    x = np.ones((64, 1024), np.float32)
+    answers: list[Any] = []
+    with running(str(model), home=folder) as (process, addresses):
+
+        def ask(url: str) -> None:
+            with ingot.Client(url) as client:
+                answers.append(client.infer("slow", {"x": x})["y"].shape)
+
+        asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
+        for thread in asking:
+            thread.start()
+        with ingot.Client(addresses["http"]) as client:
+            while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
+                assert len(answers) < 2
+        process.send_signal(number)
+        for thread in asking:
+            thread.join()
+        assert process.wait(30) == 0
+    assert answers == [(64, 1024)] * 2
+    with ingot.Client(addresses["http"]) as client, pytest.raises(Unavailable):
+        client.ready()
+
+
+def test_a_second_signal_does_not_wait(folder: Path) -> None:
+    model = onnx_models.slow(folder, repeats=2000)
+    with running(str(model), home=folder) as (process, addresses):
+
+        def ask() -> None:
+            with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
+                client.infer("slow", {"x": np.ones((1024, 1024), np.float32)})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with ingot.Client(addresses["http"]) as client:
+            while 'ingot_in_flight_requests{model="slow",version="1"} 1.0' not in client.metrics():
+                pass
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)  # it is waiting for the request
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)  # else this raises
+        asking.join()
+
+
+@pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
+def test_a_busy_port_is_named_with_the_remedy(folder: Path, option: str) -> None:
+    model = onnx_models.affine(folder)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        other = {"--http-port": "--grpc-port", "--grpc-port": "--http-port"}[option]
+        command = [sys.executable, "-m", "ingot", "serve", str(model), option, port, other, "0"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error:")
+    assert port in result.stderr
+    assert f"{option} 0" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_two_servers_cannot_share_a_grpc_port(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with ingot.serve(model, http_port=0, grpc_port=0) as first:
+        port = int(first.grpc_url.rpartition(":")[2])
+        with pytest.raises(InvalidArgument, match="gRPC"):
+            ingot.serve(model, http_port=0, grpc_port=port)
+        port = int(first.http_url.rpartition(":")[2])
+        with pytest.raises(InvalidArgument, match="HTTP"):
+            ingot.serve(model, http_port=port, grpc_port=0)
+
+
+def test_the_environment_sets_options_and_bad_ones_are_named(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    command = [sys.executable, "-m", "ingot", "serve", model, "--http-port", "0"]
+    for value in ("70000", "many"):
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env={**os.environ, "INGOT_GRPC_PORT": value}
+        )
+        assert result.returncode == 1
+        assert "INGOT_GRPC_PORT" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_names_versions_and_sources(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with ingot.serve(model, f"other={model}", http_port=0, grpc_port=0) as server:
+        assert server.models == ["affine", "other"]
+        with ingot.Client(server.http_url) as client:
+            assert client.ready("other")
+    with pytest.raises(AlreadyExists, match="another name"):
+        ingot.serve(model, model, http_port=0, grpc_port=0)
+    with pytest.raises(NotFound, match=r"nowhere\.onnx"):
+        ingot.serve("nowhere.onnx", http_port=0, grpc_port=0)
+    with pytest.raises(NotFound, match="no file"):
+        ingot.serve("./nowhere.ingot", http_port=0, grpc_port=0)
+    with pytest.raises(InvalidArgument, match="nothing to serve"):
+        ingot.serve(http_port=0, grpc_port=0)
+    with pytest.raises(NotFound, match="no model 'nowhere'"):
+        ingot.serve("nowhere:1", store=ingot.Store(folder / "store"), http_port=0, grpc_port=0)
+
+
+def test_a_file_that_is_no_model(folder: Path) -> None:
+    broken = folder / "broken.onnx"
+    broken.write_bytes(b"not a model")
+    with pytest.raises(IngotError, match="cannot load"):
+        ingot.serve(str(broken), http_port=0, grpc_port=0)
+
+
+def test_closing_twice_is_harmless(folder: Path) -> None:
+    server = ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0)
+    server.close()
+    server.close()
+    with ingot.Client(server.http_url) as client, pytest.raises(Unavailable):
+        client.ready()
+
+
+def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
+    from ingot.runtime import devices
+
+    if devices.has_cuda():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(IngotError, match="'cuda' is not available"):
+        ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, device="cuda")
