@@ -130,7 +130,7 @@ def load_npz(path: str | Path) -> dict[str, Array]:
             return {name: _native(loaded[name]) for name in loaded.files}
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
         raise InvalidArgument(f"{path} is not an .npz file of plain arrays: {error}") from error
 
 

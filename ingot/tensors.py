@@ -239,7 +239,10 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
     """
     dtype = DType.of(array)
     if dtype is not spec.dtype:
-        raise InvalidArgument(f"input '{spec.name}' has datatype {dtype.value}, the model takes {spec.dtype.value}")
+        raise InvalidArgument(
+            f"input '{spec.name}' has datatype {dtype.value}, the model takes {spec.dtype.value}; "
+            f"convert it to {spec.dtype.torch_name}"
+        )
     if array.ndim != len(spec.shape):
         raise InvalidArgument(
             f"input '{spec.name}' has {array.ndim} dimensions {_shown(array.shape)}, the model takes "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.output import duration, note, print_json, progress, size, stdout
+from ingot.cli.output import duration, note, print_json, progress, say, size, stdout
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def export(
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
 
-        typer.Argument(help="package.module:attribute, a .onnx file, or a TorchScript .pt file."),
     A dimension may state its range: ids:int64[batch,seq=1..512].
     """
     _check_out(out)
@@ -85,7 +85,7 @@ def export(
     for remark in variant.serving.provenance.notes:
         if remark.startswith("served without"):
             note(f"note: {remark}")
-    stdout.print(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}", highlight=False)
+    say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
 
 
 def quantize(
@@ -125,10 +125,7 @@ def quantize(
     if metrics.get("cosine", 1) < 0.99:
         note("warning: the quantized model's answers differ much from the original's; measure its accuracy before use")
     original = result.variants[1]
-    stdout.print(
-        f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}",
-        highlight=False,
-    )
+    say(f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}")
 
 
 def inspect(
@@ -144,21 +141,19 @@ def inspect(
         return
     from rich.table import Table
 
-    stdout.print(f"[bold]{archive.name}[/]  {archive.digest}", highlight=False)
+    say(f"{archive.name}  {archive.digest}")
     for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
         for spec in specs:
-            stdout.print(f"{title:>7}  {spec}", markup=False, highlight=False)
-    stdout.print(f"  batch  {archive.signature.batch or 'none: one request at a time'}", highlight=False)
+            say(f"{title:>7}  {spec}")
+    say(f"  batch  {archive.signature.batch or 'none: one request at a time'}")
     for symbol, bounds in archive.signature.ranges.items():
-        stdout.print(f"  range  {symbol} = {bounds}", highlight=False)
+        say(f"  range  {symbol} = {bounds}")
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant), _evidence(variant))
     stdout.print(table)
     provenance = archive.variant().serving.provenance
-    stdout.print(
-        f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}", highlight=False
-    )
+    say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 
 
 def push(
@@ -167,7 +162,7 @@ def push(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Copy an archive into the store. A version (a tag that starts with a digit) can be pushed once."""
+    """Copy an archive into the store. A version (a tag such as 1, v2 or 1.3) can be pushed once."""
     from ingot.model_store import Archive
 
     with progress("Copying"):
@@ -175,7 +170,7 @@ def push(
     if as_json:
         print_json({"reference": f"{pushed.name}:{pushed.tag}", "digest": pushed.digest})
     else:
-        stdout.print(f"{pushed.name}:{pushed.tag}  {pushed.digest}", highlight=False)
+        say(f"{pushed.name}:{pushed.tag}  {pushed.digest}")
 
 
 def list_models(store: StoreOption = None, as_json: Json = False) -> None:
@@ -186,7 +181,7 @@ def list_models(store: StoreOption = None, as_json: Json = False) -> None:
         print_json([{"name": name, "tag": tag, "digest": digest} for name, tag, digest in rows])
         return
     for name, tag, digest in rows:
-        stdout.print(f"{name}:{tag}  {digest}", highlight=False)
+        say(f"{name}:{tag}  {digest}")
     if not rows:
         note(f"the store at {found.root} is empty; ingot push fills it")
 
@@ -228,6 +223,8 @@ def _check_out(out: Path) -> None:
         raise InvalidArgument(f"cannot write {out}: there is no folder {out.parent}")
     if out.is_dir():
         raise InvalidArgument(f"cannot write {out}: it is a folder; name a file such as {out / 'model.ingot'}")
+    if not os.access(out.parent, os.W_OK):
+        raise InvalidArgument(f"cannot write {out}: the folder {out.parent} is read-only")
 
 
 def _latency(variant: Variant) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 
 stdout = Console()
-stderr = Console(stderr=True)
+stderr = Console(file=sys.stderr)  # the real one, whoever redirects sys.stderr: progress must stay visible
 
 
 def print_json(content: Mapping[str, Any] | list[Any]) -> None:
@@ -23,6 +24,11 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done on stderr; the yielded function says what begins now."""
     with stderr.status(first) as status:
         yield lambda step: status.update(step)
+
+
+def say(text: str) -> None:
+    """Print a line of the result, as it is: never wrapped, so that other programs can read it."""
+    stdout.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:

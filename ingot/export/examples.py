@@ -55,7 +55,11 @@ class Examples:
     def make(self, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
         """Return inputs at the given sizes. Generated integers are 0 or 1, which are valid indices almost anywhere."""
         rng = np.random.default_rng(seed)
-        return {spec.name: self._make(spec, sizes, rng) for spec in self._inputs}
+        try:
+            return {spec.name: self._make(spec, sizes, rng) for spec in self._inputs}
+        except MemoryError:
+            shown = ", ".join(str(spec) for spec in self._inputs)
+            raise ExportError(f"example inputs for {shown} do not fit in memory") from None
 
     def _make(self, spec: TensorSpec, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)

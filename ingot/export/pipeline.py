@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -20,9 +22,9 @@ from ingot.export.program import Eager, Reference, from_torch, parameters
 from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, add_variant, onnx_graph
 from ingot.model_store.references import name_from, valid_name
 from ingot.runtime import devices, load_engine, profile
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec, parse_spec
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec, parse_spec, symbols
 
-ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+ExampleInputs = torch.Tensor | Array | Sequence[Any] | Mapping[str, Any]
 Progress = Callable[[str], None]
 """Called with what begins now, for a progress display."""
 
@@ -53,7 +55,7 @@ def export_model(
     """Capture a model as an ONNX graph, prove that it equals the original, and pack it.
 
     Args:
-        model: a module (which is put into evaluation mode), or the path of an ``.onnx`` file.
+        model: a module, exported as it is in evaluation mode, or the path of an ``.onnx`` file.
         example_inputs: a tensor, a sequence of them in the order of ``forward``, or a mapping by name. Without
             ``inputs``, their first dimension is the batch and all others are fixed.
         inputs: the inputs, such as ``"image:float32[batch,3,224,224]"``; see :func:`ingot.tensors.parse_spec`. Without
@@ -75,12 +77,28 @@ def export_model(
     """
     name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
     specs, ranges = _parse(inputs)
-    if isinstance(model, nn.Module):
-        lowered = _from_module(model, example_inputs, specs, ranges, output_names, opset, progress)
-    else:
-        lowered = _from_onnx(Path(model), example_inputs, specs, ranges, progress)
-    signature, notes = _with_batch(lowered, batch_dim)
-    return _pack(lowered, signature, name, source or name, (*lowered.log, *notes), progress)
+    if batch_dim is not None and specs:
+        _check_batch_dim(batch_dim, specs)
+    with _evaluating(model):
+        if isinstance(model, nn.Module):
+            lowered = _from_module(model, example_inputs, specs, ranges, output_names, opset, progress)
+        else:
+            lowered = _from_onnx(Path(model), example_inputs, specs, ranges, progress)
+        signature, notes = _with_batch(lowered, batch_dim)
+        return _pack(lowered, signature, name, source or name, (*lowered.log, *notes), progress)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module | str | Path) -> Iterator[None]:
+    """Put a module into evaluation mode, and each of its parts back into the mode it was in."""
+    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
+    try:
+        if isinstance(model, nn.Module):
+            model.eval()
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def _parse(inputs: Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
@@ -121,8 +139,15 @@ def _from_module(
     eager.run(example)
     progress("Capturing the graph")
     program = exported.capture(eager, specs, ranges, example, output_names)
+    _check_names(program.signature)
     progress("Translating to ONNX")
     return _Lowered(lower_onnx.lower(program, opset), eager, program.signature, examples, program.log)
+
+
+def _check_names(signature: Signature) -> None:
+    taken = {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}
+    if taken:
+        raise InvalidArgument(f"'{min(taken)}' names an input and an output; give the outputs other names")
 
 
 def _from_onnx(
@@ -146,13 +171,17 @@ def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
     by_name = {spec.name: spec for spec in specs}
     names: dict[str, int | str] = {}
     for spec in signature.inputs:
-        wanted = by_name.pop(spec.name, spec)
+        wanted = by_name.pop(spec.name, None)
+        if wanted is None:
+            continue
         fits = len(wanted.shape) == len(spec.shape) and wanted.dtype is spec.dtype
         if not fits or any(
             isinstance(have, int) and want != have for want, have in zip(wanted.shape, spec.shape, strict=True)
         ):
             raise InvalidArgument(f"the file's input is {spec}, which {wanted} does not fit")
-        names.update({have: want for want, have in zip(wanted.shape, spec.shape, strict=True) if isinstance(have, str)})
+        for want, have in zip(wanted.shape, spec.shape, strict=True):
+            if isinstance(have, str) and names.setdefault(have, want) != want:
+                raise InvalidArgument(f"the file's dimension '{have}' is called both '{names[have]}' and '{want}'")
     if by_name:
         known = ", ".join(str(spec) for spec in signature.inputs)
         raise InvalidArgument(f"the file has no input '{next(iter(by_name))}'; it has: {known}")
@@ -173,11 +202,12 @@ def _named(example_inputs: ExampleInputs, names: Sequence[str]) -> dict[str, Arr
     if isinstance(example_inputs, Mapping):
         items = dict(example_inputs)
     else:
-        values = [example_inputs] if torch.is_tensor(example_inputs) else list(example_inputs)
+        single = isinstance(example_inputs, torch.Tensor | np.ndarray)
+        values = [example_inputs] if single else list(example_inputs)
         if len(values) > len(names):
             raise InvalidArgument(f"{len(values)} example inputs were given, but the model takes {', '.join(names)}")
         items = dict(zip(names, values, strict=False))
-    return {key: from_torch(value) if torch.is_tensor(value) else value for key, value in items.items()}
+    return {key: from_torch(value) if torch.is_tensor(value) else np.asarray(value) for key, value in items.items()}
 
 
 def _with_batch(lowered: _Lowered, batch_dim: str | None) -> tuple[Signature, tuple[str, ...]]:
@@ -186,14 +216,17 @@ def _with_batch(lowered: _Lowered, batch_dim: str | None) -> tuple[Signature, tu
     batch = batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
     if batch is None:
         return signature, ("served without batching: no input has a dimension named 'batch'",)
-    if batch not in signature.symbols:
-        raise InvalidArgument(
-            f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(signature.symbols)}"
-        )
+    _check_batch_dim(batch, signature.inputs)
     reason = rows_touch(lowered.reference, signature, batch, lowered.examples)
     if reason is not None:
         return replace(signature, batch=None), (f"served without batching: {reason}",)
     return replace(signature, batch=batch), ()
+
+
+def _check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
+    known = symbols(inputs)
+    if batch not in known:
+        raise InvalidArgument(f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(known) or 'none'}")
 
 
 def _pack(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+import io
+import itertools
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,20 +45,28 @@ class Eager:
     gives its keys.
 
     Args:
-        module: put into evaluation mode.
+        module: in evaluation mode; inputs are moved to its device.
         names: the inputs' names, in order.
         output_names: overrides the outputs' names.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str], output_names: Sequence[str] = ()):
-        self.module = module.eval()
+        self.module = module
         self._names = names
-        self._by_name = set(names) <= set(parameters(module))
+        own = parameters(module)
+        self._by_name = set(names) <= set(own)
+        if self._by_name and isinstance(module, torch.jit.ScriptModule):
+            # The converter of TorchScript takes arguments by position only.
+            if tuple(names) != own[: len(names)]:
+                raise ExportError(f"describe the inputs of a TorchScript model in their order: {', '.join(own)}")
+            self._by_name = False
         self._output_names = output_names
+        first = next(itertools.chain(module.parameters(), module.buffers()), None)
+        self._device = first.device if first is not None else torch.device("cpu")
 
     def bind(self, inputs: Mapping[str, Array]) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         """Return the positional and keyword arguments of ``forward``; tensors are copies."""
-        values = {name: to_torch(inputs[name]) for name in self._names}
+        values = {name: to_torch(inputs[name]).to(self._device) for name in self._names}
         return ((), values) if self._by_name else (tuple(values.values()), {})
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -96,6 +109,8 @@ def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Ten
         raise ExportError(f"the model returns {type(outputs).__name__}, which holds no tensor")
     if names and len(names) != len(leaves):
         raise ExportError(f"the model has {len(leaves)} outputs, but {len(names)} names were given: {', '.join(names)}")
+    if len(set(names)) < len(names):
+        raise ExportError(f"the outputs' names must differ: {', '.join(names)}")
     return {name: leaf for name, (_, leaf) in zip(names or [_name(path) for path, _ in leaves], leaves, strict=True)}
 
 
@@ -104,6 +119,24 @@ def _name(path: tuple[Any, ...]) -> str:
     if not parts:
         return "output"
     return f"output_{'_'.join(parts)}" if parts[0].isdecimal() else ".".join(parts)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what torch's exporters tell their own developers; failures are exceptions."""
+    names = ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        # torch.export prints the graph so far when it fails.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def to_torch(array: Array) -> torch.Tensor:

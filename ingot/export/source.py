@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ingot.errors import InvalidArgument, NotFound
+from ingot.export.program import quiet
 
 
 def load_source(source: str, checkpoint: str | Path | None = None, map_location: str = "cpu") -> nn.Module | Path:
@@ -55,6 +56,7 @@ def load_checkpoint(module: nn.Module, path: Path, map_location: str = "cpu") ->
     """
     if not path.is_file():
         raise NotFound(f"there is no checkpoint {path}")
+    _check_device(map_location)
     try:
         loaded = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -76,12 +78,23 @@ def _find_state(loaded: Any, path: Path) -> dict[str, torch.Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
             break
-    if not isinstance(loaded, Mapping) or not loaded or not all(torch.is_tensor(value) for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not loaded or not all(map(_is_weight, loaded.items())):
         keys = ", ".join(str(key) for key in list(loaded)[:8]) if isinstance(loaded, Mapping) else type(loaded).__name__
-        raise InvalidArgument(f"{path} holds no state_dict; it holds: {keys}")
+        raise InvalidArgument(f"{path} holds no state_dict; it holds: {keys or 'nothing'}")
     if all(key.startswith("module.") for key in loaded):
         return {key.removeprefix("module."): value for key, value in loaded.items()}
     return dict(loaded)
+
+
+def _is_weight(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and torch.is_tensor(item[1])
+
+
+def _check_device(map_location: str) -> None:
+    try:
+        torch.empty(0, device=map_location)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidArgument(f"tensors cannot be loaded to '{map_location}' here: {_first_line(error)}") from error
 
 
 def _import_module(source: str) -> nn.Module:
@@ -95,14 +108,14 @@ def _import_module(source: str) -> nn.Module:
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and not module_name.startswith(error.name):
+        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
             raise InvalidArgument(f"importing {module_name} failed: {error}; install what it needs") from error
         raise NotFound(f"there is no Python module '{module_name}' here ({Path.cwd()}) or installed") from error
     except Exception as error:  # the user's code may raise anything
-        raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+        raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {_one_line(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = ", ".join(sorted(name for name in vars(found) if not name.startswith("_"))[:12])
+            known = ", ".join([name for name in dir(found) if not name.startswith("_")][:12])
             raise NotFound(f"'{module_name}' has no attribute '{attribute}'; it has: {known}")
         found = getattr(found, part)
     if isinstance(found, nn.Module):
@@ -112,10 +125,9 @@ def _import_module(source: str) -> nn.Module:
     try:
         made = found()
     except Exception as error:
-        wanted = inspect.signature(found) if not inspect.isbuiltin(found) else "(...)"
         raise InvalidArgument(
-            f"calling {attribute}{wanted} without arguments failed: {type(error).__name__}: {error}; "
-            "name a factory that needs none"
+            f"calling {attribute}{_parameters(found)} without arguments failed: {type(error).__name__}: "
+            f"{_one_line(error)}; name a factory that needs none"
         ) from error
     if not isinstance(made, nn.Module):
         raise InvalidArgument(f"{attribute}() gave a {type(made).__name__}, not a torch.nn.Module")
@@ -124,12 +136,24 @@ def _import_module(source: str) -> nn.Module:
 
 def _load_torchscript(path: Path, map_location: str) -> nn.Module:
     try:
-        return torch.jit.load(str(path), map_location=map_location)  # type: ignore[no-any-return, no-untyped-call]
+        with quiet():
+            return torch.jit.load(str(path), map_location=map_location)  # type: ignore[no-any-return, no-untyped-call]
     except (RuntimeError, ValueError) as error:
         raise InvalidArgument(
             f"{path} is not a TorchScript file; for a state_dict, name the model's code and pass this file by "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path.name}"
         ) from error
+
+
+def _parameters(found: Any) -> str:
+    try:
+        return str(inspect.signature(found))
+    except ValueError:  # some built-in ones have none
+        return "(...)"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]
 
 
 def _first_line(error: Exception) -> str:

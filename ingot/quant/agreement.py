@@ -30,4 +30,5 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> dict[st
 
 
 def _rows(batches: Sequence[Outputs], name: str) -> Array:
-    return np.concatenate([batch[name].reshape(len(batch[name]), -1) for batch in batches]).astype(np.float64)
+    rows = [np.atleast_1d(batch[name]) for batch in batches]
+    return np.concatenate([array.reshape(len(array), -1) for array in rows]).astype(np.float64)

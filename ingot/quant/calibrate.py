@@ -36,7 +36,7 @@ class Calibration:
         if missing:
             found = ", ".join(loaded) or "nothing"
             raise InvalidArgument(f"the calibration data{where} lacks the input '{missing[0]}'; it holds: {found}")
-        self.inputs = {name: loaded[name] for name in names}
+        self.inputs = {name: np.asarray(loaded[name]) for name in names}
         self._signature = signature
         for name, array in self.inputs.items():
             if array.size == 0:

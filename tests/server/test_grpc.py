@@ -66,7 +66,7 @@ def test_health_and_metadata(channel: grpc.Channel) -> None:
 
 
 def test_the_standard_health_service(channel: grpc.Channel) -> None:
-    stub = health_pb2_grpc.HealthStub(channel)
+    stub: Any = health_pb2_grpc.HealthStub(channel)
     for service in ("", codec.SERVICE):
         status = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
         assert status == health_pb2.HealthCheckResponse.SERVING
@@ -176,7 +176,7 @@ def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
 
 
 def test_a_message_that_is_no_protobuf(channel: grpc.Channel) -> None:
-    stub = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
+    stub: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
     with pytest.raises(grpc.RpcError):
         stub(b"\xff\xff\xff", timeout=10)
     assert infer(channel, affine()).outputs

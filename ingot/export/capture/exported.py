@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -14,7 +11,7 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError
-from ingot.export.program import Eager, Program, name_outputs
+from ingot.export.program import Eager, Program, name_outputs, quiet
 from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, symbols
 
 
@@ -43,15 +40,16 @@ def capture(
         spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs
     }
     dynamic: Any = shapes if kwargs else tuple(shapes.values())
+    with torch.no_grad():
+        before = _contents(eager.module, args, kwargs)
+        outputs = name_outputs(eager.module(*args, **kwargs), output_names)
+    _refuse_mutation(before, _contents(eager.module, args, kwargs))
     module = _as_module(eager.module, args, kwargs)
     try:
-        with quiet():
+        with quiet(), torch.no_grad():
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
     except Exception as error:  # torch.export raises many kinds
         raise ExportError(f"torch.export cannot capture the model: {_explain(error)}") from error
-    _refuse_mutation(exported)
-    with torch.no_grad():
-        outputs = name_outputs(eager.module(*args, **kwargs), output_names)
     return Program(
         exported, _signature(exported, inputs, ranges, list(outputs)), (f"torch.export {torch.__version__}",)
     )
@@ -75,14 +73,25 @@ def _as_module(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[s
         raise ExportError(f"the TorchScript model cannot be converted: {_explain(error)}") from error
 
 
-def _refuse_mutation(exported: torch.export.ExportedProgram) -> None:
-    signature = exported.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+def _contents(
+    module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return copies of all that a run of the module could change."""
+    inputs = {**{f"input {index}": value for index, value in enumerate(args)}, **kwargs}
+    return {name: value.clone() for name, value in (*module.named_buffers(), *inputs.items())}
+
+
+def _refuse_mutation(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
+    changed = [name for name, value in before.items() if name not in after or not _same(value, after[name])]
     if changed:
         raise ExportError(
             f"the model changes {', '.join(sorted(changed))} while it runs, which a served graph would silently drop; "
             "return the new value as an output and take the old one as an input"
         )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=left.is_floating_point())
 
 
 def _signature(
@@ -103,7 +112,13 @@ def _signature(
                 )
             renamed[size.node.expr] = sympy.Symbol(dim, integer=True, positive=True)
     outputs = []
-    for name, node_name in zip(names, exported.graph_signature.user_outputs, strict=True):
+    returned = [item for item in exported.graph_signature.user_outputs if item is not None]
+    constants = [item for item in returned if not isinstance(item, str)]
+    if constants:
+        raise ExportError(
+            f"the model returns {constants[0]!r} beside tensors, which a graph cannot; return tensors only"
+        )
+    for name, node_name in zip(names, returned, strict=True):
         value = nodes[str(node_name)].meta["val"]
         shape: Shape = tuple(
             size if isinstance(size, int) else str(size.node.expr.subs(renamed)) for size in value.shape
@@ -125,22 +140,11 @@ def _explain(error: Exception) -> str:
         wanted = [f"'{name}' as {size}" for name, size in fixes]
         return f"the model's code fixes a dimension that is declared dynamic; declare {', '.join(wanted)}"
     paragraph = " ".join(text.split("\n\n", 1)[0].split()) or type(error).__name__
-    place = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+    if "data-dependent" in paragraph:
+        paragraph = (
+            "its code decides by the values of a tensor (such as `if x.sum() > 0`), which a graph cannot; "
+            f"use torch.where or torch.cond. {paragraph}"
+        )
+    place = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', text)
     user = [f"{file}:{line} in {function}" for file, line, function in place if "site-packages" not in file]
     return paragraph[:500] + (f" (at {user[-1]})" if user else "")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence what torch's exporters tell their own developers; failures are exceptions."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._export", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

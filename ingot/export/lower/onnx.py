@@ -6,8 +6,7 @@ import onnx_ir as ir
 import torch
 
 from ingot.errors import ExportError
-from ingot.export.capture.exported import quiet
-from ingot.export.program import Program
+from ingot.export.program import Program, quiet
 
 
 def lower(program: Program, opset: int | None = None) -> ir.Model:
@@ -32,6 +31,9 @@ def lower(program: Program, opset: int | None = None) -> ir.Model:
     if result is None:
         raise ExportError("the ONNX exporter gave no model")
     model = result.model
+    made = model.opset_imports.get("")
+    if opset is not None and made != opset:
+        raise ExportError(f"the model cannot be expressed in opset {opset}; the exporter gives opset {made}")
     for spec, value in zip(
         (*signature.inputs, *signature.outputs), (*model.graph.inputs, *model.graph.outputs), strict=True
     ):

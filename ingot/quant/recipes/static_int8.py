@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 
 from ingot.errors import InvalidArgument
@@ -45,10 +48,10 @@ def apply(config: StaticInt8, graph: Path, data: Calibration) -> ir.Model:
         )
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder, _quiet():
         out = Path(folder) / "quantized.onnx"
-        quantize_static(
+        _quantize(
             graph,
             out,
-            _Reader(data),
+            _Reader(data, config.calibration),
             quant_format=QuantFormat.QDQ,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
@@ -64,6 +67,13 @@ def apply(config: StaticInt8, graph: Path, data: Calibration) -> ir.Model:
     return model
 
 
+def _quantize(*arguments: object, **options: object) -> None:
+    try:
+        quantize_static(*arguments, **options)
+    except Exception as error:  # the quantizer raises many kinds on graphs that it does not understand
+        raise InvalidArgument(f"ONNX Runtime cannot quantize this model: {type(error).__name__}: {error}") from error
+
+
 def quantized_ops(model: ir.Model) -> int:
     """Count the nodes that take all their data inputs through DequantizeLinear, and so run in integers once fused."""
     count = 0
@@ -77,18 +87,23 @@ def quantized_ops(model: ir.Model) -> int:
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds a Calibration to ONNX Runtime."""
 
-    def __init__(self, data: Calibration):
-        self._batches: Iterator[dict[str, Array]] = data.batches()
+    def __init__(self, data: Calibration, method: str):
+        # The histograms of entropy and percentile need batches of one size; no sample is left out for it.
+        equal = next(rows for rows in range(32, 0, -1) if data.rows % rows == 0)
+        self._batches: Iterator[dict[str, Array]] = data.batches(32 if method == "minmax" else equal)
 
     def get_next(self) -> dict[str, Array] | None:
         return next(self._batches, None)
 
 
-class _quiet:  # noqa: N801 - used as a function
-    """Hides the quantizer's advice to pre-process: our exporter has inferred the shapes already."""
-
-    def __enter__(self) -> None:
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the quantizer's advice to pre-process (our exporter has inferred the shapes already) and what it prints."""
+    logging.disable(logging.WARNING)
+    onnxruntime.set_default_logger_severity(3)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        onnxruntime.set_default_logger_severity(2)
         logging.disable(logging.NOTSET)

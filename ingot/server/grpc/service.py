@@ -15,7 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import DESCRIPTOR as REFLECTION_FILE
 
-from ingot.errors import Code, IngotError, Unavailable
+from ingot.errors import Code, IngotError
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -110,8 +110,7 @@ def _unary(
             log.exception("%s failed", function.__name__)
             code, text = Code.INTERNAL, "internal error; the server's log has the cause"
         plane.metrics.errors.labels("grpc", code.value).inc()
-        await context.abort(codec.STATUS[code], text)
-        raise Unavailable(text)  # abort raises; this tells type checkers so
+        return await context.abort(codec.STATUS[code], text)  # which raises
 
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=kind.FromString, response_serializer=kind.SerializeToString

@@ -1,0 +1,38 @@
+"""Engines made for tests, where what matters is what the runtime does with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+DOUBLER = Signature((TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", 2)),), "batch")
+
+
+class FunctionEngine:
+    """Runs a Python function; ``gate``, if given, holds every call until it is set."""
+
+    platform = "test"
+    device = "cpu"
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Array]], dict[str, Array]] = lambda inputs: {"y": inputs["x"] * 2},
+        signature: Signature = DOUBLER,
+        gate: threading.Event | None = None,
+    ):
+        self.signature = signature
+        self.calls: list[int] = []
+        self.closed = False
+        self._function = function
+        self._gate = gate
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.calls.append(len(next(iter(inputs.values()))))
+        if self._gate is not None:
+            self._gate.wait(30)
+        return self._function(inputs)
+
+    def close(self) -> None:
+        self.closed = True

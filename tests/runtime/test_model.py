@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
+from ingot.model_store import Golden
+from ingot.runtime import Limits, Model, Settings, State
+from ingot.tensors import Array
+from tests.runtime.engines import FunctionEngine
+
+ONE = {"x": np.ones((1, 2), np.float32)}
+
+
+def model(engine: FunctionEngine | None = None, **options: Any) -> Model:
+    made = engine or FunctionEngine()
+    return Model("m", "1", lambda device, threads: made, **options)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def golden(output: float) -> Golden:
+    return Golden(ONE, {"y": np.full((1, 2), output, np.float32)})
+
+
+def test_it_answers_when_loaded_and_not_before_or_after() -> None:
+    async def work() -> None:
+        served = model()
+        with pytest.raises(Unavailable, match="loading"):
+            await served.infer(ONE)
+        served.load()
+        assert served.ready
+        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+        await served.drain()
+        with pytest.raises(Unavailable, match="draining"):
+            await served.infer(ONE)
+        served.close()
+        assert served.state is State.UNLOADED
+
+    run(work())
+
+
+def test_goldens_are_replayed_before_it_is_ready() -> None:
+    served = model(goldens=[golden(2.0)])
+    served.load()
+    assert served.ready
+    served.close()
+
+
+def test_a_model_that_answers_other_than_its_goldens_is_not_served() -> None:
+    served = model(goldens=[golden(2.5)])
+    with pytest.raises(InternalError, match="output 'y' of golden case 0"):
+        served.load()
+    assert served.state is State.FAILED
+    with pytest.raises(Unavailable, match="golden"):
+        run(served.infer(ONE))
+
+
+def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
+    def refuse(device: str, threads: int) -> FunctionEngine:
+        raise InvalidArgument("no such file")
+
+    served = Model("m", "1", refuse)
+    with pytest.raises(InvalidArgument):
+        served.load()
+    assert (served.state, served.reason) == (State.FAILED, "no such file")
+
+
+def test_requests_that_wait_form_one_batch() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine)
+        served.load()
+        first = asyncio.create_task(served.infer(ONE))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        rest = [asyncio.create_task(served.infer({"x": np.full((1, 2), n, np.float32)})) for n in range(5)]
+        await asyncio.sleep(0)
+        gate.set()
+        answers = await asyncio.gather(first, *rest)
+        assert engine.calls == [1, 5]
+        assert [answer["y"][0, 0] for answer in answers[1:]] == [0, 2, 4, 6, 8]
+        await served.drain()
+        served.close()
+
+    run(work())
+
+
+def test_a_client_that_leaves_is_skipped_and_hurts_nobody() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine)
+        served.load()
+        running = asyncio.create_task(served.infer(ONE))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(served.infer(ONE))
+        staying = asyncio.create_task(served.infer(ONE))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        running.cancel()  # this one is in the engine already
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await staying)["y"].tolist() == [[2, 2]]
+        assert engine.calls == [1, 1]
+        await served.drain()
+        served.close()
+
+    run(work())
+
+
+def test_a_timeout_answers_without_the_engine() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        served = model(FunctionEngine(gate=gate))
+        served.load()
+        with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+            await served.infer(ONE, timeout=0.01)
+        gate.set()
+        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+        await served.drain()
+        served.close()
+
+    run(work())
+
+
+def test_a_full_queue_is_said_and_the_waiting_are_answered() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine, settings=Settings(limits=Limits(max_queue=2)))
+        served.load()
+        tasks = [asyncio.create_task(served.infer(ONE))]
+        while not engine.calls:
+            await asyncio.sleep(0)
+        tasks += [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
+        await asyncio.sleep(0)
+        gate.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(outcome, Unavailable) for outcome in outcomes] == [False, False, False, True]
+        await served.drain()
+        served.close()
+
+    run(work())
+
+
+def test_draining_waits_for_what_is_in_flight() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine)
+        served.load()
+        asked = asyncio.create_task(served.infer(ONE))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        draining = asyncio.create_task(served.drain())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        gate.set()
+        await draining
+        assert (await asked)["y"].tolist() == [[2, 2]]
+        served.close()
+        assert engine.closed
+
+    run(work())
+
+
+def test_instances_run_side_by_side() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engines: list[FunctionEngine] = []
+
+        def open_engine(device: str, threads: int) -> FunctionEngine:
+            engines.append(FunctionEngine(gate=gate))
+            return engines[-1]
+
+        served = Model("m", "1", open_engine, settings=Settings(instances=2))
+        served.load()
+        tasks = [asyncio.create_task(served.infer(ONE))]
+        while sum(len(engine.calls) for engine in engines) < 1:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(served.infer(ONE)))
+        while sum(len(engine.calls) for engine in engines) < 2:
+            await asyncio.sleep(0)
+        assert [engine.calls for engine in engines] == [[1], [1]]
+        gate.set()
+        await asyncio.gather(*tasks)
+        await served.drain()
+        served.close()
+        assert all(engine.closed for engine in engines)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({}, "missing"),
+        ({"x": np.ones((1, 2))}, "FP64"),
+        ({"x": np.ones((1, 3), np.float32)}, "dimension 1"),
+        ({**ONE, "w": np.ones(1)}, "unknown input 'w'"),
+    ],
+)
+def test_inputs_are_checked_before_they_wait(inputs: dict[str, Array], says: str) -> None:
+    async def work() -> None:
+        engine = FunctionEngine()
+        served = model(engine)
+        served.load()
+        with pytest.raises(IngotError, match=says):
+            await served.infer(inputs)
+        assert engine.calls == []
+        served.close()
+
+    run(work())

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import Unavailable
+from ingot.runtime.scheduler import Entry, Limits, Scheduler, group_of
+from ingot.tensors import DType, Signature, TensorSpec
+
+
+def entry(rows: int = 1, group: int = 0, width: int = 1) -> Entry:
+    return Entry({"x": np.zeros((rows, width), np.float32)}, rows, lambda outcome: None, 0.0, (group,))
+
+
+Offers = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2), st.booleans()), max_size=60)
+
+
+@given(offers=Offers, max_batch=st.integers(1, 16), takes=st.lists(st.integers(0, 5), max_size=60))
+def test_every_entry_runs_once_in_order_within_the_limits(
+    offers: list[tuple[int, int, bool]], max_batch: int, takes: list[int]
+) -> None:
+    scheduler = Scheduler(Limits(max_batch=max_batch), batching=True)
+    entries = [entry(rows, group) for rows, group, _ in offers]
+    ran: list[Entry] = []
+
+    def take() -> list[Entry]:
+        batch = scheduler.take()
+        assert len({item.group for item in batch}) <= 1
+        assert sum(item.rows for item in batch) <= max_batch or len(batch) == 1
+        ran.extend(batch)
+        return batch
+
+    for index, item in enumerate(entries):
+        scheduler.offer(item)
+        for _ in range(takes[index] if index < len(takes) else 0):
+            take()
+    waiting = [item for item in entries if item not in ran]
+    left = [item for item, (_, _, leaves) in zip(entries, offers, strict=True) if leaves and item in waiting]
+    for item in left:
+        item.cancelled = True
+    while take():
+        pass
+    assert len(scheduler) == 0
+    assert sorted(map(id, ran)) == sorted(id(item) for item in entries if item not in left)
+    for group in range(3):
+        order = [item for item in ran if item.group == (group,)]
+        sizes = {item.rows for item in order}
+        if len(sizes) == 1:  # entries of one size and group are never overtaken
+            assert order == [item for item in entries if item in order]
+
+
+def test_the_oldest_entry_is_in_the_next_batch() -> None:
+    scheduler = Scheduler(Limits(max_batch=4), batching=True)
+    first, other, third = entry(3, group=1), entry(1, group=2), entry(1, group=1)
+    for item in (first, other, third):
+        scheduler.offer(item)
+    assert scheduler.take() == [first, third]
+    assert scheduler.take() == [other]
+
+
+def test_without_batching_each_runs_alone() -> None:
+    scheduler = Scheduler(Limits(), batching=False)
+    items = [entry() for _ in range(3)]
+    for item in items:
+        scheduler.offer(item)
+    assert [scheduler.take() for _ in range(4)] == [[item] for item in items] + [[]]
+
+
+def test_a_full_queue_refuses_and_recovers() -> None:
+    scheduler = Scheduler(Limits(max_queue=2), batching=True)
+    scheduler.offer(entry())
+    scheduler.offer(entry())
+    with pytest.raises(Unavailable, match="queue is full"):
+        scheduler.offer(entry())
+    scheduler.take()
+    scheduler.offer(entry())
+
+
+def test_the_queue_is_bounded_in_bytes_too() -> None:
+    scheduler = Scheduler(Limits(max_queue_bytes=1000), batching=True)
+    scheduler.offer(entry(width=10_000))  # alone it may be larger than the bound, else it could never run
+    with pytest.raises(Unavailable):
+        scheduler.offer(entry())
+    assert len(scheduler.take()) == 1
+    for _ in range(250):
+        scheduler.offer(entry())
+    with pytest.raises(Unavailable):
+        scheduler.offer(entry())
+
+
+def test_what_may_share_a_batch() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", "seq")), TensorSpec("scale", DType.FP32, (1,))),
+        (TensorSpec("y", DType.FP32, ("batch", "seq")),),
+        "batch",
+    )
+
+    def group(rows: int, seq: int, scale: float) -> tuple[object, ...]:
+        return group_of(signature, {"x": np.zeros((rows, seq)), "scale": np.array([scale])})
+
+    assert group(1, 5, 2.0) == group(7, 5, 2.0)
+    assert group(1, 5, 2.0) != group(1, 6, 2.0)
+    assert group(1, 5, 2.0) != group(1, 5, 3.0)  # an input without a batch belongs to the whole batch
