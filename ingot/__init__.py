@@ -6,6 +6,7 @@ The public names below are loaded when they are first used, so that ``import ing
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ingot.server.main import serve as serve
 
 __version__ = "0.1.0"
+
+# ONNX Runtime's packages report their use to their maker unless this is set before they are loaded. A server must not
+# call out unasked; whoever wants it to sets ORT_DISABLE_TELEMETRY=0 himself.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _PUBLIC = {
     "Archive": "ingot.model_store",

@@ -123,10 +123,12 @@ def load_npz(path: str | Path) -> dict[str, Array]:
         InvalidArgument: it is no ``.npz``, or holds Python objects.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise InvalidArgument(f"{path} holds one array without a name; save it with numpy.savez(path, name=array)")
-        with loaded:
+        with Path(path).open("rb") as file:  # opened here, since numpy leaves a damaged file open
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise InvalidArgument(
+                    f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
+                )
             return {name: _native(loaded[name]) for name in loaded.files}
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
