@@ -70,7 +70,10 @@ class Examples:
             return words[rng.integers(0, len(words), shape)]
         if spec.dtype.is_float:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
-        return rng.integers(0, 2, shape).astype(spec.dtype.numpy)
+        numbers = np.asarray(rng.integers(0, 2, shape)).astype(spec.dtype.numpy)
+        if shape:
+            numbers[..., :1] = 1  # an attention mask of nothing but zeros has no meaning that two engines share
+        return numbers
 
 
 def _resized(array: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
