@@ -43,7 +43,9 @@ def identity(folder: Path, dtype: DType) -> Path:
 
 def affine(folder: Path, name: str = "affine") -> Path:
     """y = 2 x + 1, z = -x: FP32 [batch, 3]."""
-    constants = [numpy_helper.from_array(np.float32(value), label) for label, value in (("two", 2), ("one", 1))]
+    constants = [
+        numpy_helper.from_array(np.array(value, np.float32), label) for label, value in (("two", 2), ("one", 1))
+    ]
     nodes = [
         helper.make_node("Mul", ["x", "two"], ["scaled"]),
         helper.make_node("Add", ["scaled", "one"], ["y"]),

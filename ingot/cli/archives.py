@@ -28,7 +28,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="An input, such as image:float32[batch,3,224,224]; once for each."),
+        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; once for each."),
     ] = None,
     example: Annotated[
         Path | None, typer.Option(help=".npz with example inputs by name, instead of generated ones.")
@@ -49,7 +49,8 @@ def export(
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
 
-    A dimension may state its range: ids:int64[batch,seq=1..512].
+    The named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]. The one called batch is the batch
+    axis. A dimension may state its range: ids:int64\\[batch,seq=1..512].
     """
     _check_out(out)
     with progress("Importing PyTorch") as step:

@@ -20,7 +20,7 @@ def infer(
     url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port.")],
     model: Annotated[str, typer.Argument(help="The model's name on the server.")],
     inputs: Annotated[
-        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=[[1, 2], [3, 4]] as JSON; once for each.")
+        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; once for each.")
     ],
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = "",
     output_names: Annotated[

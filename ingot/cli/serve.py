@@ -45,7 +45,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish.
 
-    Each option can also be set by a variable: INGOT_HTTP_PORT for --http-port, and so on.
+    Settings of the server can also be given by variables: INGOT_HTTP_PORT for --http-port, and so on.
     """
     chosen: dict[str, Any] = {
         "host": host,

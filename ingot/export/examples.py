@@ -67,7 +67,7 @@ class Examples:
             return _resized(self._given[spec.name], shape, rng)
         if spec.dtype is DType.BYTES:
             words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
-            return words[rng.integers(0, len(words), shape)]
+            return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
         if spec.dtype.is_float:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
         numbers = np.asarray(rng.integers(0, 2, shape)).astype(spec.dtype.numpy)

@@ -83,6 +83,10 @@ def export_model(
         if isinstance(model, nn.Module):
             lowered = _from_module(model, example_inputs, specs, ranges, output_names, opset, progress)
         else:
+            if output_names or opset:
+                raise InvalidArgument(
+                    "an .onnx file keeps its own output names and operator set; leave those options out"
+                )
             lowered = _from_onnx(Path(model), example_inputs, specs, ranges, progress)
         signature, notes = _with_batch(lowered, batch_dim)
         return _pack(lowered, signature, name, source or name, (*lowered.log, *notes), progress)

@@ -58,7 +58,8 @@ def load_checkpoint(module: nn.Module, path: Path, map_location: str = "cpu") ->
         raise NotFound(f"there is no checkpoint {path}")
     _check_device(map_location)
     try:
-        loaded = torch.load(path, map_location=map_location, weights_only=True)
+        with quiet():
+            loaded = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         raise InvalidArgument(
             f"{path} holds more than tensors, which could run code when loaded; save model.state_dict() instead"

@@ -246,8 +246,7 @@ def add_variant(
         modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
     )
     document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
-    descriptor = blobs.put(manifest.encode(document), manifest.MANIFEST, **{manifest.VARIANT: serving.variant})
-    return descriptor.model_copy(update={"artifact_type": manifest.MODEL_MANIFEST})
+    return blobs.put(manifest.encode(document), manifest.MANIFEST, **{manifest.VARIANT: serving.variant})
 
 
 def _variant(blobs: Blobs, entry: Descriptor) -> Variant:

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ingot.errors import InvalidArchive
+from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.tensors import Signature
 
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -59,7 +59,6 @@ class Descriptor(_OCI):
     media_type: str = Field(max_length=255)
     digest: Digest
     size: int = Field(ge=0)
-    artifact_type: str | None = None
     annotations: dict[str, str] = {}
 
     @property
@@ -68,12 +67,15 @@ class Descriptor(_OCI):
 
 
 class Index(_OCI):
-    """An OCI image index: the variants of an archive, or the tags of a repository."""
+    """An OCI image index: the variants of an archive, or the tags of a repository.
+
+    It has only those fields that every registry tool knows: skopeo writes an index anew without the others when it
+    copies, which would change the archive's digest.
+    """
 
     schema_version: Literal[2] = 2
     media_type: Literal["application/vnd.oci.image.index.v1+json"] = INDEX
     manifests: tuple[Descriptor, ...] = Field((), max_length=10_000)
-    annotations: dict[str, str] = {}
 
 
 class Manifest(_OCI):
@@ -84,7 +86,6 @@ class Manifest(_OCI):
     artifact_type: Literal["application/vnd.cncf.model.manifest.v1+json"] = MODEL_MANIFEST
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
-    annotations: dict[str, str] = {}
 
     def layer(self, media_type: str) -> Descriptor | None:
         return next((layer for layer in self.layers if layer.media_type == media_type), None)
@@ -164,10 +165,16 @@ class Provenance(_Record):
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:
         """Return a record of this moment and of the installed versions of ``packages``.
 
-        ``SOURCE_DATE_EPOCH`` fixes the time, for archives that are to come out the same again.
+        ``SOURCE_DATE_EPOCH`` (seconds) sets another time.
+
+        Raises:
+            InvalidArgument: that variable is not a number of seconds.
         """
         epoch = os.environ.get("SOURCE_DATE_EPOCH")
-        moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
+        try:
+            moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise InvalidArgument(f"SOURCE_DATE_EPOCH is '{epoch}', not a number of seconds since 1970") from error
         created = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
         return cls(
             source=source, created=created, versions={name: version(name) for name in packages}, notes=tuple(notes)

@@ -16,12 +16,12 @@ _REFERENCE = re.compile(
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
     r"(?:#(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
-_VERSION = re.compile(r"v?\d+(\.\d+)*(?:[-+._]?[0-9A-Za-z.-]+)?")
+_VERSION = re.compile(r"v?\d[\w.-]*")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One parsed reference. A missing tag means the highest version; a missing variant, the best for the machine."""
+    """One parsed reference. A missing tag means the highest version; a missing variant, the archive's preferred one."""
 
     name: str
     tag: str | None = None
@@ -51,7 +51,10 @@ class Reference:
 
 
 def is_version(tag: str) -> bool:
-    """Tell whether a tag is a version, which never moves once pushed; any other tag is an alias."""
+    """Tell whether a tag is a version (a digit first, or v and a digit), which never moves once pushed.
+
+    Any other tag is an alias.
+    """
     return _VERSION.fullmatch(tag) is not None
 
 

@@ -45,7 +45,7 @@ class Store:
     def push(self, archive: Archive, reference: str | Reference) -> Reference:
         """Copy an archive into the store and point a tag at it.
 
-        A version tag (one that starts with a digit) is never moved; pushing the same archive again changes nothing.
+        A version tag (``1``, ``1.2.0``, ``v2``) is never moved; pushing the same archive again changes nothing.
         Any other tag is an alias and moves.
 
         Returns:

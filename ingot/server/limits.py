@@ -54,5 +54,6 @@ def wanted_encoding(accepted: str) -> str | None:
     Only ``Accept-Encoding`` with a single name is taken as a wish, as tritonclient's ``response_compression_algorithm``
     sends it. HTTP libraries send lists unasked, and compressing tensors costs more time than nearly any network saves.
     """
-    name = accepted.partition(";")[0].strip().lower()
-    return name if name in _WINDOW else None
+    name, _, weight = accepted.lower().replace(" ", "").partition(";q=")
+    refused = bool(weight) and not weight.strip("0.")  # q=0 means: anything but this
+    return name if name in _WINDOW and "," not in weight and not refused else None

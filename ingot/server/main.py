@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -44,11 +45,11 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        return f"http://{self.config.host}:{self.http_port}"
+        return f"http://{_bracketed(self.config.host)}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        return f"grpc://{self.config.host}:{self.grpc_port}"
+        return f"grpc://{_bracketed(self.config.host)}:{self.grpc_port}"
 
     async def start(self) -> None:
         """Open both ports, then load every model.
@@ -104,9 +105,8 @@ class Server:
     def _bind_grpc(self) -> int:
         if self.config.grpc_port:
             check_port("gRPC", self.config.host, self.config.grpc_port)  # gRPC's own library would log it to stderr
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         try:
-            return self._grpc.add_insecure_port(f"{host}:{self.config.grpc_port}")
+            return self._grpc.add_insecure_port(f"{_bracketed(self.config.host)}:{self.config.grpc_port}")
         except RuntimeError as error:
             raise _taken("gRPC", self.config.host, self.config.grpc_port, "in use or not allowed") from error
 
@@ -127,7 +127,11 @@ def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise _taken(protocol, host, port, error.strerror or str(error)) from error
+        raise _taken(protocol, host, port, os.strerror(error.errno) if error.errno else str(error)) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host  # IPv6 literals stand in brackets before a port
 
 
 def check_port(protocol: str, host: str, port: int) -> None:

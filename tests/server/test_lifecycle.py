@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 
 import ingot
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.server.dataplane import InferRequest
+from ingot.server.http import codec as http_codec
 from tests import onnx_models
 
 
@@ -163,3 +166,33 @@ def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(IngotError, match="'cuda' is not available"):
         ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, device="cuda")
+
+
+def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
+    """Over either protocol: the engine runs what others still wait for, and not what nobody does."""
+    model = onnx_models.slow(folder, repeats=200)
+    x = np.ones((64, 1024), np.float32)
+    body, length = http_codec.encode_request(InferRequest("slow", (("x", x),)), binary=True)
+    with ingot.serve(str(model), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
+
+        def wait_for(line: str) -> None:
+            deadline = time.monotonic() + 60
+            while f"{line}\n" not in client.metrics():
+                assert time.monotonic() < deadline, f"{line} never came: {client.metrics()}"
+
+        def occupy() -> None:
+            with ingot.Client(server.grpc_url) as other:
+                other.infer("slow", {"x": x})
+
+        staying = threading.Thread(target=occupy)
+        staying.start()
+        wait_for('ingot_in_flight_requests{model="slow",version="1"} 1.0')
+        port = int(server.http_url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
+            wait_for('ingot_in_flight_requests{model="slow",version="1"} 2.0')
+        wait_for('ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"} 1.0')
+        staying.join()
+        wait_for('ingot_in_flight_requests{model="slow",version="1"} 0.0')
+        assert 'ingot_batch_requests_sum{model="slow",version="1"} 1.0' in client.metrics()

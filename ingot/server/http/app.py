@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,11 +13,13 @@ from starlette.exceptions import HTTPException
 import ingot
 from ingot.errors import Code, IngotError, InvalidArgument
 from ingot.server import limits
-from ingot.server.dataplane import DataPlane, ModelMetadata
+from ingot.server.dataplane import DataPlane, InferResponse, ModelMetadata
 from ingot.server.http import codec, schema
 from ingot.tensors import TensorSpec
 
 log = logging.getLogger(__name__)
+
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
 def create_app(plane: DataPlane, max_body_bytes: int) -> FastAPI:
@@ -80,7 +83,7 @@ def create_app(plane: DataPlane, max_body_bytes: int) -> FastAPI:
             decoded, layout = codec.decode_raw_request(model, version, body, signature)
         else:
             decoded, layout = codec.decode_request(model, version, body, length)
-        response = await plane.infer(decoded, "http")
+        response = await _unless_gone(request, plane.infer(decoded, "http"))
         return _binary(*codec.encode_response(response, layout), request.headers.get("accept-encoding", ""))
 
     @app.get("/metrics", include_in_schema=False)
@@ -88,6 +91,35 @@ def create_app(plane: DataPlane, max_body_bytes: int) -> FastAPI:
         return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
+
+
+async def _unless_gone(request: Request, work: Awaitable[InferResponse]) -> InferResponse:
+    """Await an answer, but stop when its client closes the connection, so that the engine can skip it.
+
+    Raises:
+        HTTPException: the client left; the status is only for the log.
+    """
+    answering = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if answering is not None:
+            answering.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone or answering is None:
+            raise
+        answering.uncancel()
+        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
+    finally:
+        watching.cancel()
 
 
 async def _read(request: Request, limit: int) -> bytes:
