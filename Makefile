@@ -1,0 +1,50 @@
+# Needs Python 3.11 or later (with venv) and make; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint tools protos clean
+
+help: ## List the targets
+	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
+	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
+	@echo "make lint                ruff and mypy alone"
+	@echo "make protos              generate the gRPC messages from protos/"
+	@echo "make clean               remove .venv and all caches"
+	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with."
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Ingot needs Python 3.11 or later; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
+	@echo "Installing Ingot and PyTorch into $(VENV) (minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[cpu,export,demo,dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/ingot demo $(ARGS)
+
+test: lint tools
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+# skopeo reads archives as any OCI tool would. Without it those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
+tools:
+	@if ! command -v skopeo >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing skopeo, an OCI tool that the tests read archives with"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends skopeo; } \
+			>/dev/null 2>&1 || echo "warning: skopeo could not be installed" >&2; \
+	fi
+
+protos: $(INSTALLED)
+	@$(BIN)/python scripts/generate_protos.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find ingot tests examples scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import ROOT, RequireTool, RunIngot
+
+if TYPE_CHECKING:
+    from ingot.demo.digits import Data, Digits
+
+# PyTorch's threads wait by spinning: on a busy machine of two cores, training the digits takes 45 s with two threads
+# and 2.5 s with one. Subprocesses inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[Digits, Data, Data]:
+    """The digits classifier after a few epochs (some 98 % right), the training and the held-out images."""
+    from ingot.demo.digits import load, train
+
+    training, held_out = load()
+    return train(training, epochs=4), training, held_out
+
+
+@pytest.fixture(scope="session")
+def digits_fp32(digits: tuple[Digits, Data, Data], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive file of the digits classifier, as exported."""
+    from ingot.demo.digits import INPUT
+    from ingot.export import export_model
+
+    path = tmp_path_factory.mktemp("archive") / "digits.ingot"
+    export_model(digits[0], inputs=[INPUT], output_names=["logits"], name="digits").save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def digits_archive(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> Path:
+    """An archive file of the digits classifier with the variants int8 and fp32."""
+    from ingot.quant import quantize
+
+    path = digits_fp32.with_name("digits-int8.ingot")
+    quantize(digits_fp32, {"image": digits[1].images}).save(path)
+    return path
+
+
+@pytest.fixture
+def run_ingot(tmp_path: Path) -> RunIngot:
+    home = tmp_path / "home"
+
+    def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "INGOT_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths)}
+        return subprocess.run(
+            [sys.executable, "-m", "ingot", *map(str, args)],
+            cwd=cwd or tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def require_tool() -> RequireTool:
+    def find(name: str) -> str:
+        path = shutil.which(name)
+        if path is None and os.environ.get("INGOT_REQUIRE_TOOLS") == "1":
+            pytest.fail(f"the tool '{name}' is not installed")
+        return path or pytest.skip(f"the tool '{name}' is not installed")
+
+    return find

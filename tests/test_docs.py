@@ -1,0 +1,85 @@
+"""The documentation is complete and true: nothing undocumented, and what is shown runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from prometheus_client.metrics import MetricWrapperBase
+
+from ingot.cli.main import app
+from ingot.runtime import Metrics, Repository
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.http.app import create_app
+from tests.support import ROOT
+
+DOCS = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_and_option_is_documented(name: str) -> None:
+    cli = (ROOT / "docs" / "cli.md").read_text()
+    section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
+    assert section is not None, f"docs/cli.md has no section on ingot {name}"
+    for parameter in COMMANDS[name].params:
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            if option.startswith("--") and option != "--help":
+                assert option in section[0], f"{option} of ingot {name} is not in docs/cli.md"
+
+
+@pytest.mark.parametrize("setting", sorted(ServerConfig.model_fields))
+def test_every_setting_is_documented(setting: str) -> None:
+    serving = (ROOT / "docs" / "serving.md").read_text()
+    assert f"INGOT_{setting.upper()}" in serving
+    assert f"--{setting.replace('_', '-')}" in serving
+
+
+def test_every_metric_is_documented() -> None:
+    names = [value._name for value in vars(Metrics()).values() if isinstance(value, MetricWrapperBase)]
+    assert len(names) > 5
+    assert [name for name in names if name not in DOCS] == []
+
+
+def test_every_path_is_documented() -> None:
+    paths = create_app(DataPlane(Repository()), 1).openapi()["paths"]
+    assert len(paths) > 5
+    generic = re.sub(r"\{(\w+)\}", lambda match: match[1].upper()[0], " ".join(paths))
+    assert [path for path in generic.split() if path not in re.sub(r"\{(\w+)\}", lambda m: m[1].upper()[0], DOCS)] == []
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples."""
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "INGOT_HOME": str(tmp_path / "home"),
+    }
+    bash = "set -e -o pipefail\n" + "\n".join(text for kind, text in blocks if kind == "bash")
+    python = "\n".join(text for kind, text in blocks if kind == "python")
+    for command in (["bash", "-c", bash], [sys.executable, "-c", python]):
+        result = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
