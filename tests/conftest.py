@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import ROOT, RequireTool, RunIngot
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # PyTorch's threads wait by spinning: on a busy machine of two cores, training the digits takes 45 s with two threads
 # and 2.5 s with one. Subprocesses inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ingot")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.output import duration, note, print_json, progress, say, size, stdout
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Store, Variant
@@ -209,7 +209,12 @@ def _open(model: str, store: Path | None) -> Archive:
 
     if model.endswith(".ingot") or model.startswith((".", "/", "~")):
         return Archive.open(Path(model).expanduser())
-    return _store(store).get(model)
+    try:
+        return _store(store).get(model)
+    except (NotFound, InvalidArgument) as error:
+        if Path(model).is_file():
+            raise NotFound(f"{error}; for the file of that name write ./{model}") from error
+        raise
 
 
 def _store(root: Path | None) -> Store:

@@ -104,7 +104,13 @@ class Store:
         return Reference(ref.name, tag, tags[tag].digest, ref.variant)
 
     def names(self) -> list[str]:
-        """Return the names of all models, sorted."""
+        """Return the names of all models, sorted.
+
+        Raises:
+            InvalidArgument: the store is not a folder.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
         repos = self.root / "repos"
         return sorted(path.parent.relative_to(repos).as_posix() for path in repos.rglob("index.json"))
 

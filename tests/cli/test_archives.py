@@ -1,0 +1,182 @@
+"""``ingot export``, ``quantize``, ``inspect``, ``push`` and ``list`` as a user types them, each in its own process."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ingot.demo.digits import Data, Digits
+from ingot.model_store import Archive
+from tests import onnx_models
+from tests.support import RunIngot
+
+Result = subprocess.CompletedProcess[str]
+
+
+def succeeded(result: Result) -> str:
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Warning" not in result.stderr
+    return result.stdout
+
+
+def refused(result: Result) -> str:
+    """Check that a command failed as every one must: one paragraph on stderr, nothing on stdout, exit code 1."""
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "bug in Ingot" not in result.stderr
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
+def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot, tmp_path: Path) -> None:
+    model, training, _ = digits
+    torch.save(model.state_dict(), tmp_path / "digits.pth")
+    np.savez(tmp_path / "digits.npz", image=training.images[:200], label=training.labels[:200])
+    spec = "image:float32[batch,1,8,8]"
+
+    source = ["export", "examples.digits:model", "--input", spec, "--output-name", "logits"]
+    exported = run_ingot(*source, "--checkpoint", "digits.pth", "--name", "digits", "-o", "digits.ingot")
+    assert succeeded(exported).startswith("digits.ingot: digits, fp32, ")
+    assert "logits: equals the original in 4 cases" in exported.stderr
+
+    quantized = run_ingot("quantize", "digits.ingot", "--calibrate", "digits.npz", "-o", "digits-int8.ingot", "--json")
+    described = json.loads(succeeded(quantized))
+    assert [variant["variant"] for variant in described["variants"]] == ["int8", "fp32"]
+    assert described["variants"][0]["evidence"]["metrics"]["top1"] > 0.95
+
+    shown = succeeded(run_ingot("inspect", "digits-int8.ingot"))
+    for part in (f"digits  {described['digest']}", f"input  {spec}", "logits:float32[batch,10]", "int8", "fp32", "top"):
+        assert part in shown
+    assert json.loads(succeeded(run_ingot("inspect", "digits-int8.ingot", "--json"))) == described
+
+    line = f"digits:1  {described['digest']}\n"
+    assert succeeded(run_ingot("push", "digits-int8.ingot", "digits:1")) == line
+    assert succeeded(run_ingot("push", "digits-int8.ingot", "digits:1")) == line
+    message = refused(run_ingot("push", "digits.ingot", "digits:1"))
+    assert "a version never changes; push as another version, such as digits:2" in message
+    pushed = json.loads(succeeded(run_ingot("push", "digits.ingot", "digits:2", "--json")))
+    assert pushed == {"reference": "digits:2", "digest": Archive.open(tmp_path / "digits.ingot").digest}
+
+    assert succeeded(run_ingot("list")).splitlines()[0] == line.strip()
+    assert [(item["name"], item["tag"]) for item in json.loads(succeeded(run_ingot("list", "--json")))] == [
+        ("digits", "1"),
+        ("digits", "2"),
+    ]
+    assert json.loads(succeeded(run_ingot("inspect", "digits:1", "--json"))) == described
+
+
+def test_an_onnx_file_to_json_and_another_store(run_ingot: RunIngot, tmp_path: Path) -> None:
+    onnx_models.unbatched(tmp_path)
+    exported = json.loads(succeeded(run_ingot("export", "unbatched.onnx", "-o", "u[red].ingot", "--json")))
+    assert exported["name"] == "unbatched"
+    assert exported["variants"][0]["signature"]["batch"] is None
+    shown = succeeded(run_ingot("inspect", "u[red].ingot"))
+    assert "none: one request at a time" in shown
+    store = tmp_path / "elsewhere"
+    succeeded(run_ingot("push", "u[red].ingot", "team/unbatched:prod", "--store", store))
+    assert succeeded(run_ingot("list")) == ""
+    assert succeeded(run_ingot("list", "--store", store)) == f"team/unbatched:prod  {exported['digest']}\n"
+
+
+class TestRefusedExports:
+    """One process each, and each imports torch: the many ways to be wrong are tested in tests/export."""
+
+    def test_a_model_whose_example_does_not_run(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        command = ["export", "tests.export.models:net", "--input", "x:float32[batch,5]", "-o", "net.ingot"]
+        message = refused(run_ingot(*command))
+        assert message.startswith("the model does not run on the example inputs (x [3, 5]): RuntimeError")
+        assert not (tmp_path / "net.ingot").exists()
+
+    def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        (tmp_path / "beside.py").write_text(
+            "import torch\n"
+            "class Net(torch.nn.Module):\n"
+            "    def forward(self, x):\n"
+            "        return x if x.sum() > 0 else -x\n"
+        )
+        message = refused(run_ingot("export", "beside:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot"))
+        assert "torch.where" in message
+        assert message.endswith("beside.py:4 in forward)")
+
+    def test_a_checkpoint_with_code_in_it(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        (tmp_path / "c.pkl").write_bytes(pickle.dumps({"weight": Path}))
+        command = ["export", "tests.export.models:Net", "--checkpoint", "c.pkl", "-o", "net.ingot"]
+        assert "could run code" in refused(run_ingot(*command, "--input", "x:float32[batch,4]"))
+
+    def test_a_model_that_is_not_there(self, run_ingot: RunIngot) -> None:
+        message = refused(run_ingot("export", "nowhere:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot"))
+        assert message.startswith("there is no Python module 'nowhere' here")
+
+    def test_a_place_that_cannot_be_written_is_told_before_the_work(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        for out, why in (("nowhere/x.ingot", "there is no folder nowhere"), ("folder", "it is a folder; name a file")):
+            assert why in refused(run_ingot("export", "nowhere:Net", "-o", out))
+            assert why in refused(run_ingot("quantize", "x.ingot", "--calibrate", "x.npz", "-o", out))
+
+
+def test_a_folder_that_takes_no_files(run_ingot: RunIngot, tmp_path: Path) -> None:
+    onnx_models.affine(tmp_path)
+    assert "cannot write /proc/x.ingot" in refused(run_ingot("export", "affine.onnx", "-o", "/proc/x.ingot"))
+
+
+class TestRefusedArchives:
+    @pytest.fixture
+    def archive(self, digits_fp32: Path, tmp_path: Path) -> Path:
+        path = tmp_path / "digits.ingot"
+        path.write_bytes(digits_fp32.read_bytes())
+        return path
+
+    @pytest.mark.parametrize("damage", ["cut", "flipped", "text", "empty"])
+    def test_a_damaged_archive(self, run_ingot: RunIngot, archive: Path, damage: str) -> None:
+        good = archive.read_bytes()
+        middle = len(good) // 2  # inside the weights
+        archive.write_bytes(
+            {
+                "cut": good[:middle],
+                "flipped": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+                "text": b"no archive at all\n",
+                "empty": b"",
+            }[damage]
+        )
+        commands = [("inspect", archive), ("push", archive, "digits:1"), ("serve", archive, "--http-port", "0")]
+        for command in commands if damage == "flipped" else commands[:1]:
+            assert any(word in refused(run_ingot(*command)) for word in ("damaged", "truncated"))
+        assert succeeded(run_ingot("list")) == ""
+
+    def test_calibration_data_that_does_not_fit(self, run_ingot: RunIngot, archive: Path, tmp_path: Path) -> None:
+        np.savez(tmp_path / "bad.npz", pixels=np.zeros((3, 1, 8, 8), np.float32))
+        message = refused(run_ingot("quantize", archive, "--calibrate", "bad.npz", "-o", "q.ingot"))
+        assert message == "the calibration data in bad.npz lacks the input 'image'; it holds: pixels"
+
+    @pytest.mark.parametrize(
+        ("command", "message"),
+        [
+            (["inspect", "nope.ingot"], "there is no file nope.ingot"),
+            (["inspect", "digits:1"], "has no model 'digits'; it holds: nothing yet"),
+            (["inspect", "Digits:1"], "'Digits:1' is not a model reference; write name:tag such as digits:1"),
+            (["inspect", "digits.txt"], "for the file of that name write ./digits.txt"),
+            (["push", "nope.ingot", "digits:1"], "there is no file nope.ingot"),
+            (["push", "digits.ingot", "digits"], "write name:tag, such as digits:1"),
+            (["push", "digits.ingot", "digits:1", "--store", "digits.txt"], "the store at digits.txt cannot be"),
+            (["list", "--store", "digits.txt"], "the store at digits.txt cannot be read: it is not a folder"),
+            (["serve", "digits:1"], "has no model 'digits'"),
+            (["serve", "./digits.txt"], "is not an Ingot archive"),
+            (["serve", "nope.onnx"], "there is no file nope.onnx"),
+            (["serve", "./digits.ingot#bf16"], "has no variant 'bf16'; it has: fp32"),
+            (["serve", "./digits.ingot", "--http-port", "99999"], "--http-port (or INGOT_HTTP_PORT)"),
+        ],
+    )
+    def test_each_with_its_remedy(
+        self, run_ingot: RunIngot, archive: Path, tmp_path: Path, command: list[str], message: str
+    ) -> None:
+        (tmp_path / "digits.txt").write_text("some text")
+        assert message in refused(run_ingot(*command))

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import ingot
+from ingot.cli.main import app
+from tests.support import RunIngot
+
+COMMANDS = ["export", "quantize", "inspect", "push", "list", "serve", "infer", "demo"]
+
+
+def test_the_commands_are_those_that_are_documented() -> None:
+    names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    assert names == COMMANDS
+
+
+def test_help_lists_every_command_and_version_is_the_packages(run_ingot: RunIngot) -> None:
+    shown = run_ingot("--help").stdout
+    for name in COMMANDS:
+        assert re.search(rf"^\W*{name}\s", shown, re.MULTILINE)
+    assert run_ingot("--version").stdout == f"ingot {ingot.__version__}\n"
+    assert run_ingot().stdout.strip() == shown.strip()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run_ingot: RunIngot, command: str) -> None:
+    result = run_ingot(command, "--help")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert f"ingot {command}" in result.stdout
+    assert "--help" in result.stdout
+    assert "typer." not in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["export"], ["list", "--nope"]])
+def test_a_misspelt_command_line_is_exit_code_2(run_ingot: RunIngot, arguments: list[str]) -> None:
+    result = run_ingot(*arguments)
+    assert result.returncode == 2
+    assert "Usage:" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.examples import Examples, infer_specs
+from ingot.tensors import DType, Range, parse_spec
+
+
+def examples(*texts: str, **given: object) -> Examples:
+    parsed = [parse_spec(text) for text in texts]
+    ranges = {name: bounds for _, stated in parsed for name, bounds in stated.items()}
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    return Examples([spec for spec, _ in parsed], ranges, arrays or None)
+
+
+def test_named_dimensions_get_sizes_of_their_own() -> None:
+    sizes = examples("a:float32[batch,seq,4]", "b:float32[batch,width]").default_sizes
+    assert list(sizes) == ["batch", "seq", "width"]
+    assert len(set(sizes.values())) == 3
+    assert min(sizes.values()) >= 2
+
+
+def test_ranges_are_kept_in_every_case() -> None:
+    made = examples("a:float32[batch=4..6,seq=1..2]")
+    cases = list(made.cases())
+    assert all(sizes["batch"] in Range(4, 6) and sizes["seq"] in Range(1, 2) for sizes in cases)
+    assert {sizes["batch"] for sizes in cases} == {4, 6}
+    assert {sizes["seq"] for sizes in cases} == {1, 2}
+    assert all(cases.count(case) == 1 for case in cases)
+
+
+def test_one_row_and_many_are_among_the_cases() -> None:
+    assert {case["batch"] for case in examples("a:float32[batch]").cases()} >= {1, 2, 9}
+
+
+def test_a_fixed_shape_has_one_case() -> None:
+    assert list(examples("a:float32[3,4]").cases()) == [{}]
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_generated_inputs_have_the_type_and_shape(dtype: DType) -> None:
+    made = examples(f"a:{dtype.torch_name}[batch,5]", f"s:{dtype.torch_name}[]").make({"batch": 3})
+    assert DType.of(made["a"]) is dtype
+    assert made["a"].shape == (3, 5)
+    assert made["s"].shape == ()
+
+
+def test_generated_integers_are_valid_indices_and_no_mask_is_empty() -> None:
+    array = examples("a:int64[batch,64]").make({"batch": 8})["a"]
+    assert set(np.unique(array)) == {0, 1}
+    assert array.any(axis=1).all()
+
+
+def test_the_seed_makes_the_inputs() -> None:
+    made = examples("a:float32[batch,5]")
+    first, again, other = (made.make({"batch": 2}, seed)["a"] for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_given_inputs_are_cut_and_repeated_with_variation() -> None:
+    made = examples("a:float32[batch,2]", "ids:int64[batch]", a=np.array([[1, 2], [3, 4]], np.float32), ids=[7, 8])
+    cut, grown = made.make({"batch": 1}), made.make({"batch": 5})
+    assert cut["a"].tolist() == [[1, 2]]
+    assert grown["ids"].tolist() == [7, 8, 7, 8, 7]
+    assert grown["a"].dtype == np.float32
+    assert len(np.unique(grown["a"], axis=0)) == 5  # equal rows would prove nothing of each other
+
+
+def test_given_inputs_must_fit() -> None:
+    with pytest.raises(InvalidArgument, match="input 'a' has datatype FP64"):
+        examples("a:float32[batch,2]", a=np.zeros((1, 2)))
+
+
+def test_inputs_beyond_memory_are_refused() -> None:
+    with pytest.raises(ExportError, match=r"a:float32\[1000000000000\] do not fit in memory"):
+        examples("a:float32[1000000000000]").make({})
+
+
+def test_specs_are_read_off_the_examples() -> None:
+    specs = infer_specs(["a", "b"], {"a": np.zeros((2, 3)), "b": np.zeros(2, np.int8)}, "batch")
+    assert [str(spec) for spec in specs] == ["a:float64[batch,3]", "b:int8[batch]"]
+
+
+def test_examples_without_a_common_first_dimension_need_a_description() -> None:
+    for second in (np.zeros(3), np.zeros(())):
+        with pytest.raises(ExportError, match=r"different first dimensions .*inputs=\["):
+            infer_specs(["a", "b"], {"a": np.zeros((2, 3)), "b": second}, "batch")

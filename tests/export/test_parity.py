@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from ingot.errors import ParityError
+from ingot.export.examples import Examples
+from ingot.export.parity import prove, rows_touch, tolerance
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec
+
+
+class Function:
+    """A model that is a function of its input x."""
+
+    def __init__(self, function: Callable[[Array], Array]):
+        self._function = function
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": self._function(inputs["x"])}
+
+
+def signature(
+    dtype: DType = DType.FP32, output: DType | None = None, ranges: Mapping[str, Range] | None = None
+) -> Signature:
+    shape = ("batch", 4)
+    return Signature(
+        (TensorSpec("x", dtype, shape),), (TensorSpec("y", output or dtype, shape),), "batch", ranges=ranges or {}
+    )
+
+
+def compare(expected: Callable[[Array], Array], actual: Callable[[Array], Array], of: Signature | None = None) -> None:
+    of = of or signature()
+    prove(Function(expected), Function(actual), of, Examples(of.inputs, of.ranges))
+
+
+def test_equal_models_give_evidence_and_two_goldens() -> None:
+    of = signature()
+    double = Function(lambda x: x * 2)
+    (evidence,), goldens = prove(double, double, of, Examples(of.inputs, of.ranges))
+    assert (evidence.tensor, evidence.error) == ("y", 0)
+    assert evidence.cases == len(list(Examples(of.inputs, of.ranges).cases())) > 2
+    assert len(goldens) == 2
+    for golden in goldens:
+        assert np.array_equal(golden.outputs["y"], golden.inputs["x"] * 2)
+    assert len({golden.inputs["x"].shape for golden in goldens}) == 2
+
+
+def test_rounding_passes_and_more_does_not() -> None:
+    compare(lambda x: x, lambda x: x * np.float32(1 + 1e-6))
+    with pytest.raises(ParityError, match=r"output 'y' departs by 1\.00e-03 of its largest value, tolerance 1e-04"):
+        compare(lambda x: x, lambda x: x * np.float32(1.001))
+
+
+def test_the_message_names_the_worst_element_and_the_inputs() -> None:
+    def off(x: Array) -> Array:
+        y = x.copy()
+        y[0, 2] += 5
+        return y
+
+    with pytest.raises(ParityError, match=r"became \S+ at \[0, 2\] \(inputs: x \[3, 4\]\)"):
+        compare(lambda x: x, off)
+
+
+def test_a_fault_at_one_batch_size_only_is_found() -> None:
+    with pytest.raises(ParityError, match=r"x \[1, 4\]"):
+        compare(lambda x: x, lambda x: x if len(x) > 1 else -x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: x[:, :3], r"has shape \[3, 3\] instead of \[3, 4\]"),
+        (lambda x: x.astype(np.float64), "is float64 instead of float32"),
+        (lambda x: np.where(x == x.max(), np.nan, x), "became nan at"),
+        (lambda x: x * np.float32(np.inf), "became -?inf at"),
+    ],
+)
+def test_other_shapes_types_and_nans_are_told(wrong: Callable[[Array], Array], message: str) -> None:
+    with pytest.raises(ParityError, match=message):
+        compare(lambda x: x, wrong)
+
+
+def test_integers_must_be_equal() -> None:
+    of = signature(DType.INT64)
+    compare(lambda x: x, lambda x: x, of)
+    with pytest.raises(ParityError):
+        compare(lambda x: x, lambda x: x + (x == x.max()), of)
+
+
+def test_a_model_that_answers_differently_each_time_is_told_apart() -> None:
+    rng = np.random.default_rng()
+
+    def noisy(x: Array) -> Array:
+        return x + rng.standard_normal(x.shape).astype(np.float32)
+
+    with pytest.raises(ParityError, match="gives different 'y' for the same input each time"):
+        compare(noisy, noisy)
+
+
+def test_the_least_exact_type_sets_the_tolerance() -> None:
+    assert tolerance(signature(DType.FP64)) < tolerance(signature(DType.FP32)) < tolerance(signature(DType.FP16))
+    assert tolerance(signature(DType.FP32, DType.BF16)) == tolerance(signature(DType.BF16))
+    assert tolerance(signature(DType.INT8)) == tolerance(signature(DType.FP32))
+
+
+def touch(function: Callable[[Array], Array], batch: Range | None = None) -> str | None:
+    of = signature(ranges={"batch": batch} if batch else {})
+    return rows_touch(Function(function), of, "batch", Examples(of.inputs, of.ranges))
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x + np.roll(x, 1, 0),
+        lambda x: x.argsort(0).astype(np.float32),
+        lambda x: x * len(x),
+    ],
+    ids=["mean", "neighbour", "rank", "count"],
+)
+def test_rows_that_see_each_other_must_not_be_joined(mixing: Callable[[Array], Array]) -> None:
+    assert "depends on the other rows" in (touch(mixing) or "")
+
+
+def test_rows_that_do_not_may_be() -> None:
+    assert touch(lambda x: x - x.mean(1, keepdims=True)) is None
+
+
+def test_a_batch_of_never_more_than_one_is_none() -> None:
+    assert touch(lambda x: x, batch=Range(1, 1)) == "dimension 'batch' is never more than 1"
+
+
+def test_an_output_without_the_batch_cannot_be_split() -> None:
+    of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, (4,)),))
+    reason = rows_touch(Function(lambda x: x.sum(0)), of, "batch", Examples(of.inputs, of.ranges))
+    assert reason == "output 'y' has no dimension 'batch'"

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.export import load_source
+from tests.export import models
+
+HERE = "tests.export.models"
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    return models.Net().state_dict()
+
+
+def loaded(checkpoint: Path) -> dict[str, torch.Tensor]:
+    module = load_source(f"{HERE}:Net", checkpoint)
+    assert isinstance(module, nn.Module)
+    return module.state_dict()
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+class TestImportPath:
+    def test_a_module_a_class_and_a_factory(self) -> None:
+        assert load_source(f"{HERE}:net") is models.net
+        assert isinstance(load_source(f"{HERE}:Net"), models.Net)
+        assert isinstance(load_source(f"{HERE}:factory"), models.Net)
+        assert load_source(f"{HERE}:net.body") is models.net.body
+
+    @pytest.mark.parametrize(
+        ("source", "kind", "message"),
+        [
+            ("tests.export.models", InvalidArgument, r"write package\.module:attribute"),
+            ("model.pkl", InvalidArgument, r"write package\.module:attribute"),
+            (f"{HERE}:", InvalidArgument, r"write package\.module:attribute"),
+            (":net", InvalidArgument, "importing  failed"),
+            ("no_such_module:net", NotFound, "there is no Python module 'no_such_module' here"),
+            ("tests.no_such:net", NotFound, r"there is no Python module 'tests\.no_such' here"),
+            (f"{HERE}:nope", NotFound, "has no attribute 'nope'; it has: .*Net"),
+            (f"{HERE}:number.nope", NotFound, r"has no attribute 'number\.nope'"),
+            (f"{HERE}:number", InvalidArgument, "is a int, not a module, a class or a factory"),
+            (f"{HERE}:wrong", InvalidArgument, r"wrong\(\) gave a int, not a torch\.nn\.Module"),
+            (f"{HERE}:needy", InvalidArgument, r"calling needy\(width: 'int'\) .* without arguments failed: TypeError"),
+            (f"{HERE}:failing", InvalidArgument, "failed: RuntimeError: no weights here see the manual; name"),
+            ("builtins:range", InvalidArgument, r"calling range\(\.\.\.\) without arguments failed"),
+        ],
+    )
+    def test_each_wrong_one_is_explained(self, source: str, kind: type[Exception], message: str) -> None:
+        with pytest.raises(kind, match=message) as caught:
+            load_source(source)
+        assert "\n" not in str(caught.value)
+
+
+class TestOwnFile:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.curdir)])
+        before = set(sys.modules)
+        yield
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+
+    def test_a_file_in_the_current_folder_is_found(self) -> None:
+        Path("my_model_beside.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
+        assert isinstance(load_source("my_model_beside:net"), nn.Linear)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("import yam\n", "importing yam_model failed: No module named 'yam'; install what it needs"),
+            ("def (\n", "importing yam_model failed: SyntaxError"),
+            ("raise RuntimeError('a\\n\\nb')\n", "importing yam_model failed: RuntimeError: a b"),
+        ],
+    )
+    def test_a_file_that_does_not_import_says_why(self, content: str, message: str) -> None:
+        Path("yam_model.py").write_text(content)  # its name begins as the missing package's does
+        with pytest.raises(InvalidArgument, match=message):
+            load_source("yam_model:net")
+
+
+class TestCheckpoint:
+    def test_its_weights_are_loaded_from_every_usual_form(
+        self, weights: dict[str, torch.Tensor], tmp_path: Path
+    ) -> None:
+        parallel = {f"module.{key}": value for key, value in weights.items()}
+        for content in (
+            weights,
+            parallel,
+            {"epoch": 3, "state_dict": weights, "optimizer": {"lr": 0.1}},
+            {"model_state_dict": parallel, "loss": 0.5},
+            {"model": weights},
+        ):
+            for name in ("c.pth", "c.pt", "c.pkl"):
+                torch.save(content, tmp_path / name)
+                assert equal(loaded(tmp_path / name), weights)
+
+    def test_the_form_from_before_pytorch_1_6(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+        assert equal(loaded(tmp_path / "old.pth"), weights)
+
+    def test_code_in_a_pickle_is_never_run(self, tmp_path: Path) -> None:
+        class Payload:
+            def __reduce__(self) -> Any:
+                return Path.touch, (tmp_path / "ran",)
+
+        for name, write in (("zip.pth", torch.save), ("plain.pkl", plain)):
+            write({"weight": Payload()}, tmp_path / name)
+            with pytest.raises(InvalidArgument, match=r"could run code .* save model\.state_dict\(\) instead"):
+                loaded(tmp_path / name)
+        assert not (tmp_path / "ran").exists()
+
+    def test_a_whole_pickled_module_is_refused(self, tmp_path: Path) -> None:
+        torch.save(models.Net(), tmp_path / "whole.pth")
+        with pytest.raises(InvalidArgument, match="holds more than tensors"):
+            loaded(tmp_path / "whole.pth")
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ({}, "holds no state_dict; it holds: nothing"),
+            ([1, 2], "holds no state_dict; it holds: list"),
+            (torch.ones(3), "holds no state_dict; it holds: Tensor"),
+            ({"epoch": 1, "loss": 0.5}, "holds no state_dict; it holds: epoch, loss"),
+            ({0: torch.ones(1)}, "holds no state_dict; it holds: 0"),
+            ({"body.0.weight": torch.ones(8, 4)}, "does not fit Net: .*Missing key"),
+            ({"extra": torch.ones(1), **models.net.state_dict()}, 'does not fit Net: .*Unexpected key.*"extra"'),
+            ({**models.net.state_dict(), "body.0.weight": torch.ones(8, 5)}, "size mismatch for body.0.weight"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, content: object, message: str, tmp_path: Path) -> None:
+        torch.save(content, tmp_path / "c.pth")
+        with pytest.raises(InvalidArgument, match=message) as caught:
+            loaded(tmp_path / "c.pth")
+        assert "\n" not in str(caught.value)
+
+    def test_damaged_files_and_other_files(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        path = tmp_path / "c.pth"
+        torch.save(weights, path)
+        good = path.read_bytes()
+        for content in (
+            b"",
+            b"hello world",
+            good[: len(good) // 2],
+            bytes(100) + good[100:],
+            b"PK\x03\x04" + bytes(99),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(InvalidArgument, match=r"c\.pth"):
+                loaded(path)
+        with pytest.raises(NotFound, match="there is no checkpoint"):
+            loaded(tmp_path / "nope.pth")
+        with pytest.raises(NotFound, match="there is no checkpoint"):
+            loaded(tmp_path)
+
+    @pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+    def test_a_device_that_is_not_there(self, weights: dict[str, torch.Tensor], tmp_path: Path, device: str) -> None:
+        torch.save(weights, tmp_path / "c.pth")
+        with pytest.raises(InvalidArgument, match=f"cannot be loaded to '{device}' here"):
+            load_source(f"{HERE}:Net", tmp_path / "c.pth", device)
+
+
+def plain(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+def torchscript(module: nn.Module, path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated; people's files are still there
+        torch.jit.save(torch.jit.script(module.eval()), path)
+    return path
+
+
+class TestFiles:
+    def test_an_onnx_file_is_its_path(self, tmp_path: Path) -> None:
+        (tmp_path / "x.onnx").write_bytes(b"")
+        assert load_source(str(tmp_path / "x.onnx")) == tmp_path / "x.onnx"
+
+    def test_a_torchscript_file_is_a_module(self, tmp_path: Path) -> None:
+        path = torchscript(models.Net(), tmp_path / "x.pt")
+        module = load_source(str(path))
+        assert isinstance(module, torch.jit.ScriptModule)
+
+    @pytest.mark.parametrize("name", ["x.onnx", "x.pt", "x.pth"])
+    def test_a_missing_file_is_not_found(self, name: str) -> None:
+        with pytest.raises(NotFound, match=f"there is no file {name}"):
+            load_source(name)
+
+    def test_a_state_dict_gets_the_command_that_takes_it(
+        self, weights: dict[str, torch.Tensor], tmp_path: Path
+    ) -> None:
+        torch.save(weights, tmp_path / "x.pth")
+        with pytest.raises(InvalidArgument, match=r"ingot export my_model:Net --checkpoint x\.pth"):
+            load_source(str(tmp_path / "x.pth"))
+
+    def test_a_file_takes_no_checkpoint(self, tmp_path: Path) -> None:
+        path = torchscript(models.Net(), tmp_path / "x.pt")
+        with pytest.raises(InvalidArgument, match="holds its weights already"):
+            load_source(str(path), path)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import InvalidArgument
+from ingot.model_store.references import Reference, is_version, name_from, valid_name, version_key
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("digits", Reference("digits")),
+        ("digits:1", Reference("digits", "1")),
+        ("team/vision/digits_v2:1.0-rc1", Reference("team/vision/digits_v2", "1.0-rc1")),
+        (f"digits@{DIGEST}", Reference("digits", None, DIGEST)),
+        ("digits#int8", Reference("digits", None, None, "int8")),
+        (f"digits:prod@{DIGEST}#int8", Reference("digits", "prod", DIGEST, "int8")),
+        ("a__b.c-d--e:_x", Reference("a__b.c-d--e", "_x")),
+    ],
+)
+def test_a_reference_is_parsed_and_shown_alike(text: str, reference: Reference) -> None:
+    assert Reference.parse(text) == reference
+    assert str(reference) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Digits",
+        "digits:",
+        "digits:a b",
+        "digits:1:2",
+        ":1",
+        "../digits:1",
+        "/etc/passwd",
+        "a//b",
+        "a/",
+        ".hidden",
+        "a..b",
+        "digits\n",
+        "digits:1\n",
+        f"digits:{'1' * 129}",
+        "digits@sha256:abc",
+        f"digits@{DIGEST.upper()}",
+        "digits#",
+        "digits#a b",
+        "d\u00efgits",
+    ],
+)
+def test_what_is_no_reference_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="such as digits:1"):
+        Reference.parse(text)
+
+
+def test_versions_are_told_from_aliases() -> None:
+    for version in ("1", "10", "v2", "1.2.3", "1.0-rc1", "2024-01-31", "1_b"):
+        assert is_version(version)
+    for alias in ("prod", "latest", "vision", "rc1", "_1"):
+        assert not is_version(alias)
+
+
+def test_versions_sort_as_people_read_them() -> None:
+    ordered = ["0.9", "1.0-alpha", "1.0-rc1", "1.0-rc2", "1.0", "1.0.1", "1.9", "1.10", "2", "v3", "10", "2024"]
+    assert sorted(sorted(ordered), key=version_key) == ordered
+
+
+@given(st.text(max_size=30))
+def test_any_identifier_gives_a_valid_name(text: str) -> None:
+    assert valid_name(name_from(text)) == name_from(text)
+
+
+def test_a_name_keeps_what_it_can() -> None:
+    assert name_from("MyNet") == "mynet"
+    assert name_from("resnet_50.v2") == "resnet-50-v2"
+    assert name_from("---") == "model"
+
+
+def test_a_name_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot name a model; use lower-case letters"):
+        valid_name("My Net")

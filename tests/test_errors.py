@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from ingot import errors
+from ingot.errors import Code, IngotError, missing_package
+from ingot.server.grpc import codec as grpc_codec
+from ingot.server.http import codec as http_codec
+
+
+def classes() -> list[type[IngotError]]:
+    found = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, IngotError)]
+    return sorted(found, key=lambda item: item.__name__)
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    """Each line's indentation gives its parent; the picture must hold every class once, under its real base."""
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"    ([│ ├└─]*)(\w+)(  |$)", line)
+        if match:
+            depth = len(match[1]) // 4
+            path = [*path[:depth], match[2]]
+            drawn[match[2]] = path[depth - 1] if depth else ""
+    real = {item.__name__: item.__mro__[1].__name__ for item in classes()}
+    assert drawn == {**real, "IngotError": ""}
+
+
+@pytest.mark.parametrize("protocol", [http_codec, grpc_codec])
+def test_every_code_has_a_status_in_each_protocol(protocol: object) -> None:
+    status = protocol.STATUS  # type: ignore[attr-defined]
+    assert set(status) == set(Code)
+    assert len(set(status.values())) == len(Code), "two codes cannot be told apart by a client"
+
+
+def test_http_statuses_blame_the_right_side() -> None:
+    ours = {Code.INTERNAL, Code.UNSUPPORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED}
+    for code, status in http_codec.STATUS.items():
+        assert 500 <= status < 600 if code in ours else 400 <= status < 500
+
+
+def test_every_code_belongs_to_an_error() -> None:
+    assert {item.code for item in classes()} == set(Code)
+
+
+def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
+    assert "pip install 'ingot[export]'" in str(missing_package("torch", "exporting models", "export"))
