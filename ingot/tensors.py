@@ -177,6 +177,16 @@ class Signature:
     batch: str | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for specs in (self.inputs, self.outputs):
+            names = [spec.name for spec in specs]
+            if len(set(names)) < len(names):
+                raise InvalidArgument(f"a signature names a tensor twice: {', '.join(names)}")
+        if self.batch is None:
+            return
+        if self.batch not in self.symbols or any(spec.axis(self.batch) is None for spec in self.outputs):
+            raise InvalidArgument(f"batch dimension '{self.batch}' must be in an input and in every output")
+
     @property
     def symbols(self) -> tuple[str, ...]:
         """The named dimensions of the inputs, in order of appearance."""
@@ -284,6 +294,27 @@ def check_inputs(signature: Signature, arrays: Mapping[str, Array]) -> dict[str,
             raise InvalidArgument(f"input '{spec.name}' is missing; the model takes {_listed(known)}")
         check_array(spec, array, signature, bound)
     return bound
+
+
+def check_same(declared: Signature, actual: Signature) -> None:
+    """Check that a file takes and gives what is declared of it; the names of its dimensions may differ.
+
+    Raises:
+        InvalidArgument: a tensor is missing, or its datatype, rank or a fixed dimension is another.
+    """
+    for side in ("inputs", "outputs"):
+        found = {spec.name: spec for spec in getattr(actual, side)}
+        specs: tuple[TensorSpec, ...] = getattr(declared, side)
+        if {spec.name for spec in specs} != set(found):
+            raise InvalidArgument(
+                f"the model's {side} are {_listed(found)}, not {_listed(spec.name for spec in specs)}"
+            )
+        for spec in specs:
+            other = found[spec.name]
+            sizes = zip(spec.shape, other.shape, strict=False)
+            fits = all(want == have for want, have in sizes if isinstance(want, int) and isinstance(have, int))
+            if spec.dtype is not other.dtype or len(spec.shape) != len(other.shape) or not fits:
+                raise InvalidArgument(f"the model's {side} hold {other}, not {spec}")
 
 
 def _shown(shape: Sequence[Dim]) -> str:

@@ -19,7 +19,7 @@ from ingot.model_store import goldens, manifest
 from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, chunks, read, read_document
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
-from ingot.tensors import Signature
+from ingot.tensors import Signature, check_inputs
 
 _LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
@@ -68,9 +68,21 @@ class Variant:
         return self.blobs.path(self.graph)
 
     def goldens(self) -> tuple[Golden, ...]:
-        """Return the golden cases; none when the archive carries none."""
+        """Return the golden cases; none when the archive carries none.
+
+        Raises:
+            InvalidArchive: they are damaged, or are no cases of this model.
+        """
         layer = self.manifest.layer(manifest.GOLDENS)
-        return goldens.decode(read(self.blobs, layer)) if layer else ()
+        cases = goldens.decode(read(self.blobs, layer)) if layer else ()
+        for case in cases:
+            try:
+                check_inputs(self.signature, case.inputs)
+            except InvalidArgument as error:
+                raise InvalidArchive(f"the goldens are no cases of this model: {error}") from error
+            if set(case.outputs) != {spec.name for spec in self.signature.outputs}:
+                raise InvalidArchive(f"the goldens are no cases of this model: their outputs are {list(case.outputs)}")
+        return cases
 
 
 class Archive:

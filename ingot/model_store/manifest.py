@@ -193,7 +193,7 @@ class Serving(_Record):
     requires: dict[str, str] = {}
     recipe: dict[str, Any] | None = None
     parents: tuple[Digest, ...] = ()
-    golden_tolerance: float = Field(1e-3, gt=0)
+    golden_tolerance: float = Field(1e-3, gt=0, le=1)
     provenance: Provenance
     evidence: Evidence = Evidence()
 
@@ -215,3 +215,5 @@ def decode(kind: type[Document], raw: bytes, where: str) -> Document:
         fault = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in fault["loc"])
         raise InvalidArchive(f"{where} is not valid{f' at {path!r}' if path else ''}: {fault['msg']}") from error
+    except InvalidArgument as error:
+        raise InvalidArchive(f"{where} is not valid: {error}") from error

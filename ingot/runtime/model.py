@@ -161,6 +161,7 @@ class Model:
             first = engines[0]
             self.platform, self.device = first.platform, first.device
             self._signature = self._signature or first.signature
+            tensors.check_same(self._signature, first.signature)
             self.state = State.TESTING
             self._test(first)
             self.state = State.WARMING
