@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from ingot import errors as errors
+
 if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
@@ -33,7 +35,7 @@ _PUBLIC = {
     "quantize": "ingot.quant",
     "serve": "ingot.server.main",
 }
-__all__ = ["Archive", "Client", "IngotError", "Store", "__version__", "export_model", "quantize", "serve"]
+__all__ = ["Archive", "Client", "IngotError", "Store", "__version__", "errors", "export_model", "quantize", "serve"]
 
 
 def __getattr__(name: str) -> Any:

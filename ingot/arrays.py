@@ -27,7 +27,7 @@ def to_bytes(array: Array) -> bytes:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
 
 
-_MAX_RANK = 32
+MAX_RANK = 32
 _MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot make larger arrays even when empty
 
 
@@ -37,8 +37,8 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
     Raises:
         InvalidArgument: it is not a list of sizes.
     """
-    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) > _MAX_RANK:
-        raise InvalidArgument(f"tensor '{name}' has no shape that is a list of at most {_MAX_RANK} sizes")
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) > MAX_RANK:
+        raise InvalidArgument(f"tensor '{name}' has no shape that is a list of at most {MAX_RANK} sizes")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
             raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is no size")

@@ -5,6 +5,7 @@
     │   ├── InvalidArchive   a file is not an archive, or is damaged
     │   ├── ExportError      the model cannot be captured or lowered
     │   │   └── ParityError  the exported graph does not equal the PyTorch model
+    │   ├── QuantizationError  the model cannot be quantized, or its answers become useless
     │   └── TooLarge         the request is larger than the limit
     ├── NotFound             no such model, version, reference or file
     ├── AlreadyExists        an immutable name is taken
@@ -58,6 +59,10 @@ class ParityError(ExportError):
     """An exported graph gives other numbers than the model it came from."""
 
 
+class QuantizationError(InvalidArgument):
+    """A model cannot be quantized, or its answers become useless."""
+
+
 class TooLarge(InvalidArgument):
     """A request is larger than the configured limit."""
 
@@ -96,6 +101,17 @@ class DeadlineExceeded(IngotError):
 
 class InternalError(IngotError):
     """A fault of ours; the cause is in the log, never in the answer."""
+
+
+_MAX_TEXT = 1000
+
+
+def public_text(error: IngotError) -> str:
+    """Return what a client may see of an error: of an internal one, only that there was one."""
+    if error.code is Code.INTERNAL:
+        return "internal error; the server's log has the cause"
+    text = str(error)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a name of megabytes
 
 
 def missing_package(package: str, purpose: str, extra: str) -> Unsupported:

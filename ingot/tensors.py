@@ -156,6 +156,10 @@ class Range:
     low: int = 1
     high: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.low < 0 or (self.high is not None and self.high < self.low):
+            raise InvalidArgument(f"the range {self} is empty")
+
     def __contains__(self, size: int) -> bool:
         return self.low <= size and (self.high is None or size <= self.high)
 
@@ -182,10 +186,13 @@ class Signature:
             names = [spec.name for spec in specs]
             if len(set(names)) < len(names):
                 raise InvalidArgument(f"a signature names a tensor twice: {', '.join(names)}")
+            if any(isinstance(dim, int) and dim < 0 for spec in specs for dim in spec.shape):
+                raise InvalidArgument("a signature has a dimension below zero")
         if self.batch is None:
             return
-        if self.batch not in self.symbols or any(spec.axis(self.batch) is None for spec in self.outputs):
-            raise InvalidArgument(f"batch dimension '{self.batch}' must be in an input and in every output")
+        inputs = [spec.shape.count(self.batch) for spec in self.inputs]
+        if 1 not in inputs or max(inputs) > 1 or any(spec.shape.count(self.batch) != 1 for spec in self.outputs):
+            raise InvalidArgument(f"batch dimension '{self.batch}' must be in an input and once in every output")
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -194,6 +201,11 @@ class Signature:
 
     def range(self, symbol: str) -> Range:
         return self.ranges.get(symbol, Range())
+
+    def max_rows(self, wanted: int) -> int:
+        """Return how many rows one call may have, at most ``wanted``."""
+        high = self.range(self.batch).high if self.batch else 1
+        return wanted if high is None else min(wanted, high)
 
     def batch_axes(self, specs: Iterable[TensorSpec]) -> dict[str, int]:
         """Return the batch axis of each tensor. Only meaningful where ``batch`` is set."""

@@ -48,7 +48,7 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_every_path_is_documented() -> None:
-    paths = create_app(DataPlane(Repository()), 1).openapi()["paths"]
+    paths = create_app(DataPlane(Repository()), 1, 1).openapi()["paths"]
     assert len(paths) > 5
     generic = re.sub(r"\{(\w+)\}", lambda match: match[1].upper()[0], " ".join(paths))
     assert [path for path in generic.split() if path not in re.sub(r"\{(\w+)\}", lambda m: m[1].upper()[0], DOCS)] == []

@@ -83,9 +83,8 @@ def export(
             f"{parity.tensor}: equals the original in {parity.cases} cases, "
             f"largest error {parity.error:.1e} (tolerance {parity.tolerance:.0e})"
         )
-    for remark in variant.serving.provenance.notes:
-        if remark.startswith("served without"):
-            note(f"note: {remark}")
+    if variant.signature.batch is None:
+        note(f"note: {variant.serving.provenance.notes[-1]}")
     say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
 
 
@@ -108,7 +107,9 @@ def quantize(
         from ingot.quant import StaticInt8
         from ingot.quant import quantize as run
 
-        result = run(archive, calibrate, StaticInt8(per_channel=per_channel, keep=tuple(keep or ())), progress=step)
+        result = run(
+            archive, calibrate, config=StaticInt8(per_channel=per_channel, keep=tuple(keep or ())), progress=step
+        )
         step("Writing")
         result.save(out)
     if as_json:
@@ -117,7 +118,7 @@ def quantize(
     variant, metrics = result.variant(), result.variant().serving.evidence.metrics
     if "cosine" in metrics:
         note(_agreement(metrics))
-    speedups = {key.rpartition("_")[2]: value for key, value in metrics.items() if key.startswith("speedup")}
+    speedups = variant.serving.evidence.speedups()
     note(
         "speed against the original: " + ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
     )

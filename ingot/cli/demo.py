@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import StoreOption
-from ingot.cli.output import note, progress, size, stdout
+from ingot.cli.output import note, print_json, progress, size, stdout
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def demo(
     ) as server:
         report = _report(server, archive, _torch_classes(checkpoint, held_out), held_out)
         if as_json:
-            print(json.dumps(report, indent=2))
+            print_json(report)
         else:
             _print(report, reference, server, held_out)
         if not once:
@@ -212,7 +211,10 @@ def _curl(url: str, image: Array) -> str:
 def _wait() -> None:
     """Block until Ctrl-C or SIGTERM."""
     import signal
+    from threading import Event
 
+    stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    signal.pause()
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.wait(3600):
+        pass

@@ -46,16 +46,11 @@ def _root(
 
 
 def main() -> None:
-    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours, 130 Ctrl-C."""
+    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours; Ctrl-C is 130."""
     try:
         app()
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; do not complain at exit
-        sys.exit(141)
     except Exception as error:
         if os.environ.get("INGOT_TRACEBACK"):
             raise

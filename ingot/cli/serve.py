@@ -36,6 +36,9 @@ def serve(
         int | None, typer.Option(help="Most MiB that a model's waiting requests hold.", show_default="256")
     ] = None,
     max_body_mb: Annotated[int | None, typer.Option(help="Largest request in MiB.", show_default="64")] = None,
+    max_bodies_mb: Annotated[
+        int | None, typer.Option(help="Most MiB of HTTP request bodies held at once.", show_default="1024")
+    ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds for requests in flight at shutdown.", show_default="30")
     ] = None,
@@ -57,21 +60,15 @@ def serve(
         "max_queue": max_queue,
         "max_queue_mb": max_queue_mb,
         "max_body_mb": max_body_mb,
+        "max_bodies_mb": max_bodies_mb,
         "drain_timeout": drain_timeout,
     }
     configure_logging(log_level)
-    from pydantic import ValidationError
-
     from ingot.model_store import Store
     from ingot.server.config import ServerConfig
     from ingot.server.main import Server, create, run
 
-    try:
-        config = ServerConfig(**{key: value for key, value in chosen.items() if value is not None})
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        setting = str(fault["loc"][0])
-        raise InvalidArgument(f"--{setting.replace('_', '-')} (or INGOT_{setting.upper()}): {fault['msg']}") from error
+    config = ServerConfig.of({key: value for key, value in chosen.items() if value is not None})
     server: Server = create(sources, Store(store), config)
 
     def started() -> None:

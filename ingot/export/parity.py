@@ -10,7 +10,7 @@ import numpy as np
 from ingot import arrays
 from ingot.errors import ParityError
 from ingot.export.examples import Examples
-from ingot.export.program import Reference
+from ingot.export.program import Runner
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
 
@@ -25,7 +25,7 @@ def tolerance(signature: Signature) -> float:
 
 
 def prove(
-    reference: Reference, candidate: Reference, signature: Signature, examples: Examples
+    reference: Runner, candidate: Runner, signature: Signature, examples: Examples
 ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
     """Compare two models at every case of ``examples``.
 
@@ -60,20 +60,20 @@ def prove(
     return evidence, tuple(goldens)
 
 
-def rows_touch(reference: Reference, signature: Signature, batch: str, examples: Examples) -> str | None:
+def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Examples) -> str | None:
     """Say why requests must not be joined along ``batch``, or return None when they may.
 
     A batch is compared with its rows run one by one: a model that, say, subtracts the batch's mean would otherwise
     answer each client with a share of the others' data.
     """
-    without = [spec.name for spec in signature.outputs if spec.axis(batch) is None]
-    if without:
-        return f"output '{without[0]}' has no dimension '{batch}'"
+    for spec in signature.outputs:
+        if spec.shape.count(batch) != 1:
+            return f"output '{spec.name}' has {spec.shape.count(batch)} dimensions '{batch}', not one"
     sizes = examples.default_sizes
     if sizes[batch] < 2:
         return f"dimension '{batch}' is never more than 1"
     if 1 not in signature.range(batch):
-        return None
+        return f"dimension '{batch}' is never 1, so rows cannot be asked one by one"
     inputs = examples.make(sizes, seed=101)
     whole = reference.run(inputs)
     axes = replace(signature, batch=batch).batch_axes((*signature.inputs, *signature.outputs))

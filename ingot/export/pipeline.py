@@ -18,7 +18,7 @@ from ingot.export.capture import exported
 from ingot.export.examples import Examples, infer_specs
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.parity import prove, rows_touch, tolerance
-from ingot.export.program import Eager, Reference, from_torch, parameters
+from ingot.export.program import Eager, Runner, from_torch, parameters
 from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, add_variant, onnx_graph
 from ingot.model_store.references import name_from, valid_name
 from ingot.runtime import devices, load_engine, profile
@@ -34,7 +34,7 @@ class _Lowered:
     """An ONNX model, what it must equal, and inputs to ask both."""
 
     model: ir.Model
-    reference: Reference
+    reference: Runner
     signature: Signature
     examples: Examples
     log: tuple[str, ...]
@@ -239,12 +239,11 @@ def _pack(
     blobs = BlobFolder.scratch()
     precision = _precision(lowered.model, signature)
     graph, weights = onnx_graph.pack(lowered.model, blobs)
-    engine = load_engine(blobs.path(blobs.put(graph, "")), device="cpu")
-    progress("Proving that the graph equals the model")
-    parity, goldens = prove(lowered.reference, engine, signature, lowered.examples)
-    progress("Measuring")
-    latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
-    engine.close()
+    with contextlib.closing(load_engine(blobs.path(graph), device="cpu")) as engine:
+        progress("Proving that the graph equals the model")
+        parity, goldens = prove(lowered.reference, engine, signature, lowered.examples)
+        progress("Measuring")
+        latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
     serving = Serving(
         name=name,
         variant=precision,

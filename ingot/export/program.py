@@ -20,7 +20,7 @@ from ingot.errors import ExportError
 from ingot.tensors import Array, DType, Signature
 
 
-class Reference(Protocol):
+class Runner(Protocol):
     """The model that every later form is held against: arrays in, arrays out."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +14,12 @@ from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import goldens, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, chunks, read, read_document
+from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, atomic_file, chunks, read, read_document
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
 from ingot.tensors import Signature, check_inputs
 
-_LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+MAX_VARIANTS = 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Variant:
         return tuple(layer for layer in weights if layer is not self.graph)
 
     def path(self) -> Path:
-        """Return the graph's file, with its weights beside it.
+        """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
 
         Raises:
             InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
@@ -100,6 +98,11 @@ class Archive:
         self.blobs = blobs
         self.descriptor = descriptor
         index = manifest.decode(Index, read_document(blobs, descriptor), "the archive's index")
+        if (
+            len({entry.digest for entry in index.manifests}) < len(index.manifests)
+            or len(index.manifests) > MAX_VARIANTS
+        ):
+            raise InvalidArchive(f"the archive's variants must be each named once, and {MAX_VARIANTS} at most")
         self.variants = tuple(_variant(blobs, entry) for entry in index.manifests)
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
@@ -206,48 +209,37 @@ class Archive:
         """
         path = Path(path)
         entry = self.descriptor.model_copy(update={"annotations": {manifest.REF_NAME: self.name}})
+        index = manifest.encode(Index(manifests=(entry,)))
         try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        except OSError as error:
-            raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
-        try:
-            with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
-                _add(tar, "oci-layout", len(_LAYOUT), BytesIO(_LAYOUT))
-                index = manifest.encode(Index(manifests=(entry,)))
+            with atomic_file(path) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+                _add(tar, "oci-layout", len(manifest.LAYOUT), BytesIO(manifest.LAYOUT))
                 _add(tar, "index.json", len(index), BytesIO(index))
                 for descriptor in self._descriptors.values():
                     with self.blobs.open(descriptor) as blob:
                         _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes private files; an archive is an ordinary one
-            Path(temporary).replace(path)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
-            raise
+        except OSError as error:
+            raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
 
     def __repr__(self) -> str:
         return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"
 
 
 def add_variant(
-    blobs: BlobFolder, serving: Serving, graph: bytes, weights: Sequence[Descriptor], cases: Sequence[Golden]
+    blobs: BlobFolder, serving: Serving, graph: Descriptor, weights: Sequence[Descriptor], cases: Sequence[Golden]
 ) -> Descriptor:
     """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
 
     Args:
-        blobs: the folder, which holds the blobs of ``weights`` already.
+        blobs: the folder, which holds the blobs of ``graph`` and ``weights`` already.
         serving: what the runtime must know.
-        graph: the serialized ONNX model, whose external tensors name the blobs of ``weights`` by their hex digests.
+        graph: the ONNX model, whose external tensors name the blobs of ``weights`` by their hex digests.
         weights: one descriptor a large tensor.
         cases: what the variant answered to some inputs.
     """
-    layers = [blobs.put(graph, manifest.WEIGHT, **{manifest.FILEPATH: "model.onnx"}), *weights]
-    layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, **{manifest.FILEPATH: "serving.json"}))
+    layers = [graph, *weights]
+    layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
     if cases:
-        layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, **{manifest.FILEPATH: "goldens.safetensors"}))
+        layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
     config = ModelConfig(
         descriptor=manifest.ModelDescriptor(name=serving.name, created_at=serving.provenance.created),
         config=manifest.ModelDetails(
@@ -258,7 +250,7 @@ def add_variant(
         modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
     )
     document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
-    return blobs.put(manifest.encode(document), manifest.MANIFEST, **{manifest.VARIANT: serving.variant})
+    return blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
 
 
 def _variant(blobs: Blobs, entry: Descriptor) -> Variant:

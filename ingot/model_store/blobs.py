@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import io
 import os
+import secrets
 import shutil
 import tarfile
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -70,7 +71,10 @@ class BlobFolder:
     @classmethod
     def scratch(cls) -> BlobFolder:
         """Return an empty folder that is removed when nothing refers to it any more."""
-        folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
+        try:
+            folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
+        except OSError as error:
+            raise InvalidArgument(f"no temporary folder can be made: {error.strerror}; set TMPDIR to one") from error
         weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
         return folder
 
@@ -83,39 +87,44 @@ class BlobFolder:
             stream = path.open("rb")
         except FileNotFoundError:
             raise InvalidArchive(f"blob {descriptor.digest} is missing") from None
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
         if (size := os.fstat(stream.fileno()).st_size) != descriptor.size:
             stream.close()
             raise InvalidArchive(f"blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}")
         return stream
 
-    def put(self, content: bytes | Iterable[bytes], media_type: str, **annotations: str) -> Descriptor:
-        """Store a blob and return its descriptor. Storing what is there already changes nothing."""
+    def put(
+        self, content: bytes | Iterable[bytes], media_type: str, annotations: Mapping[str, str] | None = None
+    ) -> Descriptor:
+        """Store a blob and return its descriptor. Storing what is there already changes nothing.
+
+        Raises:
+            InvalidArgument: the folder cannot be written.
+        """
         folder = self.root / "sha256"
-        folder.mkdir(parents=True, exist_ok=True)
         sha, size = hashlib.sha256(), 0
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".tmp-")
         try:
-            with os.fdopen(handle, "wb") as stream:
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_file(
+                folder / "blob", mode=0o444, durable=self._durable, name=lambda: sha.hexdigest()
+            ) as stream:
                 for chunk in (content,) if isinstance(content, bytes) else content:
                     sha.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
-                stream.flush()
-                if self._durable:
-                    os.fsync(stream.fileno())
-            Path(name).chmod(0o444)
-            Path(name).rename(folder / sha.hexdigest())
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                Path(name).unlink()
-            raise
-        if self._durable:
-            sync_folder(folder)
-        return Descriptor(media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=annotations)
+        except OSError as error:
+            raise InvalidArgument(f"{folder} cannot be written: {error.strerror or error}") from error
+        return Descriptor(
+            media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=dict(annotations or {})
+        )
 
     def copy(self, source: Blobs, descriptor: Descriptor) -> None:
-        """Copy a blob from another source, checking it on the way."""
-        if not (self.path(descriptor).exists() and self.path(descriptor).stat().st_size == descriptor.size):
+        """Copy a blob from another source, checking it on the way; one that is here already is checked, and healed."""
+        try:
+            for _ in chunks(self, descriptor):
+                pass
+        except InvalidArchive:
             self.put(chunks(source, descriptor), descriptor.media_type)
 
 
@@ -213,10 +222,36 @@ class _Span(io.RawIOBase):
         super().close()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def atomic_file(
+    path: Path, *, mode: int = 0o666, durable: bool = False, name: Callable[[], str] | None = None
+) -> Iterator[BinaryIO]:
+    """Yield a file that appears as ``path`` when the block ends well, and not at all when it does not.
+
+    Args:
+        path: what the file is to be called; what is there already is replaced.
+        mode: its permissions, less the process's umask.
+        durable: make it survive a power cut.
+        name: tells its name inside ``path.parent`` instead, once the content is known.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            if durable:
+                os.fsync(stream.fileno())
+        temporary.replace(path.with_name(name()) if name else path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename, too
+        finally:
+            os.close(folder)

@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store.references import valid_name
 from ingot.tensors import Signature
 
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -35,8 +36,9 @@ WEIGHT = "application/vnd.cncf.model.weight.v1.raw"
 SERVING = "application/vnd.ingot.serving.v1+json"
 GOLDENS = "application/vnd.ingot.goldens.v1+safetensors"
 
+LAYOUT = b'{"imageLayoutVersion": "1.0.0"}'
+
 REF_NAME = "org.opencontainers.image.ref.name"
-TITLE = "org.opencontainers.image.title"
 FILEPATH = "org.cncf.model.filepath"
 VARIANT = "ai.ingot.variant"
 
@@ -104,7 +106,6 @@ class ModelDetails(_OCI):
     format: str
     precision: str
     quantization: str | None = None
-    param_size: str | None = None
 
 
 class ModelFS(_OCI):
@@ -145,12 +146,21 @@ class BatchLatency(_Record):
 
 
 class Evidence(_Record):
-    """What was measured about a variant, and on which machine."""
+    """What was measured about a variant, and on which machine.
+
+    ``baseline`` is the latency of the variant that it was made from, measured in the same run.
+    """
 
     machine: str = ""
     parity: tuple[ParityEvidence, ...] = ()
     latency: tuple[BatchLatency, ...] = ()
     metrics: dict[str, float] = {}
+    baseline: tuple[BatchLatency, ...] = ()
+
+    def speedups(self) -> dict[int, float]:
+        """Return how many times faster than the baseline each batch size is."""
+        before = {item.rows: item.seconds for item in self.baseline}
+        return {item.rows: before[item.rows] / item.seconds for item in self.latency if item.rows in before}
 
 
 class Provenance(_Record):
@@ -196,6 +206,20 @@ class Serving(_Record):
     golden_tolerance: float = Field(1e-3, gt=0, le=1)
     provenance: Provenance
     evidence: Evidence = Evidence()
+    features: tuple[str, ...] = ()
+
+    @field_validator("name")
+    @classmethod
+    def _nameable(cls, name: str) -> str:
+        return valid_name(name)
+
+    @field_validator("features")
+    @classmethod
+    def _known(cls, features: tuple[str, ...]) -> tuple[str, ...]:
+        # What a reader must understand to serve rightly goes here, so that an old one refuses what it does not.
+        if features:
+            raise ValueError(f"it needs a newer Ingot, for: {', '.join(features)}")
+        return features
 
 
 def encode(document: BaseModel) -> bytes:

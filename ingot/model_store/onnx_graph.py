@@ -33,14 +33,17 @@ def load(path: Path) -> ir.Model:
         raise InvalidArgument(f"{path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
-def pack(model: ir.Model, blobs: BlobFolder) -> tuple[bytes, tuple[Descriptor, ...]]:
-    """Return the graph without its large tensors, which are put into ``blobs``.
+def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descriptor, ...]]:
+    """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
 
-    Each one's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
+    A tensor's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
+
+    Returns:
+        The graph's descriptor, and those of the tensors.
     """
     weights: dict[str, Descriptor] = {}
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for value in graph.initializers.values():
+    for part in (model.graph, *model.graph.subgraphs()):
+        for value in part.initializers.values():
             tensor = value.const_value
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
@@ -60,13 +63,22 @@ def pack(model: ir.Model, blobs: BlobFolder) -> tuple[bytes, tuple[Descriptor, .
                 name=tensor.name or value.name or "",
             )
     _strip(model)
-    return ir.serde.serialize_model(model).SerializeToString(), tuple(weights.values())
+    graph = ir.serde.serialize_model(model).SerializeToString()
+    return blobs.put(graph, manifest.WEIGHT, {manifest.FILEPATH: "model.onnx"}), tuple(weights.values())
 
 
 def _strip(model: ir.Model) -> None:
     """Remove what exporters note for debugging: it names files of the user's machine, and can outweigh the model."""
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        node.doc_string = None
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+    model.metadata_props.clear()
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in bodies:
+        graph.metadata_props.clear()
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+        for value in (*graph.inputs, *graph.outputs):
+            value.metadata_props.clear()
+    for value in model.graph.initializers.values():
         value.metadata_props.clear()

@@ -16,6 +16,8 @@ _REFERENCE = re.compile(
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
     r"(?:#(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
+# A model 'a/index.json' would be a folder where model 'a' keeps its tags.
+_RESERVED = frozenset(("oci-layout", "index.json", "reflog.jsonl", "blobs"))
 _VERSION = re.compile(r"v?\d[\w.-]*")
 
 
@@ -41,7 +43,7 @@ class Reference:
                 f"'{text}' is not a model reference; write name:tag such as digits:1 "
                 "(lower-case letters, digits and - _ . /), or ./file.ingot for a file"
             )
-        return cls(match["name"], match["tag"], match["digest"], match["variant"])
+        return cls(valid_name(match["name"]), match["tag"], match["digest"], match["variant"])
 
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
@@ -80,6 +82,9 @@ def valid_name(text: str) -> str:
         raise InvalidArgument(
             f"'{text}' cannot name a model; use lower-case letters and digits, with single - _ . / between them"
         )
+    for component in text.split("/"):
+        if component in _RESERVED:
+            raise InvalidArgument(f"'{text}' cannot name a model: the store has a file of its own called '{component}'")
     return text
 
 

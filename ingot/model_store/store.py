@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from pathlib import Path
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import manifest
 from ingot.model_store.archive import Archive
-from ingot.model_store.blobs import BlobFolder, sync_folder
+from ingot.model_store.blobs import BlobFolder, atomic_file
 from ingot.model_store.manifest import Descriptor, Index
 from ingot.model_store.references import Reference, is_version, version_key
 
@@ -80,10 +79,18 @@ class Store:
         Raises:
             NotFound: the store holds no such name, tag or digest; the message lists what there is.
         """
-        return Archive(self._blobs, self._descriptor(self.resolve(reference)))
+        return self.find(reference)[0]
 
     def resolve(self, reference: str | Reference) -> Reference:
         """Return the reference with its tag and digest filled in.
+
+        Raises:
+            NotFound: the store holds no such name, tag or digest.
+        """
+        return self.find(reference)[1]
+
+    def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
+        """Return the archive and the resolved reference, both from one reading of the tags.
 
         Raises:
             NotFound: the store holds no such name, tag or digest.
@@ -101,7 +108,7 @@ class Store:
             tag = _latest(tags)
         if tag not in tags or (ref.digest or tags[tag].digest) != tags[tag].digest:
             raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(tags)}")
-        return Reference(ref.name, tag, tags[tag].digest, ref.variant)
+        return Archive(self._blobs, tags[tag]), Reference(ref.name, tag, tags[tag].digest, ref.variant)
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted.
@@ -112,7 +119,7 @@ class Store:
         if self.root.exists() and not self.root.is_dir():
             raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
         repos = self.root / "repos"
-        return sorted(path.parent.relative_to(repos).as_posix() for path in repos.rglob("index.json"))
+        return sorted(path.parent.relative_to(repos).as_posix() for path in repos.rglob("index.json") if path.is_file())
 
     def tags(self, name: str) -> dict[str, str]:
         """Return tag -> digest of a model; empty when there is no such model."""
@@ -121,9 +128,6 @@ class Store:
     def next_version(self, name: str) -> str:
         """Return the lowest whole version above all that a model has; ``1`` for a new one."""
         return _next(self._tags(name))
-
-    def _descriptor(self, ref: Reference) -> Descriptor:
-        return self._tags(ref.name)[str(ref.tag)]
 
     def _tags(self, name: str) -> dict[str, Descriptor]:
         path = self.root / "repos" / name / "index.json"
@@ -144,13 +148,17 @@ class Store:
                 f"push as another version, such as {ref.name}:{_next(tags)}"
             )
 
-    def _write(self, name: str, tags: dict[str, Descriptor]) -> None:
-        folder = self.root / "repos" / name
+    def _write(self, model: str, tags: dict[str, Descriptor]) -> None:
+        folder = self.root / "repos" / model
         entries = tuple(
             entry.model_copy(update={"annotations": {manifest.REF_NAME: tag}}) for tag, entry in tags.items()
         )
-        _replace(folder / "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-        _replace(folder / "index.json", manifest.encode(Index(manifests=entries)))
+        for name, content in (
+            ("oci-layout", manifest.LAYOUT),
+            ("index.json", manifest.encode(Index(manifests=entries))),
+        ):
+            with atomic_file(folder / name, durable=True) as stream:
+                stream.write(content)
 
     def _log(self, ref: Reference, old: Descriptor | None, new: Descriptor) -> None:
         line = {
@@ -169,17 +177,6 @@ class Store:
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
-    sync_folder(path.parent)
 
 
 def _latest(tags: dict[str, Descriptor]) -> str:

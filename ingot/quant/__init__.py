@@ -3,11 +3,11 @@
 from ingot.errors import missing_package
 
 try:
-    from ingot.quant.config import QuantConfig, StaticInt8
+    from ingot.quant.config import StaticInt8
     from ingot.quant.pipeline import quantize
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] not in ("onnx", "onnx_ir", "sympy"):
         raise
     raise missing_package(error.name, "quantizing models", "export") from error
 
-__all__ = ["QuantConfig", "StaticInt8", "quantize"]
+__all__ = ["StaticInt8", "quantize"]

@@ -51,6 +51,7 @@ class Calibration:
         if self._signature.batch is None:
             yield self.inputs
             return
+        rows = self._signature.max_rows(rows)
         axes = self._signature.batch_axes(self._signature.inputs)
         for part in range(math.ceil(self.rows / rows)):
             index = np.arange(part * rows, min((part + 1) * rows, self.rows))

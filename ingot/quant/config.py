@@ -29,6 +29,3 @@ class StaticInt8:
     def record(self) -> dict[str, Any]:
         """Return the recipe as it is noted in archives."""
         return {"name": self.name, "version": 1, **asdict(self)}
-
-
-QuantConfig = StaticInt8

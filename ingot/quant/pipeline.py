@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
-from ingot.errors import InvalidArgument, ParityError
+import numpy as np
+
+from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import (
     Archive,
     BlobFolder,
@@ -19,9 +22,10 @@ from ingot.model_store import (
 )
 from ingot.quant.agreement import agreement
 from ingot.quant.calibrate import Calibration, Data
-from ingot.quant.config import QuantConfig, StaticInt8
+from ingot.quant.config import StaticInt8
 from ingot.quant.recipes import static_int8
 from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.tensors import Array, DType
 
 Progress = Callable[[str], None]
 
@@ -32,8 +36,8 @@ _GOLDEN_TOLERANCE = 0.1
 def quantize(
     archive: Archive | str | os.PathLike[str],
     data: Data,
-    config: QuantConfig | None = None,
     *,
+    config: StaticInt8 | None = None,
     progress: Progress = lambda step: None,
 ) -> Archive:
     """Add a quantized variant to an archive; it becomes the preferred one, and the others stay.
@@ -50,7 +54,7 @@ def quantize(
 
     Raises:
         InvalidArgument: the data does not fit the model, or the model cannot be quantized.
-        ParityError: the quantized model gives NaN or infinity.
+        QuantizationError: the recipe does not fit the model, or the result gives NaN or infinity.
     """
     config = config or StaticInt8()
     original = archive if isinstance(archive, Archive) else Archive.open(archive)
@@ -63,8 +67,12 @@ def quantize(
     count = static_int8.quantized_ops(model)
     graph, weights = onnx_graph.pack(model, blobs)
     progress("Measuring")
-    before = load_engine(parent.path(), device="cpu")
-    after = load_engine(blobs.path(blobs.put(graph, "")), device="cpu")
+    with (
+        contextlib.closing(load_engine(parent.path(), device="cpu")) as before,
+        contextlib.closing(load_engine(blobs.path(graph), device="cpu")) as after,
+    ):
+        evidence = _evidence(parent, before, after, calibration)
+        goldens = [Golden(golden.inputs, after.run(golden.inputs)) for golden in parent.goldens()]
     serving = Serving(
         name=local.name,
         variant=config.precision,
@@ -80,16 +88,13 @@ def quantize(
             ("ingot", _onnxruntime_package(), "onnx"),
             (f"calibrated on {calibration.rows} samples",),
         ),
-        evidence=_evidence(parent, before, after, calibration),
+        evidence=evidence,
     )
-    goldens = [Golden(golden.inputs, after.run(golden.inputs)) for golden in parent.goldens()]
-    for engine in (before, after):
-        engine.close()
     added = add_variant(blobs, serving, graph, weights, goldens)
     return Archive.create(blobs, [added, *(variant.descriptor for variant in local.variants)])
 
 
-def _parent(archive: Archive, config: QuantConfig) -> Variant:
+def _parent(archive: Archive, config: StaticInt8) -> Variant:
     for variant in archive.variants:
         if variant.name == config.precision:
             raise InvalidArgument(
@@ -105,16 +110,25 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
 def _evidence(parent: Variant, before: Engine, after: Engine, calibration: Calibration) -> Evidence:
     batches = list(calibration.batches())
     expected, actual = [before.run(batch) for batch in batches], [after.run(batch) for batch in batches]
-    metrics = agreement(expected, actual)
-    if any(value != value for value in metrics.values()):  # NaN is the one value that differs from itself
-        raise ParityError("the quantized model gives NaN; calibrate with data that is like what it will be asked")
-    example = batches[0]
-    originals = profile.measure(before, parent.signature, example)
-    latency = profile.measure(after, parent.signature, example)
-    speedups = {
-        f"speedup_batch_{now.rows}": was.seconds / now.seconds for was, now in zip(originals, latency, strict=True)
-    }
-    return Evidence(machine=devices.describe(), latency=latency, metrics={**metrics, **speedups})
+    for name in expected[0]:
+        if any(_broken(left[name], right[name]) for left, right in zip(expected, actual, strict=True)):
+            raise QuantizationError(
+                f"the quantized model gives NaN or infinity in '{name}' where the original does not; "
+                "calibrate with data that is like what it will be asked"
+            )
+    return Evidence(
+        machine=devices.describe(),
+        baseline=profile.measure(before, parent.signature, batches[0]),
+        latency=profile.measure(after, parent.signature, batches[0]),
+        metrics=agreement(expected, actual),
+    )
+
+
+def _broken(expected: Array, actual: Array) -> bool:
+    if not DType.of(expected).is_float:
+        return False
+    left, right = expected.astype(np.float64), actual.astype(np.float64)
+    return bool(np.isfinite(left).all() and not np.isfinite(right).all())
 
 
 def _onnxruntime_package() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduler import Entry, Outcome
 from ingot.tensors import Array, Signature
@@ -29,7 +29,13 @@ def execute(engine: Engine, signature: Signature, entries: Sequence[Entry]) -> l
         log.exception("the engine failed on a batch of %d requests", len(entries))
         if len(entries) == 1:
             return [InternalError("the engine failed on this input")]
-    return [outcome for entry in entries for outcome in execute(engine, signature, [entry])]
+    return [_alone(engine, signature, entry) for entry in entries]
+
+
+def _alone(engine: Engine, signature: Signature, entry: Entry) -> Outcome:
+    if entry.cancelled:
+        return Unavailable("the client left")
+    return execute(engine, signature, [entry])[0]
 
 
 def _join(signature: Signature, entries: Sequence[Entry]) -> dict[str, Array]:

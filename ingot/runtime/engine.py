@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from ingot.errors import Unsupported
 from ingot.tensors import Array, Signature
 
 
@@ -41,18 +42,21 @@ class Engine(Protocol):
         ...
 
 
-def load_engine(path: Path, *, device: str = "auto", threads: int | None = None) -> Engine:
-    """Load an ONNX file.
+def load_engine(path: Path, *, format: str = "onnx", device: str = "auto", threads: int | None = None) -> Engine:  # noqa: A002
+    """Load a model file.
 
     Args:
         path: the graph; its external data lies beside it.
+        format: what kind of file it is, since blobs have no suffix: ``onnx``.
         device: ``cpu``, ``cuda``, or ``auto``: the GPU where there is one.
         threads: CPU threads for one call; by default one a core that this process may use.
 
     Raises:
-        Unsupported: no ONNX Runtime is installed, or the device is asked for and not there.
+        Unsupported: no engine runs the format, it is not installed, or the device is asked for and not there.
         InvalidArgument: the file is not a model that the engine can run.
     """
+    if format != "onnx":
+        raise Unsupported(f"no engine of this version runs models of format '{format}'")
     from ingot.runtime.engines.ort import OrtEngine  # an engine's package is imported only when it is used
 
     return OrtEngine(path, device=device, threads=threads)

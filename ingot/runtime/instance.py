@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
 
+from ingot.errors import InternalError
 from ingot.runtime.batching import execute
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduler import Entry, Outcome
 from ingot.tensors import Signature
+
+log = logging.getLogger(__name__)
 
 Done = Callable[["Instance", Sequence[Entry], list[Outcome], float], None]
 
@@ -36,14 +40,22 @@ class Instance:
         """Run a batch; call only while idle."""
         self._work.put(entries)
 
-    def close(self) -> None:
-        """Finish the batch in hand, stop the thread and free the engine."""
+    def close(self, timeout: float | None = None) -> None:
+        """Finish the batch in hand, stop the thread and free the engine.
+
+        An engine call that outlives ``timeout`` seconds is left to end with the process: it cannot be interrupted.
+        """
         self._work.put(None)
-        self._thread.join()
-        self._engine.close()
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._engine.close()
 
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
             began = time.perf_counter()
-            outcomes = execute(self._engine, self._signature, entries)
+            try:
+                outcomes = execute(self._engine, self._signature, entries)
+            except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
+                log.critical("the engine ended its own thread's work: %r", error)
+                outcomes = [InternalError("the engine failed on this input") for _ in entries]
             self._done(self, entries, outcomes, time.perf_counter() - began)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Model:
         open_engine: makes one engine, given the device and its number of CPU threads.
         signature: what requests are checked against; None takes the engine's own reading of the file.
         goldens: cases that must come out as stored before the model is ready.
-        tolerance: how far their outputs may depart; see :func:`ingot.tensors.departure`.
+        tolerance: how far their outputs may depart; see :func:`ingot.arrays.departure`.
+        variant: which form of the archive's model this is, for people to see.
         settings: device, instances and limits.
         metrics: where to count.
     """
@@ -124,7 +126,9 @@ class Model:
             name,
             version,
             # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
-            lambda device, threads: load_engine(variant.path(), device=device, threads=threads),
+            lambda device, threads: load_engine(
+                variant.path(), format=variant.serving.format, device=device, threads=threads
+            ),
             signature=variant.signature,
             goldens=variant.goldens(),
             tolerance=variant.serving.golden_tolerance,
@@ -154,31 +158,42 @@ class Model:
         Raises:
             IngotError: the model cannot be loaded, or answers other than its goldens; the state is then FAILED.
         """
+        engines: list[Engine] = []
         try:
-            count = self._settings.instances
-            threads = max(1, devices.cpu_count() // count)
-            engines = [self._open_engine(self._settings.device, threads) for _ in range(count)]
-            first = engines[0]
-            self.platform, self.device = first.platform, first.device
-            self._signature = self._signature or first.signature
-            tensors.check_same(self._signature, first.signature)
-            self.state = State.TESTING
-            self._test(first)
-            self.state = State.WARMING
-            for engine in engines[1:]:
-                for golden in self._goldens:
-                    engine.run(golden.inputs)
-        except IngotError as error:
+            signature = self._open(engines)
+        except Exception as error:
+            for engine in engines:
+                engine.close()
             self.state, self.reason = State.FAILED, str(error)
-            raise
-        self._scheduler = Scheduler(self._settings.limits, batching=self._signature.batch is not None)
+            if isinstance(error, IngotError):
+                raise
+            raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
+        limits = self._settings.limits
+        limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
+        self._scheduler = Scheduler(limits, batching=signature.batch is not None)
         self._instances = [
-            Instance(engine, self._signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
+            Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
         self.state = State.READY
         log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+
+    def _open(self, engines: list[Engine]) -> Signature:
+        """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
+        count = self._settings.instances
+        for _ in range(count):
+            engines.append(self._open_engine(self._settings.device, max(1, devices.cpu_count() // count)))
+        first = engines[0]
+        self.platform, self.device = first.platform, first.device
+        signature = self._signature = self._signature or first.signature
+        tensors.check_same(signature, first.signature)
+        self.state = State.TESTING
+        self._test(first)
+        self.state = State.WARMING
+        for engine in engines[1:]:
+            self._test(engine)
+        return signature
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, joined with others where the model allows it.
@@ -215,7 +230,8 @@ class Model:
         except TimeoutError as error:
             raise DeadlineExceeded(f"model '{self.name}' had no answer within {timeout} s") from error
         finally:
-            entry.cancelled = True  # true only matters while it waits: its client left, or its time is up
+            if not future.done() or future.cancelled():  # its client left, or its time is up
+                self._scheduler.discard(entry)
             self._in_flight -= 1
             if not self._in_flight:
                 self._quiet.set()
@@ -227,11 +243,15 @@ class Model:
         if self._in_flight:
             await self._quiet.wait()
 
-    def close(self) -> None:
-        """Stop the instances and free the engines; call after ``drain``."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the instances and free the engines; call after ``drain``.
+
+        Args:
+            timeout: seconds to wait for an engine call that ``drain`` could not wait for.
+        """
         for instance in self._instances:
-            instance.close()
-        self._instances, self._idle = [], []
+            instance.close(timeout)
+        self._instances, self._idle, self._goldens = [], [], ()
         if self.state is not State.FAILED:
             self.state = State.UNLOADED
 
@@ -261,8 +281,9 @@ class Model:
 
     def _done(self, instance: Instance, entries: Sequence[Entry], outcomes: list[Outcome], seconds: float) -> None:
         # In the instance's thread: one wakeup of the loop answers the whole batch.
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds)
+        with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds)
 
     def _answer(self, instance: Instance, entries: Sequence[Entry], outcomes: list[Outcome], seconds: float) -> None:
         self._idle.append(instance)
@@ -274,8 +295,7 @@ class Model:
         self._pump()
 
     def _unavailable(self) -> Unavailable:
-        why = f": {self.reason}" if self.reason else ""
-        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}{why}")
+        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

@@ -28,12 +28,13 @@ def measure(
         engine: the loaded model.
         signature: says along which axis rows are repeated; a model without a batch is timed as it is.
         example: valid inputs; their first row is repeated.
-        batches: the row counts.
+        batches: the row counts; those over the signature's range become its upper end.
         budget: seconds for each batch size, after one call that is not counted. At least three calls are timed.
     """
     if signature.batch is None:
         return (_time(engine, example, 1, budget),)
-    return tuple(_time(engine, repeat(signature, example, rows), rows, budget) for rows in batches)
+    allowed = dict.fromkeys(signature.max_rows(rows) for rows in batches)
+    return tuple(_time(engine, repeat(signature, example, rows), rows, budget) for rows in allowed)
 
 
 def repeat(signature: Signature, example: Mapping[str, Array], rows: int) -> dict[str, Array]:

@@ -81,9 +81,9 @@ class Repository:
         for model in self:
             await model.drain()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         for model in self:
-            model.close()
+            model.close(timeout)
 
     def _model(self, source: str) -> Model:
         match = _NAMED.fullmatch(source)
@@ -92,21 +92,23 @@ class Repository:
         path = Path(location).expanduser()
         if path.suffix == ".onnx":
             if not path.is_file():
-                raise NotFound(f"there is no file {source}")
+                raise NotFound(f"there is no file {location}")
+            if chosen:
+                raise InvalidArgument(f"'{source}': an .onnx file has no variants; leave #{chosen} out")
             return Model.of_file(name or name_from(path.stem), "1", path, self._settings, self.metrics)
         if path.suffix == ".ingot" or location.startswith((".", "/", "~")):
             archive = Archive.open(path).unpacked()
             variant, version = archive.variant(chosen or None), "1"
         else:
-            reference = self._resolve(source)
-            archive = self._store.get(reference)
+            archive, reference = self._find(source)
             variant, version = archive.variant(reference.variant), str(reference.tag)
-            name = name or reference.name.rpartition("/")[2]
-        return Model.of_variant(name or archive.name, version, variant, self._settings, self.metrics)
+            name = name or reference.name
+        served = (name or archive.name).rpartition("/")[2]  # a slash in a name would be one in the URL
+        return Model.of_variant(served, version, variant, self._settings, self.metrics)
 
-    def _resolve(self, source: str) -> Reference:
+    def _find(self, source: str) -> tuple[Archive, Reference]:
         try:
-            return self._store.resolve(source)
+            return self._store.find(source)
         except (NotFound, InvalidArgument) as error:
             if Path(source).exists():
                 raise NotFound(f"{error}; for the file of that name write ./{source}") from error

@@ -26,7 +26,7 @@ class Entry:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = sum(array.nbytes for array in self.inputs.values())
+        self.nbytes = sum(_size(array) for array in self.inputs.values())
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,22 @@ class Scheduler:
         self._queue.append(entry)
         self._bytes += entry.nbytes
 
-    def take(self) -> list[Entry]:
-        """Return the next batch: the oldest entry and those of its group that fit, in order; empty when nothing waits.
+    def discard(self, entry: Entry) -> None:
+        """Forget an entry whose client has left; one that runs already just loses its reader."""
+        entry.cancelled = True
+        try:
+            self._queue.remove(entry)
+        except ValueError:
+            return
+        self._bytes -= entry.nbytes
 
-        Entries whose client has left are dropped.
-        """
+    def take(self) -> list[Entry]:
+        """Return the next batch: the oldest entry and those of its group that fit, in order; empty if nothing waits."""
         batch: list[Entry] = []
         passed: list[Entry] = []
         rows = 0
         while self._queue:
             entry = self._queue.popleft()
-            if entry.cancelled:
-                self._bytes -= entry.nbytes
-                continue
             if batch and (entry.group != batch[0].group or rows + entry.rows > self.limits.max_batch):
                 passed.append(entry)
                 continue
@@ -93,6 +96,11 @@ class Scheduler:
                 break
         self._queue.extendleft(reversed(passed))
         return batch
+
+
+def _size(array: Array) -> int:
+    """Return the bytes that an array holds; an object array's own count leaves its text out."""
+    return array.nbytes + (sum(len(item) for item in array.reshape(-1)) if array.dtype == object else 0)
 
 
 def group_of(signature: Signature, inputs: Mapping[str, Array]) -> tuple[Any, ...]:

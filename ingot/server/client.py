@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
@@ -125,7 +126,9 @@ class _Http:
         return self._send("GET", path, accept=(200, 503)).status_code == 200
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
-        return orjson.loads(self._send("GET", _path(model, version)).content)  # type: ignore[no-any-return]
+        with _parsing(str(self._client.base_url)):
+            metadata: dict[str, Any] = orjson.loads(self._send("GET", _path(model, version)).content)
+            return metadata
 
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
         body, length = http_codec.encode_request(request, binary=binary)
@@ -134,7 +137,8 @@ class _Http:
             headers = {**headers, "Content-Type": "application/octet-stream", http_codec.HEADER_LENGTH: str(length)}
         answer = self._send("POST", f"{_path(request.model, request.version)}/infer", body, headers)
         header_length = answer.headers.get(http_codec.HEADER_LENGTH)
-        return http_codec.decode_response(answer.content, int(header_length) if header_length else None)
+        with _parsing(str(self._client.base_url)):
+            return http_codec.decode_response(answer.content, int(header_length) if header_length else None)
 
     def metrics(self) -> str:
         return self._send("GET", "/metrics").text
@@ -192,8 +196,9 @@ class _Grpc:
         }
 
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
-        message = grpc_codec.encode_request(request)
-        return grpc_codec.decode_response(self._call("ModelInfer", message, pb.ModelInferResponse))
+        answer = self._call("ModelInfer", grpc_codec.encode_request(request), pb.ModelInferResponse)
+        with _parsing(f"grpc://{self._target}"):
+            return grpc_codec.decode_response(answer)
 
     def metrics(self) -> str:
         raise errors.Unsupported("metrics are served over HTTP; use the server's http:// address")
@@ -215,6 +220,15 @@ class _Grpc:
                 raise Unavailable(f"no server answers at grpc://{self._target}; is it running?") from error
             kind = _BY_GRPC_STATUS.get(status, errors.InternalError)
             raise kind(f"the server answered {status.name}: {details}") from error
+
+
+@contextlib.contextmanager
+def _parsing(url: str) -> Iterator[None]:
+    """Blame the server, not the caller, for an answer that cannot be read."""
+    try:
+        yield
+    except (InvalidArgument, ValueError, KeyError, TypeError, IndexError) as error:
+        raise errors.InternalError(f"{url} gave no answer of the Open Inference Protocol: {error}") from error
 
 
 def _path(model: str, version: str) -> str:

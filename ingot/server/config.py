@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Settings
 
 
@@ -26,14 +28,30 @@ class ServerConfig(BaseSettings):
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
+    max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of HTTP request bodies held at once.")
     drain_timeout: float = Field(30.0, ge=0, description="Seconds that requests in flight get to finish at shutdown.")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ServerConfig:
+        """Return a configuration; what ``settings`` lacks comes from the environment or the defaults.
+
+        Raises:
+            InvalidArgument: a setting is unknown or has a wrong value; the message names it.
+        """
+        try:
+            return cls(**settings)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in fault["loc"])
+            option = f"{name} (--{name.replace('_', '-')}, INGOT_{name.upper()})"
+            raise InvalidArgument(f"setting {option}: {fault['msg']}") from error
 
     @property
     def max_body_bytes(self) -> int:
         return self.max_body_mb << 20
 
     @property
-    def models(self) -> Settings:
+    def runtime(self) -> Settings:
         """The settings that the runtime takes."""
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20)
         return Settings(self.device, self.instances, limits)

@@ -1,19 +1,23 @@
-"""What both protocols, and the Python API, call: the server's whole behaviour, free of HTTP and gRPC."""
+"""What both protocols call: the server's whole behaviour, free of HTTP and gRPC."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ingot
-from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import Model, Repository
-from ingot.tensors import Array, DType, TensorSpec
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
+
+# More inputs or outputs than any model has; a request is refused before time is spent on each of millions.
+MAX_TENSORS = 1024
 
 EXTENSIONS = ("binary_tensor_data",)
 
@@ -82,6 +86,21 @@ class DataPlane:
         """
         return self.repository.get(name, version).ready and not self.draining
 
+    def signature(self, name: str, version: str = "") -> Signature:
+        """Return what a model takes and gives.
+
+        Raises:
+            NotFound: no such model or version is served.
+            Unavailable: it is still loading.
+        """
+        return self.repository.get(name, version).signature
+
+    def count_error(self, protocol: str, error: IngotError) -> None:
+        """Count an answer that is an error, and log it if it is our fault; both protocols call this for every one."""
+        self.metrics.errors.labels(protocol, error.code.value).inc()
+        if error.code is Code.INTERNAL:
+            log.error("%s: %s", protocol, error)
+
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Describe a model.
 
@@ -116,7 +135,7 @@ class DataPlane:
         except Exception as error:
             code = "internal"
             log.exception("a request to model %s failed", request.model)
-            raise InternalError("internal error; the server's log has the cause") from error
+            raise InternalError(f"{type(error).__name__}: {error}") from error
         finally:
             self.metrics.requests.labels(*labels, code).inc()
             self.metrics.request_seconds.labels(*labels).observe(time.perf_counter() - began)
@@ -125,8 +144,7 @@ class DataPlane:
     async def _infer(self, model: Model, request: InferRequest) -> InferResponse:
         inputs = dict(request.inputs)
         if len(inputs) < len(request.inputs):
-            names = [name for name, _ in request.inputs]
-            twice = next(name for name in names if names.count(name) > 1)
+            [(twice, _)] = Counter(name for name, _ in request.inputs).most_common(1)
             raise InvalidArgument(f"input '{twice}' stands twice in the request")
         wanted = self._wanted(model, request)
         outputs = await model.infer(inputs, _timeout(request.parameters))

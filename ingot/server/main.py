@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -60,7 +61,7 @@ class Server:
         """
         listener = _listen(self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]
-        app = create_app(self._plane, self.config.max_body_bytes)
+        app = create_app(self._plane, self.config.max_body_bytes, self.config.max_bodies_mb << 20)
         self._http = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -72,7 +73,7 @@ class Server:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=max(1, round(self.config.drain_timeout)),
+                timeout_graceful_shutdown=math.ceil(self.config.drain_timeout),
             )
         )
         self._grpc, self._health = create_server(self._plane, self.config.max_body_bytes)
@@ -82,9 +83,9 @@ class Server:
             listener.close()
             raise
         self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
-        await self._grpc.start()
-        await self._report(serving=False)
         try:
+            await self._grpc.start()
+            await self._report(serving=False)
             for model in self.repository:
                 await asyncio.to_thread(model.load)
         except BaseException:
@@ -100,7 +101,7 @@ class Server:
         await asyncio.gather(self._grpc.stop(self.config.drain_timeout), self._http_task)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
-        await asyncio.to_thread(self.repository.close)
+        await asyncio.to_thread(self.repository.close, 1)
 
     def _bind_grpc(self) -> int:
         if self.config.grpc_port:
@@ -165,15 +166,14 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        running = asyncio.current_task()
 
-        def on_signal() -> None:
-            if stop.is_set() and running is not None:
-                running.cancel()
+        def on_signal(number: int) -> None:
+            if stop.is_set():
+                os._exit(128 + number)  # at once: an engine call that hangs would hold up any gentler end
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
         starting = asyncio.create_task(server.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +185,7 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         await server.stop()
         stopping.cancel()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
 
 
@@ -195,12 +195,16 @@ class RunningServer:
     def __init__(self, server: Server):
         self._server = server
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._stop: asyncio.Event | None = None
+        self._stop: Callable[[], None] | None = None
         self._failure: BaseException | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingot-server", daemon=True)
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:  # Ctrl-C while models load must not leave a server behind
+            self.close()
+            raise
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -222,8 +226,9 @@ class RunningServer:
 
     def close(self) -> None:
         """Finish the requests in flight and stop. Closing twice does nothing."""
-        if self._stop is not None and self._thread.is_alive():
-            self._runner.get_loop().call_soon_threadsafe(self._stop.set)
+        if self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                self._stop()
         self._thread.join()
 
     def __enter__(self) -> RunningServer:
@@ -237,7 +242,13 @@ class RunningServer:
             self._runner.run(self._main())
 
     async def _main(self) -> None:
-        self._stop = asyncio.Event()
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        self._stop = wake
         try:
             await self._server.start()
         except IngotError as error:
@@ -248,7 +259,7 @@ class RunningServer:
         finally:
             self._started.set()
         if self._failure is None:
-            await self._stop.wait()
+            await stop.wait()
             await self._server.stop()
 
 
@@ -268,7 +279,7 @@ def serve(*sources: str, store: Store | None = None, **settings: Any) -> Running
         NotFound: a source does not exist.
         InvalidArgument: a port is taken or a setting is wrong.
     """
-    return RunningServer(create(sources, store, ServerConfig(**settings)))
+    return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
 
 def create(sources: tuple[str, ...] | list[str], store: Store | None, config: ServerConfig) -> Server:
@@ -280,7 +291,7 @@ def create(sources: tuple[str, ...] | list[str], store: Store | None, config: Se
     """
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
-    repository = Repository(store, config.models)
+    repository = Repository(store, config.runtime)
     for source in sources:
         repository.add(source)
     return Server(repository, config)

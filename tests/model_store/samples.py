@@ -33,7 +33,9 @@ def archive(graph: bytes = b"a graph", weights: tuple[bytes, ...] = (b"some weig
     blobs = BlobFolder.scratch()
     shared = [blobs.put(content, manifest.WEIGHT) for content in weights]
     variants = [
-        add_variant(blobs, serving(name, variant), graph + variant.encode(), shared, [GOLDEN])
+        add_variant(
+            blobs, serving(name, variant), blobs.put(graph + variant.encode(), manifest.WEIGHT), shared, [GOLDEN]
+        )
         for variant in ("int8", "fp32")
     ]
     return Archive.create(blobs, variants)

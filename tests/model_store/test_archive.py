@@ -336,14 +336,15 @@ class TestHostileDocuments:
     def test_variants_must_be_named_once_and_agree(self) -> None:
         blobs = BlobFolder.scratch()
         other = Signature((TensorSpec("x", DType.FP64, ("batch", 3)),), SIGNATURE.outputs, "batch")
-        first = add_variant(blobs, serving(), b"graph", (), ())
+        graph = blobs.put(b"graph", manifest.WEIGHT)
+        first = add_variant(blobs, serving(), graph, (), ())
         with pytest.raises(InvalidArchive, match="each named once"):
             Archive.create(blobs, [first, first])
         with pytest.raises(InvalidArchive, match="one or more"):
             Archive.create(blobs, [])
         for odd in (serving("other", "int8"), serving("tiny", "int8", other)):
             with pytest.raises(InvalidArchive, match="another name or signature than 'fp32'"):
-                Archive.create(blobs, [first, add_variant(blobs, odd, b"graph", (), ())])
+                Archive.create(blobs, [first, add_variant(blobs, odd, graph, (), ())])
 
     @pytest.mark.parametrize(
         ("change", "where"),

@@ -118,12 +118,12 @@ class TestRecipe:
     def test_other_ways_to_calibrate(
         self, product: Archive, samples: Array, calibration: Any, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        result = quantize(product, {"x": samples}, StaticInt8(calibration=calibration))
+        result = quantize(product, {"x": samples}, config=StaticInt8(calibration=calibration))
         assert result.variant().serving.evidence.metrics["cosine"] > 0.95
         assert capfd.readouterr() == ("", "")
 
     def test_one_scale_for_a_whole_tensor(self, product: Archive, samples: Array) -> None:
-        result = quantize(product, {"x": samples}, StaticInt8(per_channel=False))
+        result = quantize(product, {"x": samples}, config=StaticInt8(per_channel=False))
         assert result.variant().serving.evidence.metrics["cosine"] > 0.99
         recipe = result.variant().serving.recipe
         assert recipe is not None
@@ -131,11 +131,11 @@ class TestRecipe:
 
     def test_kept_nodes_stay_in_floating_point(self, product: Archive, samples: Array) -> None:
         with pytest.raises(InvalidArgument, match="nothing in this model can be quantized"):
-            quantize(product, {"x": samples}, StaticInt8(keep=("product",)))
+            quantize(product, {"x": samples}, config=StaticInt8(keep=("product",)))
 
     def test_a_node_that_there_is_not(self, product: Archive, samples: Array) -> None:
         with pytest.raises(InvalidArgument, match="there is no node 'other' to keep; some nodes are: product"):
-            quantize(product, {"x": samples}, StaticInt8(keep=("other",)))
+            quantize(product, {"x": samples}, config=StaticInt8(keep=("other",)))
 
     def test_half_precision_is_quantized_too(self, tmp_path: Path, samples: Array) -> None:
         result = quantize(export_model(matmul(tmp_path, np.float16)), {"x": samples.astype(np.float16)})

@@ -39,13 +39,22 @@ class OrtEngine:
         if not path.is_file():
             raise InvalidArgument(f"there is no model file {path}")
         try:
-            self._session = ort.InferenceSession(str(path), options, providers=_providers(ort, device))
+            # enable_fallback: on a damaged file it prints to stdout and tries again.
+            self._session = ort.InferenceSession(
+                str(path), options, providers=_providers(ort, device), enable_fallback=0
+            )
+            self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
+            self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
         except _ort_errors(ort) as error:
             raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {_reason(error)}") from error
+        if self.device == "cpu" and devices.has_cuda() and device != "cpu":
+            # ONNX Runtime falls back by itself, and in silence, when CUDA's or cuDNN's libraries cannot be loaded.
+            why = "a GPU is here, but ONNX Runtime could not use it: it needs CUDA 13 and cuDNN 9, and ingot[gpu]"
+            if device == "cuda":
+                raise Unsupported(f"device 'cuda' is not available: {why}")
+            log.warning("serving on the CPU: %s", why)
         self._errors = _ort_errors(ort)
         self._ort = ort
-        self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
-        self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
         # numpy has no bfloat16 that ONNX Runtime takes, so such models go through OrtValues.
         self._by_value = any(spec.dtype is DType.BF16 for spec in (*self._inputs, *self._outputs))
 
@@ -145,7 +154,10 @@ def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...
     """Return the first dimension's name if it is a well-known one and every input and output starts with it."""
     leading = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
     only = leading.pop() if len(leading) == 1 else None
-    return only if isinstance(only, str) and only in _BATCH_NAMES else None
+    if not isinstance(only, str) or only not in _BATCH_NAMES:
+        return None
+    # A second axis of that name, as in a matrix of similarities, compares rows of one batch with each other.
+    return only if all(spec.shape.count(only) == 1 for spec in (*inputs, *outputs)) else None
 
 
 def _to_ort(spec: TensorSpec, array: Array) -> Array:

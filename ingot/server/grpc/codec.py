@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.dataplane import InferRequest, InferResponse, check_parameters
+from ingot.server.dataplane import MAX_TENSORS, InferRequest, InferResponse, check_parameters
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import Array, DType
 
@@ -54,6 +54,8 @@ def decode_request(message: pb.ModelInferRequest) -> InferRequest:
     Raises:
         InvalidArgument: the message contradicts itself; the text names the tensor.
     """
+    if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
+        raise InvalidArgument(f"the request has over {MAX_TENSORS} inputs or outputs; no model has so many")
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidArgument(
@@ -113,6 +115,8 @@ def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, 
 def encode_parameter(parameter: pb.InferParameter, value: Any) -> None:
     """Set a protobuf parameter from a Python value."""
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    if type(value) not in kinds:
+        raise InvalidArgument(f"parameter value {value!r} is not a flag, a number or text")
     setattr(parameter, kinds[type(value)], value)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import DESCRIPTOR as REFLECTION_FILE
 
-from ingot.errors import Code, IngotError
+from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -73,6 +73,9 @@ def create_server(plane: DataPlane, max_body_bytes: int) -> tuple[grpc.aio.Serve
         options=(
             ("grpc.max_receive_message_length", max_body_bytes),
             ("grpc.max_send_message_length", -1),
+            # Without these gRPC cancels calls by itself under load; the models' own queues say no in a better way.
+            ("grpc.server.max_pending_requests", 100_000),
+            ("grpc.server.max_pending_requests_hard_limit", 200_000),
             ("grpc.so_reuseport", 0),  # else a second server on the same port would start, and take half the requests
         )
     )
@@ -101,20 +104,28 @@ def _unary(
     """Wrap a call so that its errors become statuses, and internal text never leaves."""
 
     @functools.wraps(function)
-    async def handle(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+    async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
         try:
-            return await function(request)
+            return await function(_parse(kind, raw))
         except IngotError as error:
-            code, text = error.code, str(error)
-        except Exception:
+            failure = error
+        except Exception as error:
             log.exception("%s failed", function.__name__)
-            code, text = Code.INTERNAL, "internal error; the server's log has the cause"
-        plane.metrics.errors.labels("grpc", code.value).inc()
-        return await context.abort(codec.STATUS[code], text)  # which raises
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        plane.count_error("grpc", failure)
+        return await context.abort(codec.STATUS[failure.code], public_text(failure))  # which raises
 
     return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=kind.FromString, response_serializer=kind.SerializeToString
+        handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
     )
+
+
+def _parse(kind: type[Message], raw: bytes) -> Message:
+    """Parse here, not in gRPC's library, which would tell the client of a Python exception and count nothing."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: it is no valid protobuf") from error
 
 
 def _reflected() -> Any:

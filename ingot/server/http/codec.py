@@ -6,6 +6,7 @@ how many bytes of them are its own, in the order of the tensors. The client half
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.dataplane import InferRequest, InferResponse, check_parameters
+from ingot.server.dataplane import MAX_TENSORS, InferRequest, InferResponse, check_parameters
 from ingot.tensors import Array, DType, Signature
 
 STATUS = {
@@ -207,53 +208,56 @@ def _from_json(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Arra
     """Return JSON ``data``, nested or flat, as an array; no value is rounded or wrapped to fit an integer type."""
     if not isinstance(data, list):
         raise InvalidArgument(f"the data of tensor '{name}' is not a list")
-    try:
-        loose = np.array(data, dtype=object if dtype is DType.BYTES else None)
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths") from error
-    if loose.size != math.prod(shape):
+    values = _flat(name, data)
+    if len(values) != math.prod(shape):
         raise InvalidArgument(
-            f"tensor '{name}' has {loose.size} values, but shape {list(shape)} takes {math.prod(shape)}"
+            f"tensor '{name}' has {len(values)} values, but shape {list(shape)} takes {math.prod(shape)}"
         )
-    return _cast(name, dtype, loose.reshape(-1), data).reshape(shape)
+    return _cast(name, dtype, values).reshape(shape)
 
 
-def _cast(name: str, dtype: DType, loose: Array, data: list[Any]) -> Array:
+def _flat(name: str, data: list[Any]) -> list[Any]:
+    """Return nested lists of equal lengths as one list."""
+    for _ in range(arrays.MAX_RANK):
+        if not data or not isinstance(data[0], list):
+            return data
+        length = len(data[0])
+        if not all(isinstance(item, list) and len(item) == length for item in data):
+            raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
+        data = list(itertools.chain.from_iterable(data))
+    raise InvalidArgument(f"the data of tensor '{name}' is nested over {arrays.MAX_RANK} deep")
+
+
+def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
     problem = f"tensor '{name}' is {dtype.value}, but its data"
-    if not loose.size:
-        return np.empty(0, dtype.numpy)
+    # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
+    kinds = set(map(type, values))
     if dtype is DType.BYTES:
-        if not all(isinstance(item, str) for item in loose):
+        if not kinds <= {str}:
             raise InvalidArgument(f"{problem} holds something other than text")
-        items = np.empty(len(loose), dtype=object)
-        items[:] = [item.encode() for item in loose]
+        items = np.empty(len(values), dtype=object)
+        items[:] = [item.encode() for item in values]
         return items
-    if loose.dtype.kind not in "biuf":
-        raise InvalidArgument(
-            f"{problem} holds something other than {'booleans' if dtype is DType.BOOL else 'numbers'}"
-        )
     if dtype is DType.BOOL:
-        if loose.dtype.kind == "f" or (loose.dtype.kind != "b" and not np.isin(loose, (0, 1)).all()):
+        if not (kinds <= {bool} or (kinds <= {bool, int} and set(values) <= {0, 1})):
             raise InvalidArgument(f"{problem} holds something other than true, false, 1 and 0")
-        return loose.astype(np.bool_)
-    if loose.dtype.kind == "b":
-        raise InvalidArgument(f"{problem} holds booleans")
+        return np.array(values, dtype=np.bool_)
+    if not kinds <= {int, float}:
+        raise InvalidArgument(f"{problem} holds {'booleans' if bool in kinds else 'something other than numbers'}")
     if dtype.is_float:
         with np.errstate(over="ignore"):
-            result = loose.astype(dtype.numpy)
+            result = np.array(values, dtype=np.float64).astype(dtype.numpy)
         if not np.isfinite(result).all():
             raise InvalidArgument(f"{problem} holds a number out of its range")
         return result
-    if loose.dtype.kind == "f":
-        # numpy makes floats of integers that share no type, such as -1 and 2**63; look at what the client really sent.
-        exact = np.array(data, dtype=object).reshape(-1)
-        if not all(type(item) is int for item in exact):
-            raise InvalidArgument(f"{problem} holds fractions, or integers of more than 64 bits")
-        loose = exact
+    if float in kinds:
+        raise InvalidArgument(f"{problem} holds fractions, or integers of more than 64 bits")
     bounds = np.iinfo(dtype.numpy)
-    if loose.min() < bounds.min or loose.max() > bounds.max:
-        raise InvalidArgument(f"{problem} holds a number out of its range, {bounds.min} to {bounds.max}")
-    return loose.astype(dtype.numpy)
+    try:
+        return np.array(values, dtype=dtype.numpy)  # exact, or an error: never wrapped
+    except OverflowError:
+        text = f"{problem} holds a number out of its range, {bounds.min} to {bounds.max}"
+        raise InvalidArgument(text) from None
 
 
 def _tensor(name: str, dtype: DType, array: Array, buffers: list[bytes] | None) -> dict[str, Any]:
@@ -296,6 +300,8 @@ def _list(item: Any, key: str, *, required: bool = True) -> list[Any]:
     value = item.get(key)
     if value is None and not required:
         return []
+    if isinstance(value, list) and len(value) > MAX_TENSORS:
+        raise InvalidArgument(f"the request has {len(value)} {key}; no model has over {MAX_TENSORS}")
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise InvalidArgument(f"the request has no '{key}' that is a list of objects")
     return value
