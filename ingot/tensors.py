@@ -246,10 +246,10 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
             raise InvalidArgument(f"dimension '{symbol['name']}' stands twice in '{text}'; give each axis its own name")
         shape.append(symbol["name"])
         if symbol["low"] is not None:
-            bounds = Range(int(symbol["low"] or 1), int(symbol["high"]) if symbol["high"] else None)
-            if bounds.high is not None and bounds.high < bounds.low:
+            low, high = int(symbol["low"] or 1), int(symbol["high"]) if symbol["high"] else None
+            if high is not None and high < low:
                 raise InvalidArgument(f"the range of dimension '{part}' in '{text}' is empty")
-            ranges[symbol["name"]] = bounds
+            ranges[symbol["name"]] = Range(low, high)
     return TensorSpec(match["name"], DType.parse(match["dtype"]), tuple(shape)), ranges
 
 

@@ -1,6 +1,6 @@
 """A closed-loop HTTP load generator: so many clients, each sending its next request when the last is answered.
 
-It is a program of its own (``python -m ingot.bench.load URL --body FILE ...``), so that it does not share an
+It is a program of its own (``python -m ingot.bench.load URL < BODY``), so that it does not share an
 interpreter lock with the server that it measures, and speaks HTTP/1.1 by hand, since client libraries cost more time
 than the server.
 """
@@ -12,10 +12,8 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
@@ -47,14 +45,10 @@ def run(url: str, body: bytes, header_length: int | None, *, clients: int, secon
         clients: how many requests are in flight at any time.
         seconds: how long; the first tenth warms up and is not counted.
     """
-    with tempfile.NamedTemporaryFile(prefix="ingot-load-") as file:
-        file.write(body)
-        file.flush()
-        command = [sys.executable, "-m", "ingot.bench.load", url, "--body", file.name]
-        command += ["--clients", str(clients), "--seconds", str(seconds)]
-        if header_length is not None:
-            command += ["--header-length", str(header_length)]
-        result = subprocess.run(command, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "ingot.bench.load", url, "--clients", str(clients), "--seconds", str(seconds)]
+    if header_length is not None:
+        command += ["--header-length", str(header_length)]
+    result = subprocess.run(command, check=True, input=body, stdout=subprocess.PIPE)
     return Load(**json.loads(result.stdout))
 
 
@@ -101,12 +95,11 @@ def main() -> None:
     """Run from the command line and print the result as JSON."""
     parser = argparse.ArgumentParser(description="Closed-loop HTTP load")
     parser.add_argument("url")
-    parser.add_argument("--body", type=Path, required=True, help="file with the request's body")
     parser.add_argument("--header-length", type=int, help="length of the JSON header before raw tensors")
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
-    work = _measure(options.url, options.body.read_bytes(), options.header_length, options.clients, options.seconds)
+    work = _measure(options.url, sys.stdin.buffer.read(), options.header_length, options.clients, options.seconds)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(asdict(runner.run(work))))
 

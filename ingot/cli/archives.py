@@ -13,6 +13,7 @@ from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Store, Variant
+    from ingot.model_store.manifest import Agreement
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -89,13 +90,14 @@ def export(
 
 
 def quantize(
-    archive: Annotated[Path, typer.Argument(help="The archive file to quantize.")],
+    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
     calibrate: Annotated[Path, typer.Option(help=".npz with real inputs by name; some hundred samples do.")],
     keep: Annotated[
         list[str] | None, typer.Option(help="ONNX node that stays in floating point; once for each.")
     ] = None,
     per_channel: Annotated[bool, typer.Option(help="One scale an output channel, or one a tensor.")] = True,
+    store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Add an int8 variant to an archive, measured against the original.
@@ -108,23 +110,27 @@ def quantize(
         from ingot.quant import quantize as run
 
         result = run(
-            archive, calibrate, config=StaticInt8(per_channel=per_channel, keep=tuple(keep or ())), progress=step
+            _open(model, store),
+            calibrate,
+            config=StaticInt8(per_channel=per_channel, keep=tuple(keep or ())),
+            progress=step,
         )
         step("Writing")
         result.save(out)
     if as_json:
         print_json(describe(result))
         return
-    variant, metrics = result.variant(), result.variant().serving.evidence.metrics
-    if "cosine" in metrics:
-        note(_agreement(metrics))
-    speedups = variant.serving.evidence.speedups()
+    variant = result.variant()
+    evidence = variant.serving.evidence
+    for item in evidence.agreement:
+        note(_agreement(item))
+    speedups = evidence.speedups()
     note(
         "speed against the original: " + ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
     )
-    if speedups and max(speedups.values()) < 1:
-        note("warning: the quantized model is slower than the original on this machine")
-    if metrics.get("cosine", 1) < 0.99:
+    if speedups and min(speedups.values()) < 1:
+        note("warning: the quantized model is slower than the original on this machine, at some batch or at all")
+    if any(item.cosine < 0.99 or (item.top1 or 1) < 0.99 for item in evidence.agreement):
         note("warning: the quantized model's answers differ much from the original's; measure its accuracy before use")
     original = result.variants[1]
     say(f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}")
@@ -185,7 +191,8 @@ def list_models(store: StoreOption = None, as_json: Json = False) -> None:
     for name, tag, digest in rows:
         say(f"{name}:{tag}  {digest}")
     if not rows:
-        note(f"the store at {found.root} is empty; ingot push fills it")
+        state = "is empty" if found.root.exists() else "does not exist yet"
+        note(f"the store at {found.root} {state}; ingot push fills it")
 
 
 def describe(archive: Archive) -> dict[str, Any]:
@@ -235,17 +242,19 @@ def _check_out(out: Path) -> None:
 
 
 def _latency(variant: Variant) -> str:
-    return "\n".join(f"{item.rows}: {duration(item.seconds)}" for item in variant.serving.evidence.latency)
+    speedups = variant.serving.evidence.speedups()
+    return "\n".join(
+        f"{item.rows}: {duration(item.seconds)}" + (f" ({speedups[item.rows]:.2f}x)" if item.rows in speedups else "")
+        for item in variant.serving.evidence.latency
+    )
 
 
 def _evidence(variant: Variant) -> str:
     evidence = variant.serving.evidence
     lines = [f"{item.tensor}: error {item.error:.1e} in {item.cases} cases" for item in evidence.parity]
-    if "cosine" in evidence.metrics:
-        lines.append(_agreement(evidence.metrics))
-    return "\n".join(lines)
+    return "\n".join(lines + [_agreement(item) for item in evidence.agreement])
 
 
-def _agreement(metrics: dict[str, float]) -> str:
-    top1 = f", same top class {metrics['top1']:.2%}" if "top1" in metrics else ""
-    return f"agreement with the original: cosine {metrics['cosine']:.4f}{top1}"
+def _agreement(item: Agreement) -> str:
+    top1 = f", same top class {item.top1:.2%}" if item.top1 is not None else ""
+    return f"{item.tensor} against the original's: cosine {item.cosine:.4f}{top1}"

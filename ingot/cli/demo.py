@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import StoreOption
-from ingot.cli.output import note, print_json, progress, size, stdout
+from ingot.cli.output import note, print_json, progress, say, size, stdout
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
@@ -55,8 +55,11 @@ def demo(
         if as_json:
             print_json(report)
         else:
-            _print(report, reference, server, held_out)
+            _print(report, reference)
         if not once:
+            if not as_json:
+                say("Try it:")
+                say(_curl(server.http_url, held_out.images[0]))
             note("Serving on; Ctrl-C stops.")
             _wait()
 
@@ -77,7 +80,7 @@ def _checkpoint(store: Store, archive: Archive) -> Path:
 
 
 def _make(store: Store, training: Data) -> tuple[str, Path]:
-    with progress("Importing PyTorch") as step:
+    with progress("Importing PyTorch", log=True) as step:
         import torch
 
         from ingot.demo import digits
@@ -119,7 +122,11 @@ def _report(server: RunningServer, archive: Archive, classes: Array, held_out: D
         return float((predicted == held_out.labels).mean())
 
     report: dict[str, Any] = {"images": len(held_out.labels), "torch": {"accuracy": accuracy(classes)}}
-    with progress("Asking the served models") as step, Client(server.http_url) as http, Client(server.grpc_url) as grpc:
+    with (
+        progress("Asking the served models", log=True) as step,
+        Client(server.http_url) as http,
+        Client(server.grpc_url) as grpc,
+    ):
         for name, variant in (("digits-fp32", "fp32"), ("digits", "int8")):
             predicted = _classes(http, name, held_out.images)
             over_grpc = _classes(grpc, name, held_out.images)
@@ -177,7 +184,7 @@ def _batches(http: Any, model: str) -> tuple[float, float]:
     return values["ingot_batch_size_sum"], values["ingot_batch_size_count"]
 
 
-def _print(report: dict[str, Any], reference: str, server: RunningServer, held_out: Data) -> None:
+def _print(report: dict[str, Any], reference: str) -> None:
     from rich.table import Table
 
     columns = [report["torch"], report["fp32"], report["int8"]]
@@ -198,8 +205,6 @@ def _print(report: dict[str, Any], reference: str, server: RunningServer, held_o
     for label, key, shown in rows:
         table.add_row(label, *(shown(column[key]) if key in column else "" for column in columns))
     stdout.print(table)
-    stdout.print("Try it:", highlight=False)
-    print(_curl(server.http_url, held_out.images[0]))
 
 
 def _curl(url: str, image: Array) -> str:

@@ -26,7 +26,7 @@ def infer(
     output_names: Annotated[
         list[str] | None, typer.Option("--output-name", help="Only this output; once for each.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the answer.")] = 60.0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -39,7 +39,11 @@ def infer(
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or ())
     if out is not None:
-        np.savez(out, **{name: _plain(array) for name, array in outputs.items()})
+        try:
+            with out.open("wb") as file:  # numpy would add .npz to a name without it
+                np.savez(file, **{name: _plain(array) for name, array in outputs.items()})
+        except OSError as error:
+            raise InvalidArgument(f"cannot write {out}: {error.strerror or error}") from error
         note(f"wrote {out}")
     elif as_json:
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
@@ -84,14 +88,13 @@ def _read(path: Path) -> Array:
 
 
 def _parse(name: str, text: str, datatype: str) -> Array:
-    import numpy as np
-
+    from ingot.server.http import codec
     from ingot.tensors import DType
 
     try:
-        return np.array(json.loads(text), dtype=DType(datatype).numpy)
-    except (ValueError, OverflowError, TypeError) as error:
-        raise InvalidArgument(f"the value of input '{name}' is not a JSON list of {datatype}: {error}") from error
+        return codec.from_json(name, DType(datatype), json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the value of input '{name}' is not JSON: {error}") from error
 
 
 def _plain(array: Array) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 import ingot
 from ingot.cli import archives, demo, infer, serve
-from ingot.cli.output import stderr
+from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
 app = typer.Typer(
@@ -59,5 +59,5 @@ def main() -> None:
 
 def _fail(text: str, code: int) -> None:
     stderr.print("[bold red]error:[/]", end=" ")
-    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+    note(text)
     sys.exit(code)

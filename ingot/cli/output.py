@@ -20,30 +20,44 @@ def print_json(content: Mapping[str, Any] | list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on stderr; the yielded function says what begins now."""
+def progress(first: str, *, log: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show what is being done on stderr; the yielded function says what begins now.
+
+    Args:
+        first: what begins.
+        log: where stderr is no terminal, print each step as a line: for work that could be taken for a hang.
+    """
+    if log and not stderr.is_terminal:
+        note(first)
+        yield note
+        return
     with stderr.status(first) as status:
         yield lambda step: status.update(step)
 
 
+def printable(text: str) -> str:
+    """Return text with its control characters spelt out: a file's names must not drive the user's terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
 def say(text: str) -> None:
     """Print a line of the result, as it is: never wrapped, so that other programs can read it."""
-    stdout.print(text, markup=False, highlight=False, soft_wrap=True)
+    stdout.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+    stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def size(count: int) -> str:
     """Return a number of bytes as people read it."""
     value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
-    raise AssertionError
+    return f"{value:.1f} GiB"
 
 
 def duration(seconds: float) -> str:

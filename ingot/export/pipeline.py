@@ -44,7 +44,7 @@ def export_model(
     model: nn.Module | str | Path,
     example_inputs: ExampleInputs | None = None,
     *,
-    inputs: Sequence[str | TensorSpec] = (),
+    inputs: str | Sequence[str | TensorSpec] = (),
     output_names: Sequence[str] = (),
     name: str | None = None,
     batch_dim: str | None = None,
@@ -75,6 +75,9 @@ def export_model(
         ParityError: the graph gives other numbers than the model.
         InvalidArgument: an option is wrong.
     """
+    if isinstance(model, type):
+        raise InvalidArgument(f"{model.__name__} is a class; pass a module, such as {model.__name__}()")
+    inputs = [inputs] if isinstance(inputs, str) else inputs
     name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
     specs, ranges = _parse(inputs)
     if batch_dim is not None and specs:
@@ -134,7 +137,8 @@ def _from_module(
         specs = specs or infer_specs(list(given), given, "batch")
     if not specs:
         raise InvalidArgument(
-            "nothing says what the model takes; give inputs such as image:float32[batch,3,224,224], or example inputs"
+            "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
+            "or example inputs (--example)"
         )
     examples = Examples(specs, ranges, given)
     eager = Eager(module, [spec.name for spec in specs], output_names)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ingot.errors import ExportError
+from ingot.errors import ExportError, InvalidArgument
 from ingot.tensors import Array, DType, Signature
 
 
@@ -54,7 +54,7 @@ class Eager:
         self.module = module
         self._names = names
         own = parameters(module)
-        self._by_name = set(names) <= set(own)
+        self._by_name = _fit_by_name(names, own)
         if self._by_name and isinstance(module, torch.jit.ScriptModule):
             # The converter of TorchScript takes arguments by position only.
             if tuple(names) != own[: len(names)]:
@@ -87,6 +87,18 @@ class Eager:
             ) from error
         named = name_outputs(outputs, self._output_names)
         return {name: from_torch(tensor) for name, tensor in named.items()}
+
+
+def _fit_by_name(names: Sequence[str], known: Sequence[str]) -> bool:
+    """Tell whether inputs go to parameters by name. None may fit, but not some: that is a slip of the pen.
+
+    Raises:
+        InvalidArgument: some names are parameters of ``forward`` and some are not.
+    """
+    strange = [name for name in names if name not in known]
+    if strange and len(strange) < len(names):
+        raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its forward takes {', '.join(known)}")
+    return not strange
 
 
 def parameters(module: nn.Module) -> tuple[str, ...]:

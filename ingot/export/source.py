@@ -102,7 +102,8 @@ def _import_module(source: str) -> nn.Module:
     module_name, colon, attribute = source.partition(":")
     if not colon or not attribute:
         raise InvalidArgument(
-            f"'{source}' is not a model source; write package.module:attribute, or name a .onnx or TorchScript .pt file"
+            f"'{source}' is not a model source; write package.module:attribute, or name a .onnx or TorchScript .pt "
+            "file (a .pt2 runs code when it is loaded: name the module that it was made from)"
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that a user's own file next to him is found, as with uvicorn
@@ -141,7 +142,8 @@ def _load_torchscript(path: Path, map_location: str) -> nn.Module:
             return torch.jit.load(str(path), map_location=map_location)  # type: ignore[no-any-return, no-untyped-call]
     except (RuntimeError, ValueError) as error:
         raise InvalidArgument(
-            f"{path} is not a TorchScript file; for a state_dict, name the model's code and pass this file by "
+            f"{path} is not a TorchScript file. A whole module pickled by torch.save cannot be read safely: save its "
+            f"state_dict instead. For a state_dict, name the model's code and pass this file by "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path.name}"
         ) from error
 

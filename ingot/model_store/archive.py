@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,7 @@ class Archive:
         """
         path = Path(path)
         tar = TarBlobs(path)
+        manifest.decode(manifest.Layout, tar.document("oci-layout"), f"{path}: oci-layout")
         index = manifest.decode(Index, tar.document("index.json"), f"{path}: index.json")
         if len(index.manifests) != 1:
             raise InvalidArchive(f"{path} holds {len(index.manifests)} archives; an archive file holds one")
@@ -183,10 +185,27 @@ class Archive:
         Raises:
             InvalidArchive: one is missing or damaged.
         """
-        with _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext():
+        with self._named():
             for descriptor in self._descriptors.values():
                 for _ in chunks(self.blobs, descriptor):
                     pass
+
+    def check_own(self) -> None:
+        """Check that no variant's graph refers to a blob other than the variant's own.
+
+        In a store, whose blobs lie in one folder, it could otherwise read another model's weights.
+
+        Raises:
+            InvalidArchive: a graph names a blob that its manifest does not list, or is damaged.
+        """
+        with self._named():
+            for variant in self.variants:
+                own = {layer.hex.encode() for layer in variant.weights}
+                for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, variant.graph)):
+                    if name not in own:
+                        raise InvalidArchive(
+                            f"variant '{variant.name}' refers to a blob not its own: {name[:64].decode()}"
+                        )
 
     def copy_to(self, folder: BlobFolder) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place."""
@@ -198,7 +217,7 @@ class Archive:
         """Return this archive with its blobs as files, as engines need them, in a temporary folder if need be."""
         if isinstance(self.blobs, BlobFolder):
             return self
-        with _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext():
+        with self._named():
             return self.copy_to(BlobFolder.scratch())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -219,6 +238,9 @@ class Archive:
                         _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
         except OSError as error:
             raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
+
+    def _named(self) -> contextlib.AbstractContextManager[None]:
+        return _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext()
 
     def __repr__(self) -> str:
         return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"

@@ -8,6 +8,7 @@ import io
 import os
 import secrets
 import shutil
+import stat
 import tarfile
 import tempfile
 import weakref
@@ -141,7 +142,10 @@ class TarBlobs:
         self.path = path
         self._spans: dict[str, tuple[int, int]] = {}
         try:
-            file_size = path.stat().st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise InvalidArgument(f"{path} is not a regular file")
+            file_size = status.st_size
             with tarfile.open(path, "r:") as tar:
                 for count, member in enumerate(tar):
                     if count >= self.MAX_MEMBERS:
@@ -155,7 +159,7 @@ class TarBlobs:
             raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
         except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
             # The last three are what tarfile makes of long chains and lying sizes of extension headers.
-            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged: {error}") from error
+            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged") from error
         for needed in ("oci-layout", "index.json"):
             if needed not in self._spans:
                 raise InvalidArchive(f"{path} is not an Ingot archive, or is truncated: it has no {needed}")

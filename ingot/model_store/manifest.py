@@ -68,6 +68,12 @@ class Descriptor(_OCI):
         return self.digest.removeprefix("sha256:")
 
 
+class Layout(_OCI):
+    """The file ``oci-layout``."""
+
+    image_layout_version: Literal["1.0.0"]
+
+
 class Index(_OCI):
     """An OCI image index: the variants of an archive, or the tags of a repository.
 
@@ -145,6 +151,19 @@ class BatchLatency(_Record):
     seconds: float
 
 
+class Agreement(_Record):
+    """How one output agrees with that of the variant it was made from, on the calibration data.
+
+    ``cosine`` is the mean similarity by row, ``top1`` the share of rows whose largest element is the same one (only for
+    rows of several), ``error`` the largest difference as a share of the largest value.
+    """
+
+    tensor: str
+    cosine: float
+    error: float
+    top1: float | None = None
+
+
 class Evidence(_Record):
     """What was measured about a variant, and on which machine.
 
@@ -154,7 +173,7 @@ class Evidence(_Record):
     machine: str = ""
     parity: tuple[ParityEvidence, ...] = ()
     latency: tuple[BatchLatency, ...] = ()
-    metrics: dict[str, float] = {}
+    agreement: tuple[Agreement, ...] = ()
     baseline: tuple[BatchLatency, ...] = ()
 
     def speedups(self) -> dict[int, float]:

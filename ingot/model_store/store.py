@@ -60,6 +60,7 @@ class Store:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         try:
             self._check_free(ref, self._tags(ref.name), archive)
+            archive.check_own()
             archive.copy_to(self._blobs)  # blobs first: whoever sees the tag finds all that it refers to
             with self._lock(ref.name):
                 tags = self._tags(ref.name)

@@ -6,29 +6,43 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ingot import arrays
+from ingot.model_store.manifest import Agreement
 from ingot.tensors import Array, DType
 
 Outputs = Mapping[str, Array]
 
 
-def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> dict[str, float]:
-    """Compare two models' answers to the same batches by their first floating-point output.
+def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[Agreement, ...]:
+    """Compare two models' answers to the same batches, for each floating-point output.
 
-    Returns:
-        ``cosine``: the mean cosine similarity by row; ``top1``: the share of rows with the same largest element.
-        Empty when there is no floating-point output.
+    Args:
+        expected: the original's answers, a mapping a batch; the first axis of an array is taken for the rows.
+        actual: the quantized model's.
     """
-    name = next((key for key, array in expected[0].items() if DType.of(array).is_float), None)
-    if name is None:
-        return {}
-    left, right = _rows(expected, name), _rows(actual, name)  # [rows, values]
-    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    result = {"cosine": float(((left * right).sum(axis=1) / np.maximum(norms, 1e-12)).mean())}
-    if left.shape[1] > 1:
-        result["top1"] = float((left.argmax(axis=1) == right.argmax(axis=1)).mean())
-    return result
+    names = [name for name, array in expected[0].items() if DType.of(array).is_float]
+    return tuple(_compare(name, _rows(expected, name), _rows(actual, name)) for name in names)
+
+
+def _compare(name: str, left: Array, right: Array) -> Agreement:
+    several = left.shape[1] > 1
+    if not several:  # a single value has no direction: compare the values of all rows as one
+        left, right = left.reshape(1, -1), right.reshape(1, -1)
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)  # [rows]
+    same = (left == right).all(axis=1)  # rows of zeros have no direction, but may well be equal
+    cosine = np.where(same, 1.0, (left * right).sum(axis=1) / np.maximum(norms, 1e-12))
+    return Agreement(
+        tensor=name,
+        cosine=float(cosine.mean()),
+        error=arrays.departure(left, right),
+        top1=float((left.argmax(axis=1) == right.argmax(axis=1)).mean()) if several else None,
+    )
 
 
 def _rows(batches: Sequence[Outputs], name: str) -> Array:
-    rows = [np.atleast_1d(batch[name]) for batch in batches]
-    return np.concatenate([array.reshape(len(array), -1) for array in rows]).astype(np.float64)
+    parts = [np.atleast_1d(batch[name]) for batch in batches]
+    width = max(part.size // max(1, len(part)) for part in parts)
+    flat = [part.reshape(len(part), -1) for part in parts]
+    if any(part.shape[1] != width for part in flat):  # outputs of several lengths: compare value by value
+        return np.concatenate([part.reshape(-1, 1) for part in flat]).astype(np.float64)
+    return np.concatenate(flat).astype(np.float64)

@@ -42,8 +42,8 @@ def quantize(
 ) -> Archive:
     """Add a quantized variant to an archive; it becomes the preferred one, and the others stay.
 
-    The new variant's evidence holds its agreement with the original on the calibration data (``cosine``, ``top1``), and
-    its latency by batch; the original's latency is measured again beside it, so that the two can be compared.
+    The new variant's evidence holds the agreement of each output with the original's on the calibration data, and the
+    latency by batch of both, measured in the same run.
 
     Args:
         archive: an archive, or the path of one.
@@ -62,17 +62,16 @@ def quantize(
     local = original.copy_to(blobs)
     parent = _parent(local, config)
     calibration = Calibration(parent.signature, data)
-    progress(f"Calibrating on {calibration.rows} samples")
-    model = static_int8.apply(config, parent.path(), calibration)
-    count = static_int8.quantized_ops(model)
-    graph, weights = onnx_graph.pack(model, blobs)
-    progress("Measuring")
-    with (
-        contextlib.closing(load_engine(parent.path(), device="cpu")) as before,
-        contextlib.closing(load_engine(blobs.path(graph), device="cpu")) as after,
-    ):
-        evidence = _evidence(parent, before, after, calibration)
-        goldens = [Golden(golden.inputs, after.run(golden.inputs)) for golden in parent.goldens()]
+    with contextlib.closing(load_engine(parent.path(), device="cpu")) as before:
+        expected = [before.run(batch) for batch in calibration.batches()]  # also proves that the model takes the data
+        progress(f"Calibrating on {calibration.rows} samples")
+        model = static_int8.apply(config, parent.path(), calibration)
+        count = static_int8.quantized_ops(model)
+        graph, weights = onnx_graph.pack(model, blobs)
+        progress("Measuring")
+        with contextlib.closing(load_engine(blobs.path(graph), device="cpu")) as after:
+            evidence = _evidence(parent, before, after, calibration, expected)
+            goldens = [Golden(golden.inputs, after.run(golden.inputs)) for golden in parent.goldens()]
     serving = Serving(
         name=local.name,
         variant=config.precision,
@@ -107,9 +106,11 @@ def _parent(archive: Archive, config: StaticInt8) -> Variant:
     return floats[0]
 
 
-def _evidence(parent: Variant, before: Engine, after: Engine, calibration: Calibration) -> Evidence:
+def _evidence(
+    parent: Variant, before: Engine, after: Engine, calibration: Calibration, expected: list[dict[str, Array]]
+) -> Evidence:
     batches = list(calibration.batches())
-    expected, actual = [before.run(batch) for batch in batches], [after.run(batch) for batch in batches]
+    actual = [after.run(batch) for batch in batches]
     for name in expected[0]:
         if any(_broken(left[name], right[name]) for left, right in zip(expected, actual, strict=True)):
             raise QuantizationError(
@@ -120,7 +121,7 @@ def _evidence(parent: Variant, before: Engine, after: Engine, calibration: Calib
         machine=devices.describe(),
         baseline=profile.measure(before, parent.signature, batches[0]),
         latency=profile.measure(after, parent.signature, batches[0]),
-        metrics=agreement(expected, actual),
+        agreement=agreement(expected, actual),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ class Repository:
         self.metrics = metrics or Metrics()
         self._models: dict[str, dict[str, Model]] = {}
 
-    def add(self, source: str) -> Model:
+    def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
 
         Args:
@@ -85,11 +86,14 @@ class Repository:
         for model in self:
             model.close(timeout)
 
-    def _model(self, source: str) -> Model:
+    def _model(self, source: str | Archive) -> Model:
+        if isinstance(source, Archive):
+            served = source.name.rpartition("/")[2]
+            return Model.of_variant(served, "1", source.unpacked().variant(), self._settings, self.metrics)
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
         location, _, chosen = source.partition("#")
-        path = Path(location).expanduser()
+        path = _user_path(location)
         if path.suffix == ".onnx":
             if not path.is_file():
                 raise NotFound(f"there is no file {location}")
@@ -110,6 +114,17 @@ class Repository:
         try:
             return self._store.find(source)
         except (NotFound, InvalidArgument) as error:
-            if Path(source).exists():
-                raise NotFound(f"{error}; for the file of that name write ./{source}") from error
+            path = Path(source)
+            if os.path.lexists(source) and path.suffix not in (".ingot", ".onnx"):
+                raise InvalidArgument(
+                    f"{source} is a file that cannot be served; serve takes .ingot and .onnx files (ingot export makes "
+                    "them) and references such as digits:1"
+                ) from error
             raise
+
+
+def _user_path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise NotFound(f"'{text}': {error}") from error

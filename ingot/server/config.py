@@ -29,7 +29,9 @@ class ServerConfig(BaseSettings):
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
     max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of HTTP request bodies held at once.")
-    drain_timeout: float = Field(30.0, ge=0, description="Seconds that requests in flight get to finish at shutdown.")
+    drain_timeout: float = Field(
+        30.0, ge=0, allow_inf_nan=False, description="Seconds that requests in flight get to finish at shutdown."
+    )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ServerConfig:
@@ -43,8 +45,11 @@ class ServerConfig(BaseSettings):
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in fault["loc"])
-            option = f"{name} (--{name.replace('_', '-')}, INGOT_{name.upper()})"
-            raise InvalidArgument(f"setting {option}: {fault['msg']}") from error
+            if name not in cls.model_fields:
+                known = ", ".join(cls.model_fields)
+                raise InvalidArgument(f"there is no setting '{name}'; there are: {known}") from error
+            option = f"--{name.replace('_', '-')} (or INGOT_{name.upper()})"
+            raise InvalidArgument(f"{option} is {fault['input']!r}: {fault['msg']}") from error
 
     @property
     def max_body_bytes(self) -> int:

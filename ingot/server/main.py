@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -18,13 +18,14 @@ import uvloop
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
-from ingot.model_store import Store
+from ingot.model_store import Archive, Store
 from ingot.runtime import Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import SERVICE
 from ingot.server.grpc.service import create_server
 from ingot.server.http.app import create_app
+from ingot.server.http.protocol import BoundedProtocol
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Server:
         self._http = _Uvicorn(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -263,12 +264,12 @@ class RunningServer:
             await self._server.stop()
 
 
-def serve(*sources: str, store: Store | None = None, **settings: Any) -> RunningServer:
+def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) -> RunningServer:
     """Serve models from a background thread.
 
     Args:
-        sources: store references (``digits:1``), archive files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE``
-            serves one under another name.
+        sources: archives, store references (``digits:1``), archive files (``./digits.ingot``) or ``.onnx`` files;
+            ``NAME=SOURCE`` serves one under another name.
         store: where references are looked up; by default the user's.
         settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
 
@@ -282,7 +283,7 @@ def serve(*sources: str, store: Store | None = None, **settings: Any) -> Running
     return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
 
-def create(sources: tuple[str, ...] | list[str], store: Store | None, config: ServerConfig) -> Server:
+def create(sources: Sequence[str | Archive], store: Store | None, config: ServerConfig) -> Server:
     """Return a server, not started, for some sources.
 
     Raises:

@@ -51,7 +51,7 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     quantized = run_ingot("quantize", "digits.ingot", "--calibrate", "digits.npz", "-o", "digits-int8.ingot", "--json")
     described = json.loads(succeeded(quantized))
     assert [variant["variant"] for variant in described["variants"]] == ["int8", "fp32"]
-    assert described["variants"][0]["evidence"]["metrics"]["top1"] > 0.95
+    assert described["variants"][0]["evidence"]["agreement"][0]["top1"] > 0.95
 
     shown = succeeded(run_ingot("inspect", "digits-int8.ingot"))
     for part in (f"digits  {described['digest']}", f"input  {spec}", "logits:float32[batch,10]", "int8", "fp32", "top"):

@@ -135,4 +135,14 @@ def test_a_batch_of_never_more_than_one_is_none() -> None:
 def test_an_output_without_the_batch_cannot_be_split() -> None:
     of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, (4,)),))
     reason = rows_touch(Function(lambda x: x.sum(0)), of, "batch", Examples(of.inputs, of.ranges))
-    assert reason == "output 'y' has no dimension 'batch'"
+    assert reason == "output 'y' has 0 dimensions 'batch', not one"
+
+
+def test_rows_that_cannot_be_asked_one_by_one_are_not_joined() -> None:
+    assert "never 1" in str(touch(lambda x: x - x.mean(0), batch=Range(2, 8)))
+
+
+def test_an_output_that_compares_the_rows_of_a_batch_is_not_joined() -> None:
+    of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, ("batch", "batch")),))
+    reason = rows_touch(Function(lambda x: x @ x.T), of, "batch", Examples(of.inputs, of.ranges))
+    assert reason == "output 'y' has 2 dimensions 'batch', not one"

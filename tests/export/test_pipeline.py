@@ -253,7 +253,7 @@ class TestTypes:
 
 class TestRefusals:
     def test_nothing_says_what_it_takes(self) -> None:
-        with pytest.raises(InvalidArgument, match="nothing says what the model takes; give inputs such as"):
+        with pytest.raises(InvalidArgument, match="nothing says what the model takes; give inputs"):
             export_model(models.net)
 
     @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ class TestRefusals:
             (["x:float32"], "is not a tensor description"),
             (["x:float32[batch,5]"], r"does not run on the example inputs \(x \[3, 5\]\): RuntimeError: mat1 and mat2"),
             (["x:int64[batch,4]"], r"does not run on the example inputs \(x \[3, 4\]\): RuntimeError: mat1 and mat2"),
-            (["x:float32[batch,4]", "y:float32[batch]"], "does not run on the example inputs .*: TypeError"),
+            (["x:float32[batch,4]", "y:float32[batch]"], "the model has no parameter 'y'; its forward takes x"),
         ],
     )
     def test_inputs_that_do_not_fit_the_model(self, inputs: list[str], message: str) -> None:

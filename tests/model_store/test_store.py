@@ -179,7 +179,7 @@ class TestRoot:
             store.push(FIRST, "tiny:1")
 
     def test_a_store_that_cannot_be_written(self) -> None:
-        with pytest.raises(InvalidArgument, match="the store at /proc/ingot cannot be written"):
+        with pytest.raises(InvalidArgument, match=r"/proc/ingot.* cannot be written"):
             Store("/proc/ingot").push(FIRST, "tiny:1")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")

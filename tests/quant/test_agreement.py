@@ -3,45 +3,56 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ingot.model_store.manifest import Agreement
 from ingot.quant.agreement import agreement
-from ingot.tensors import DType
+from ingot.tensors import Array, DType
+
+
+def one(expected: Array, actual: Array) -> Agreement:
+    (item,) = agreement([{"y": expected}], [{"y": actual}])
+    return item
 
 
 def test_the_same_answers_agree() -> None:
-    batch = {"y": np.random.default_rng(0).standard_normal((5, 3))}
-    assert agreement([batch, batch], [batch, batch]) == {"cosine": pytest.approx(1), "top1": 1}
+    batch = np.random.default_rng(0).standard_normal((5, 3))
+    assert one(batch, batch) == Agreement(tensor="y", cosine=1, error=0, top1=1)
 
 
 def test_each_row_counts_once_whatever_its_batch() -> None:
     expected = [{"y": np.array([[1.0, 0], [1, 0], [1, 0]])}, {"y": np.array([[1.0, 0]])}]
     actual = [{"y": np.array([[1.0, 0], [2, 0], [0, 1]])}, {"y": np.array([[1.0, 0]])}]
-    assert agreement(expected, actual) == {"cosine": pytest.approx(3 / 4), "top1": 3 / 4}
+    (item,) = agreement(expected, actual)
+    assert item.cosine == pytest.approx(3 / 4)
+    assert item.top1 == 3 / 4
 
 
-def test_scale_does_not_count_but_direction_does() -> None:
-    expected = [{"y": np.array([[1.0, 2.0]])}]
-    assert agreement(expected, [{"y": np.array([[10.0, 20.0]])}])["cosine"] == pytest.approx(1)
-    assert agreement(expected, [{"y": np.array([[-1.0, -2.0]])}])["cosine"] == pytest.approx(-1)
-    assert agreement(expected, [{"y": np.array([[0.0, 0.0]])}])["cosine"] == 0
+def test_cosine_sees_direction_and_error_sees_scale() -> None:
+    expected = np.array([[1.0, 2.0]])
+    assert one(expected, expected * 10).cosine == pytest.approx(1)
+    assert one(expected, expected * 10).error == pytest.approx(9)
+    assert one(expected, -expected).cosine == pytest.approx(-1)
+    assert one(expected, expected * 0).cosine == 0
+    assert one(expected * 0, expected * 0).cosine == 1
 
 
-def test_the_first_floating_point_output_is_compared() -> None:
-    label, logits = np.array([1, 2]), np.array([[0.0, 1], [1, 0]], np.float32)
-    other = {"label": label + 5, "logits": logits}
-    assert agreement([{"label": label, "logits": logits}], [other])["cosine"] == pytest.approx(1)
+def test_every_floating_point_output_is_compared_and_no_other() -> None:
+    expected = {"label": np.array([1, 2]), "logits": np.array([[0.0, 1], [1, 0]]), "score": np.array([[0.5], [1]])}
+    actual = {**expected, "label": np.array([6, 7]), "score": np.array([[0.5], [-1]])}
+    items = {item.tensor: item for item in agreement([expected], [actual])}
+    assert set(items) == {"logits", "score"}
+    assert items["logits"].cosine == pytest.approx(1)
+    assert items["score"].cosine < 0
 
 
-def test_without_one_there_is_nothing_to_say() -> None:
-    assert agreement([{"label": np.array([1])}], [{"label": np.array([2])}]) == {}
-
-
-def test_one_value_a_row_has_no_class() -> None:
-    assert agreement([{"y": np.array([1.0, -2])}], [{"y": np.array([3.0, -4])}]) == {"cosine": pytest.approx(1)}
-    assert agreement([{"y": np.array(2.0)}], [{"y": np.array(-2.0)}]) == {"cosine": pytest.approx(-1)}
+def test_one_value_a_row_is_compared_over_all_rows() -> None:
+    item = one(np.array([1.0, -2]), np.array([3.0, -4]))
+    assert item.cosine == pytest.approx(11 / (5**0.5 * 5))
+    assert item.top1 is None
+    assert one(np.array(2.0), np.array(-2.0)).cosine == pytest.approx(-1)
 
 
 def test_half_types_are_compared_in_full() -> None:
     large = np.full((1, 64), 300, DType.FP16.numpy)  # whose squares and sums FP16 cannot hold
-    assert agreement([{"y": large}], [{"y": large}])["cosine"] == pytest.approx(1)
+    assert one(large, large).cosine == pytest.approx(1)
     bf16 = large.astype(DType.BF16.numpy)
-    assert agreement([{"y": bf16}], [{"y": bf16}])["cosine"] == pytest.approx(1)
+    assert one(bf16, bf16).cosine == pytest.approx(1)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.demo.digits import Data, Digits, predict
-from ingot.errors import InvalidArgument, NotFound, ParityError
+from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
 from ingot.model_store import Archive
 from ingot.quant import StaticInt8, quantize
@@ -92,10 +92,14 @@ class TestArchive:
 
     def test_its_evidence_is_measured_against_the_original(self, quantized: Archive) -> None:
         evidence = quantized.variant().serving.evidence
-        assert 0.99 < evidence.metrics["cosine"] <= 1 + 1e-9
-        assert 0.8 < evidence.metrics["top1"] <= 1
+        (item,) = evidence.agreement
+        assert item.tensor == "y"
+        assert 0.99 < item.cosine <= 1 + 1e-9
+        assert item.top1 is not None
+        assert 0.8 < item.top1 <= 1
         assert [item.rows for item in evidence.latency] == [1, 8, 32]
-        assert all(evidence.metrics[f"speedup_batch_{rows}"] > 0 for rows in (1, 8, 32))
+        assert [item.rows for item in evidence.baseline] == [1, 8, 32]
+        assert set(evidence.speedups()) == {1, 8, 32}
 
     def test_its_goldens_are_its_own_answers_to_the_originals_questions(self, quantized: Archive) -> None:
         theirs, ours = quantized.variant("fp32").goldens(), quantized.variant("int8").goldens()
@@ -119,12 +123,12 @@ class TestRecipe:
         self, product: Archive, samples: Array, calibration: Any, capfd: pytest.CaptureFixture[str]
     ) -> None:
         result = quantize(product, {"x": samples}, config=StaticInt8(calibration=calibration))
-        assert result.variant().serving.evidence.metrics["cosine"] > 0.95
+        assert result.variant().serving.evidence.agreement[0].cosine > 0.95
         assert capfd.readouterr() == ("", "")
 
     def test_one_scale_for_a_whole_tensor(self, product: Archive, samples: Array) -> None:
         result = quantize(product, {"x": samples}, config=StaticInt8(per_channel=False))
-        assert result.variant().serving.evidence.metrics["cosine"] > 0.99
+        assert result.variant().serving.evidence.agreement[0].cosine > 0.99
         recipe = result.variant().serving.recipe
         assert recipe is not None
         assert recipe["per_channel"] is False
@@ -140,7 +144,7 @@ class TestRecipe:
     def test_half_precision_is_quantized_too(self, tmp_path: Path, samples: Array) -> None:
         result = quantize(export_model(matmul(tmp_path, np.float16)), {"x": samples.astype(np.float16)})
         assert [variant.name for variant in result.variants] == ["int8", "fp16"]
-        assert result.variant().serving.evidence.metrics["cosine"] > 0.99
+        assert result.variant().serving.evidence.agreement[0].cosine > 0.99
 
 
 class TestRefusals:
@@ -203,7 +207,7 @@ class TestRefusals:
             return model
 
         monkeypatch.setattr(static_int8, "apply", broken)
-        with pytest.raises(ParityError, match="gives NaN"):
+        with pytest.raises(QuantizationError, match="gives NaN"):
             quantize(product, {"x": samples})
 
 
@@ -225,5 +229,5 @@ def test_a_model_without_a_batch_and_with_one_number_as_its_answer(tmp_path: Pat
     path = onnx_models.save(tmp_path / "mean.onnx", nodes, [("x", kind, (3, 8))], [("y", kind, ())], [weight])
     data = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
     result = quantize(export_model(path), data)
-    assert result.variant().serving.evidence.metrics["cosine"] == pytest.approx(1)
+    assert result.variant().serving.evidence.agreement[0].cosine == pytest.approx(1)
     assert [item.rows for item in result.variant().serving.evidence.latency] == [1]

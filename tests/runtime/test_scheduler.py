@@ -39,7 +39,7 @@ def test_every_entry_runs_once_in_order_within_the_limits(
     waiting = [item for item in entries if item not in ran]
     left = [item for item, (_, _, leaves) in zip(entries, offers, strict=True) if leaves and item in waiting]
     for item in left:
-        item.cancelled = True
+        scheduler.discard(item)
     while take():
         pass
     assert len(scheduler) == 0
@@ -76,6 +76,24 @@ def test_a_full_queue_refuses_and_recovers() -> None:
         scheduler.offer(entry())
     scheduler.take()
     scheduler.offer(entry())
+
+
+def test_who_leaves_makes_room() -> None:
+    scheduler = Scheduler(Limits(max_queue=2, max_queue_bytes=100), batching=True)
+    leaving = [entry(), entry(width=20)]
+    for item in leaving:
+        scheduler.offer(item)
+    for item in leaving:
+        scheduler.discard(item)
+        scheduler.discard(item)  # twice is no harm
+    assert len(scheduler) == 0
+    scheduler.offer(entry(width=20))
+    scheduler.offer(entry())
+
+
+def test_text_counts_with_its_length() -> None:
+    words = np.array([[b"x" * 1000]], dtype=object)
+    assert Entry({"x": words}, 1, lambda outcome: None, 0.0).nbytes > 1000
 
 
 def test_the_queue_is_bounded_in_bytes_too() -> None:

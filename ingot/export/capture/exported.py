@@ -138,7 +138,10 @@ def _explain(error: Exception) -> str:
         return f"the model's code limits its dimensions; declare them as {', '.join(wanted)}"
     if fixes := re.findall(r"^\s*(\w+) = (\d+)\s*$", text, re.MULTILINE):
         wanted = [f"'{name}' as {size}" for name, size in fixes]
-        return f"the model's code fixes a dimension that is declared dynamic; declare {', '.join(wanted)}"
+        return (
+            "the model's code, or a layer in it, fixes a dimension that is declared dynamic; "
+            f"declare {', '.join(wanted)}, or see docs/export.md on recurrent layers"
+        )
     paragraph = " ".join(text.split("\n\n", 1)[0].split()) or type(error).__name__
     if "data-dependent" in paragraph:
         paragraph = (

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import ingot
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
@@ -59,21 +59,21 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
 
     @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
-    async def model_metadata(model: str, version: str = "") -> Response:
-        return _json(_metadata(plane.model_metadata(model, version)))
+    async def model_metadata(request: Request, model: str) -> Response:
+        return _json(_metadata(plane.model_metadata(model, _version(request))))
 
     @app.get("/v2/models/{model}/versions/{version}/ready", response_model=schema.ModelReady)
     @app.get("/v2/models/{model}/ready", response_model=schema.ModelReady)
-    async def model_ready(model: str, version: str = "") -> Response:
-        is_ready = plane.model_ready(model, version)
+    async def model_ready(request: Request, model: str) -> Response:
+        is_ready = plane.model_ready(model, _version(request))
         return _json({"name": model, "ready": is_ready}, 200 if is_ready else 503)
 
     @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=schema.INFER)
     @app.post("/v2/models/{model}/infer", openapi_extra=schema.INFER)
-    async def infer(request: Request, model: str, version: str = "") -> Response:
+    async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
-            work = exchange.infer(plane, model, version, request.headers, body, max_body_bytes)
+            work = exchange.infer(plane, model, _version(request), request.headers, body, max_body_bytes)
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", include_in_schema=False)
@@ -81,6 +81,11 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
         return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
+
+
+def _version(request: Request) -> str:
+    # Not a parameter with a default: where the path has no version, FastAPI would take ?version= for it.
+    return str(request.path_params.get("version", ""))
 
 
 async def _unless_gone(request: Request, work: Awaitable[exchange.Answer]) -> exchange.Answer:
@@ -104,9 +109,11 @@ async def _unless_gone(request: Request, work: Awaitable[exchange.Answer]) -> ex
     try:
         return await work
     except asyncio.CancelledError:
-        if not gone or answering is None:
+        if answering is None:
             raise
         answering.uncancel()
+        if not gone:  # the server is stopping, and this request outlived the time it was given
+            raise Unavailable("the server is stopping; ask again elsewhere or later") from None
         raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
     finally:
         watching.cancel()

@@ -216,6 +216,20 @@ def _from_json(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Arra
     return _cast(name, dtype, values).reshape(shape)
 
 
+def from_json(name: str, dtype: DType, data: Any) -> Array:
+    """Return nested lists as an array of the shape that they have; a single value is a scalar.
+
+    Raises:
+        InvalidArgument: the lists are ragged, or a value does not fit the datatype.
+    """
+    shape: list[int] = []
+    level = data
+    while isinstance(level, list) and len(shape) <= arrays.MAX_RANK:
+        shape.append(len(level))
+        level = level[0] if level else None
+    return _from_json(name, dtype, shape, data if isinstance(data, list) else [data])
+
+
 def _flat(name: str, data: list[Any]) -> list[Any]:
     """Return nested lists of equal lengths as one list."""
     for _ in range(arrays.MAX_RANK):
