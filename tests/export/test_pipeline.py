@@ -375,3 +375,25 @@ def test_a_torchscript_model_takes_its_inputs_in_order(tmp_path: Path) -> None:
 
 def notes(archive: Archive) -> str:
     return "\n".join(archive.variant().serving.provenance.notes)
+
+
+class TestNames:
+    def test_one_misspelt_input_is_not_taken_by_position(self) -> None:
+        class Minus(torch.nn.Module):
+            def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                return x - y
+
+        with pytest.raises(InvalidArgument, match="no parameter 'xx'; its forward takes x, y"):
+            export_model(Minus(), inputs=["y:float32[batch,2]", "xx:float32[batch,2]"])
+
+    def test_a_class_is_not_a_module(self) -> None:
+        with pytest.raises(InvalidArgument, match=r"pass a module, such as Net\(\)"):
+            export_model(models.Net, inputs=["x:float32[batch,4]"])  # type: ignore[arg-type]
+
+    def test_one_input_may_be_a_text(self) -> None:
+        assert export_model(models.Net(), inputs="x:float32[batch,4]").signature.inputs[0].name == "x"
+
+    def test_a_narrow_batch_is_exported_and_measured_within_its_range(self) -> None:
+        archive = export_model(models.Net(), inputs="x:float32[batch=1..4,4]")
+        assert archive.signature.batch == "batch"
+        assert max(item.rows for item in archive.variant().serving.evidence.latency) == 4

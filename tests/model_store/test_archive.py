@@ -8,12 +8,13 @@ import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import IngotError, InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import Archive, BlobFolder, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Golden, add_variant, manifest
 from ingot.model_store.blobs import read
 from ingot.model_store.manifest import Index
 from ingot.tensors import DType, Signature, TensorSpec
@@ -437,3 +438,28 @@ def test_skopeo_reads_and_copies_the_file(path: Path, tmp_path: Path, require_to
     again = Archive(BlobFolder(tmp_path / "copy" / "blobs"), index.manifests[0])
     again.verify()
     assert [variant.name for variant in again.variants] == ["int8", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "../../x"}, "cannot name a model"),
+        ({"name": "\x1b]0;pwned"}, "cannot name a model"),
+        ({"features": ["states"]}, "newer Ingot, for: states"),
+        ({"golden_tolerance": 1e30}, "golden_tolerance"),
+        ({"signature": {"inputs": [], "outputs": [], "batch": "batch"}}, "batch dimension"),
+    ],
+)
+def test_a_serving_json_that_makes_no_sense(change: dict[str, Any], says: str) -> None:
+    raw = json.dumps({**serving().model_dump(mode="json"), **change}).encode()
+    with pytest.raises(InvalidArchive, match=says):
+        manifest.decode(manifest.Serving, raw, "serving.json")
+
+
+def test_goldens_of_another_model_are_refused() -> None:
+    blobs = BlobFolder.scratch()
+    for case in (Golden({}, GOLDEN.outputs), Golden(GOLDEN.inputs, {}), Golden(GOLDEN.inputs, {"w": np.ones(1)})):
+        graph = blobs.put(b"graph", manifest.WEIGHT)
+        made = Archive.create(blobs, [add_variant(blobs, serving(), graph, (), [case])])
+        with pytest.raises(InvalidArchive, match="no cases of this model"):
+            made.variant().goldens()

@@ -267,3 +267,34 @@ def blobs(store: Store) -> list[Path]:
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestIsolation:
+    def test_a_graph_that_names_a_blob_not_its_own_is_refused(self, store: Store) -> None:
+        store.push(FIRST, "victim:1")
+        stolen = store.get("victim:1").variant().weights[0].hex
+        thief = archive(graph=b"external location: " + stolen.encode() + b" ", weights=())
+        with pytest.raises(InvalidArchive, match="not its own"):
+            store.push(thief, "thief:1")
+        assert store.tags("thief") == {}
+
+    @pytest.mark.parametrize("name", ["a/index.json", "oci-layout", "a/reflog.jsonl", "blobs/a"])
+    def test_names_that_the_store_needs_itself(self, store: Store, name: str) -> None:
+        with pytest.raises(InvalidArgument, match="a file of its own"):
+            store.push(FIRST, f"{name}:1")
+
+    def test_pushing_again_heals_a_damaged_blob(self, store: Store) -> None:
+        store.push(FIRST, "tiny:1")
+        path = store.get("tiny:1").variant().path()
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(bytes(len(content)))
+        store.push(FIRST, "tiny:2")
+        store.get("tiny:1").verify()
+
+    def test_a_pinned_digest_is_never_another_archive(self, store: Store) -> None:
+        store.push(FIRST, "tiny:prod")
+        pinned = str(store.resolve("tiny:prod"))
+        store.push(SECOND, "tiny:prod")
+        with pytest.raises(NotFound):
+            store.get(pinned)

@@ -11,7 +11,7 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
-from ingot.tensors import Array
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 
 ONE = {"x": np.ones((1, 2), np.float32)}
@@ -218,6 +218,87 @@ def test_inputs_are_checked_before_they_wait(inputs: dict[str, Array], says: str
         with pytest.raises(IngotError, match=says):
             await served.infer(inputs)
         assert engine.calls == []
+        served.close()
+
+    run(work())
+
+
+def test_an_engine_that_ends_its_thread_takes_nobody_along() -> None:
+    def leave(inputs: Any) -> Any:
+        raise SystemExit
+
+    async def work() -> None:
+        served = model(FunctionEngine(leave))
+        served.load()
+        for _ in range(2):
+            with pytest.raises(InternalError):
+                await served.infer(ONE)
+        served.close()
+
+    run(work())
+
+
+def test_a_signature_that_is_not_the_engines_is_refused_and_the_engine_closed() -> None:
+    engine = FunctionEngine()
+    other = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("w", DType.FP32, ("batch", 2)),), "batch"
+    )
+    served = model(engine, signature=other)
+    with pytest.raises(InvalidArgument, match="outputs are 'y', not 'w'"):
+        served.load()
+    assert (served.state, engine.closed) == (State.FAILED, True)
+
+
+def test_an_unforeseen_failure_at_load_is_ours_and_said() -> None:
+    def explode(device: str, threads: int) -> FunctionEngine:
+        raise MemoryError("no room")
+
+    served = Model("m", "1", explode)
+    with pytest.raises(InternalError, match="no room"):
+        served.load()
+    assert served.state is State.FAILED
+
+
+def test_batches_stay_within_the_range_that_was_proved() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", 2)),),
+        (TensorSpec("y", DType.FP32, ("batch", 2)),),
+        "batch",
+        {"batch": Range(1, 4)},
+    )
+
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine, signature=signature)
+        served.load()
+        tasks = [asyncio.create_task(served.infer({"x": np.ones((3, 2), np.float32)})) for _ in range(6)]
+        while not engine.calls:
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert max(engine.calls) <= 4
+        served.close()
+
+    run(work())
+
+
+def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = model(engine, settings=Settings(limits=Limits(max_queue=2)))
+        served.load()
+        running = asyncio.create_task(served.infer(ONE))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            with pytest.raises(DeadlineExceeded):
+                await served.infer(ONE, timeout=0.001)
+        staying = asyncio.create_task(served.infer(ONE))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(running, staying)
         served.close()
 
     run(work())

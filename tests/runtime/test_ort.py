@@ -72,3 +72,21 @@ def test_the_profile_covers_the_batches(tmp_path: Path) -> None:
     assert [item.rows for item in profile] == [1, 4]
     assert all(item.seconds > 0 for item in profile)
     assert repeat(engine.signature, example, 3)["x"].tolist() == [[1, 2, 3]] * 3
+
+
+def test_rows_that_are_compared_with_each_other_are_no_batch(tmp_path: Path) -> None:
+    """A matrix of similarities starts with the batch and has it twice: joined, it would tell one client of another."""
+    kind = TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+    ]
+    path = onnx_models.save(
+        tmp_path / "similar.onnx", nodes, [("x", kind, ("batch", 3))], [("y", kind, ("batch", "batch"))]
+    )
+    assert load_engine(path).signature.batch is None
+
+
+def test_a_format_that_no_engine_runs(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="format 'pt2'"):
+        load_engine(onnx_models.affine(tmp_path), format="pt2")

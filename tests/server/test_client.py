@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import DeadlineExceeded, InvalidArgument, NotFound, TooLarge, Unavailable, Unsupported
+from ingot.errors import DeadlineExceeded, InternalError, InvalidArgument, NotFound, TooLarge, Unavailable, Unsupported
 from ingot.server.main import RunningServer
 
 
@@ -57,3 +59,30 @@ def test_metrics_are_http_only(server: RunningServer) -> None:
 def test_a_timeout_of_a_microsecond_passes(url: str) -> None:
     with ingot.Client(url) as client, pytest.raises(DeadlineExceeded):
         client.infer("affine", {"x": np.zeros((1, 3), np.float32)}, parameters={"timeout": 1})
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    do_POST = do_GET  # noqa: N815 - the base class's name
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_answer_of_another_kind_of_server_is_the_servers_fault() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Page) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        try:
+            with ingot.Client(f"http://127.0.0.1:{page.server_port}") as client:
+                with pytest.raises(InternalError, match="no answer of the Open Inference Protocol"):
+                    client.metadata("m")
+                with pytest.raises(InternalError, match="no answer of the Open Inference Protocol"):
+                    client.infer("m", {"x": np.zeros(1)})
+        finally:
+            page.shutdown()
+            thread.join()

@@ -177,8 +177,10 @@ def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
 
 def test_a_message_that_is_no_protobuf(channel: grpc.Channel) -> None:
     stub: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(grpc.RpcError) as caught:
         stub(b"\xff\xff\xff", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "protobuf" in str(caught.value.details())
     assert infer(channel, affine()).outputs
 
 

@@ -4,15 +4,18 @@ import gzip
 import json
 import socket
 import zlib
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+import ingot
 from ingot import arrays
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
+from tests import onnx_models
 from tests.server.samples import sample
 
 LENGTH = "Inference-Header-Content-Length"
@@ -367,11 +370,19 @@ def test_an_endless_chunked_body_is_cut(server: RunningServer) -> None:
 
 
 @pytest.mark.usefixtures("still_answers")
-def test_a_client_that_leaves_in_the_middle(server: RunningServer) -> None:
+def test_a_client_that_leaves_in_the_middle(server: RunningServer, http: httpx.Client) -> None:
+    """It is nobody's fault: it is not counted as ours, and not logged with a traceback."""
+
+    def internal() -> list[str]:
+        return [line for line in http.get("/metrics").text.splitlines() if 'code="internal",protocol="http"' in line]
+
+    before = internal()
     host, port = server.http_url.removeprefix("http://").split(":")
     for _ in range(5):
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.sendall(b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+    assert http.get("/v2/health/live").status_code == 200
+    assert internal() == before
 
 
 def test_errors_are_counted(http: httpx.Client) -> None:
@@ -389,3 +400,67 @@ def test_the_openapi_description_names_the_bodies(http: httpx.Client) -> None:
     description = http.get("/openapi.json").json()
     body = description["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"]
     assert "inputs" in body["content"]["application/json"]["schema"]["properties"]
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_a_long_text_among_numbers_costs_nothing(http: httpx.Client) -> None:
+    """numpy alone would make an array of as many such texts: some terabytes."""
+    body = affine(shape=[1 << 18, 3], data=["a" * (1 << 20), *[1] * (3 * (1 << 18) - 1)])
+    answer = http.post("/v2/models/affine/infer", json=body)
+    assert (answer.status_code, "numbers" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.usefixtures("still_answers")
+def test_more_tensors_than_any_model_has(http: httpx.Client) -> None:
+    many = [tensor(f"x{index}", shape=[0], data=[]) for index in range(2000)]
+    assert "1024" in http.post("/v2/models/affine/infer", json={"inputs": many}).json()["error"]
+    outputs = [{"name": "y"}] * 2000
+    assert "1024" in http.post("/v2/models/affine/infer", json={**affine(), "outputs": outputs}).json()["error"]
+
+
+def test_a_name_of_megabytes_is_not_sent_back(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/affine/infer", json={"inputs": [tensor("x" * (1 << 20), data=[1, 2, 3])]})
+    assert answer.status_code == 400
+    assert len(answer.content) < 2000
+
+
+def test_the_version_is_in_the_path_and_nowhere_else(http: httpx.Client) -> None:
+    assert http.post("/v2/models/affine/infer?version=9", json=affine()).status_code == 200
+
+
+def test_gzip_of_several_members(http: httpx.Client) -> None:
+    raw = json.dumps(affine()).encode()
+    body = gzip.compress(raw[:20]) + gzip.compress(raw[20:])
+    headers = {"Content-Encoding": "gzip"}
+    assert http.post("/v2/models/affine/infer", content=body, headers=headers).status_code == 200
+    assert http.post("/v2/models/affine/infer", content=body + b"junk", headers=headers).status_code == 400
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize("line", [b"X-n: aaaaaaaaaaaaaaaa\r\n", b"a"], ids=["many headers", "one endless header"])
+def test_headers_without_end_are_cut(server: RunningServer, line: bytes) -> None:
+    head = b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-start: "
+    try:
+        answer = _raw(server, head + line * (200_000 // len(line)))
+    except (ConnectionResetError, BrokenPipeError):
+        return  # closed while we were still sending: refused as well
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+def test_bodies_together_are_bounded(folder: Path) -> None:
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, max_bodies_mb=1) as own:
+        host, port = own.http_url.removeprefix("http://").split(":")
+        head = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as first:
+            first.sendall(head + bytes(800_000))
+            body = json.dumps(affine()).encode() + b" " * 500_000
+            for _ in range(200):  # until the server has read what the first one sent
+                answer = httpx.post(f"{own.http_url}/v2/models/affine/infer", content=body, trust_env=False)
+                if answer.status_code == 503:
+                    break
+            assert "--max-bodies-mb" in answer.json()["error"]
+        for _ in range(200):  # and its part is given back when it leaves
+            answer = httpx.post(f"{own.http_url}/v2/models/affine/infer", content=body, trust_env=False)
+            if answer.status_code == 200:
+                break
+        assert answer.status_code == 200

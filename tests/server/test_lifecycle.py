@@ -196,3 +196,44 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
         staying.join()
         wait_for('ingot_in_flight_requests{model="slow",version="1"} 0.0')
         assert 'ingot_batch_requests_sum{model="slow",version="1"} 1.0' in client.metrics()
+
+
+def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path) -> None:
+    model = onnx_models.slow(folder, repeats=2000)
+    with running(str(model), "--drain-timeout", "1", home=folder) as (process, addresses):
+
+        def ask() -> None:
+            with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
+                client.infer("slow", {"x": np.ones((1024, 1024), np.float32)})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        deadline = time.monotonic() + 60
+        with ingot.Client(addresses["http"]) as client:
+            while 'ingot_in_flight_requests{model="slow",version="1"} 1.0' not in client.metrics():
+                assert time.monotonic() < deadline
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)  # the engine call alone takes longer than that
+        asking.join()
+
+
+def test_settings_that_are_none(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with pytest.raises(InvalidArgument, match="no setting 'http_prot'"):
+        ingot.serve(model, http_prot=0)
+    with pytest.raises(InvalidArgument, match=r"--http-port .* is 70000"):
+        ingot.serve(model, http_port=70000)
+
+
+def test_an_archive_is_served_as_it_is(digits_archive: Path) -> None:
+    archive = ingot.Archive.open(digits_archive)
+    with ingot.serve(archive, http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
+        assert client.infer("digits", {"image": np.zeros((1, 1, 8, 8), np.float32)})["logits"].shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "train.py"])
+def test_files_that_cannot_be_served_say_what_can(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / name).write_text("x")
+    with pytest.raises(InvalidArgument, match=r"\.ingot and \.onnx"):
+        ingot.serve(name, http_port=0, grpc_port=0)
