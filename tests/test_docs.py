@@ -83,3 +83,10 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_command_shows_the_defaults_that_the_server_has() -> None:
+    options = {parameter.name: parameter for parameter in COMMANDS["serve"].params}
+    for name, field in ServerConfig.model_fields.items():
+        shown = str(options[name].show_default)
+        assert shown == str(field.default).removesuffix(".0"), f"--{name} shows {shown}, the server has {field.default}"
