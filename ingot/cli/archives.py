@@ -130,7 +130,7 @@ def quantize(
     )
     if speedups and min(speedups.values()) < 1:
         note("warning: the quantized model is slower than the original on this machine, at some batch or at all")
-    if any(item.cosine < 0.99 or (item.top1 or 1) < 0.99 for item in evidence.agreement):
+    if any(min(item.cosine, 1 if item.top1 is None else item.top1) < 0.99 for item in evidence.agreement):
         note("warning: the quantized model's answers differ much from the original's; measure its accuracy before use")
     original = result.variants[1]
     say(f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}")

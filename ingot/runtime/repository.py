@@ -46,7 +46,7 @@ class Repository:
         versions = self._models.setdefault(model.name, {})
         if model.version in versions:
             raise AlreadyExists(
-                f"two models are called '{model.name}' version {model.version}; give one another name: other={source}"
+                f"two models are called '{model.name}' version {model.version}; give one another name: other=SOURCE"
             )
         versions[model.version] = model
         return model

@@ -464,3 +464,18 @@ def test_bodies_together_are_bounded(folder: Path) -> None:
             if answer.status_code == 200:
                 break
         assert answer.status_code == 200
+
+
+def test_a_pipelined_request_whose_head_comes_with_a_large_body(server: RunningServer) -> None:
+    body = json.dumps(affine()).encode() + b" " * 300_000
+    head = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    host, port = server.http_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head + body + b"GET /v2/health/live HTTP/1.1\r\nHost:")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b" x\r\nConnection: close\r\n\r\n")
+        rest = b""
+        while part := connection.recv(65536):
+            rest += part
+    assert b"HTTP/1.1 200" in rest
+    assert rest.endswith(b'{"live":true}')

@@ -23,6 +23,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_bytes = 0
         self._in_head = True
+        self._began = False
         self._expiry: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -30,8 +31,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._began = False
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        # What came with the head's first byte is not counted: the end of another request's body may be in it.
+        if self._in_head and not self._began and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_TOO_LARGE)
@@ -39,7 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes, self._in_head = 0, True
+        self._head_bytes, self._in_head, self._began = 0, True, True
         if self._expiry is None:
             self._expiry = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
