@@ -117,10 +117,11 @@ def _evidence(
                 f"the quantized model gives NaN or infinity in '{name}' where the original does not; "
                 "calibrate with data that is like what it will be asked"
             )
+    baseline, latency = profile.measure_together([before, after], parent.signature, batches[0])
     return Evidence(
         machine=devices.describe(),
-        baseline=profile.measure(before, parent.signature, batches[0]),
-        latency=profile.measure(after, parent.signature, batches[0]),
+        baseline=baseline,
+        latency=latency,
         agreement=agreement(expected, actual),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -31,10 +31,26 @@ def measure(
         batches: the row counts; those over the signature's range become its upper end.
         budget: seconds for each batch size, after one call that is not counted. At least three calls are timed.
     """
-    if signature.batch is None:
-        return (_time(engine, example, 1, budget),)
-    allowed = dict.fromkeys(signature.max_rows(rows) for rows in batches)
-    return tuple(_time(engine, repeat(signature, example, rows), rows, budget) for rows in allowed)
+    return measure_together([engine], signature, example, batches, budget)[0]
+
+
+def measure_together(
+    engines: Sequence[Engine],
+    signature: Signature,
+    example: Mapping[str, Array],
+    batches: Iterable[int] = BATCHES,
+    budget: float = 0.3,
+) -> list[tuple[BatchLatency, ...]]:
+    """Time engines of one signature call by call in turn, so that a busy machine disturbs all of them alike.
+
+    Args and behaviour are those of :func:`measure`; ``budget`` is for each engine.
+    """
+    profiles: list[list[BatchLatency]] = [[] for _ in engines]
+    for rows in dict.fromkeys(signature.max_rows(rows) for rows in batches):
+        inputs = repeat(signature, example, rows) if signature.batch is not None else example
+        for profile, seconds in zip(profiles, _time(engines, inputs, budget), strict=True):
+            profile.append(BatchLatency(rows=rows, seconds=seconds))
+    return [tuple(profile) for profile in profiles]
 
 
 def repeat(signature: Signature, example: Mapping[str, Array], rows: int) -> dict[str, Array]:
@@ -46,12 +62,15 @@ def repeat(signature: Signature, example: Mapping[str, Array], rows: int) -> dic
     }
 
 
-def _time(engine: Engine, inputs: Mapping[str, Array], rows: int, budget: float) -> BatchLatency:
-    engine.run(inputs)
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 1000):
-        start = time.perf_counter()
+def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float) -> list[float]:
+    """Return each engine's median seconds a call."""
+    times: list[list[float]] = [[] for _ in engines]
+    for engine in engines:
         engine.run(inputs)
-        times.append(time.perf_counter() - start)
-    return BatchLatency(rows=rows, seconds=median(times))
+    end = time.perf_counter() + budget * len(engines)
+    while len(times[0]) < 3 or (time.perf_counter() < end and len(times[0]) < 1000):
+        for engine, taken in zip(engines, times, strict=True):
+            start = time.perf_counter()
+            engine.run(inputs)
+            taken.append(time.perf_counter() - start)
+    return [median(taken) for taken in times]
