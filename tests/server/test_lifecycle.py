@@ -43,7 +43,7 @@ def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str]
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, number: signal.Signals) -> None:
-    model = onnx_models.slow(folder, repeats=200)
+    model = onnx_models.slow(folder, repeats=500)
     x = np.ones((64, 1024), np.float32)
     answers: list[Any] = []
     with running(str(model), home=folder) as (process, addresses):
@@ -170,7 +170,7 @@ def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
 
 def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
     """Over either protocol: the engine runs what others still wait for, and not what nobody does."""
-    model = onnx_models.slow(folder, repeats=200)
+    model = onnx_models.slow(folder, repeats=500)
     x = np.ones((64, 1024), np.float32)
     body, length = http_codec.encode_request(InferRequest("slow", (("x", x),)), binary=True)
     with ingot.serve(str(model), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
