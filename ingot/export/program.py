@@ -21,7 +21,7 @@ from ingot.tensors import Array, DType, Signature
 
 
 class Runner(Protocol):
-    """The model that every later form is held against: arrays in, arrays out."""
+    """Named arrays in, named arrays out: the original model, and every later form that is held against it."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch."""
@@ -40,7 +40,7 @@ class Program:
 class Eager:
     """A PyTorch module called with named arrays.
 
-    Inputs go to the parameters of ``forward`` that have their names, or, when some name fits none, by position.
+    Inputs go to the parameters of ``forward`` that have their names, or, when none of them fits, by position.
     Outputs are flattened: one tensor is ``output``; a tuple gives ``output_0``, ``output_1``; a dict or a dataclass
     gives its keys.
 

@@ -53,8 +53,8 @@ def quantize(
         progress: called with what begins now.
 
     Raises:
-        InvalidArgument: the data does not fit the model, or the model cannot be quantized.
-        QuantizationError: the recipe does not fit the model, or the result gives NaN or infinity.
+        InvalidArgument: the data does not fit the model, or the archive is quantized already.
+        QuantizationError: the model cannot be quantized, or the result gives NaN or infinity.
     """
     config = config or StaticInt8()
     original = archive if isinstance(archive, Archive) else Archive.open(archive)

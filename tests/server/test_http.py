@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import zlib
 from pathlib import Path
@@ -479,3 +480,18 @@ def test_a_pipelined_request_whose_head_comes_with_a_large_body(server: RunningS
             rest += part
     assert b"HTTP/1.1 200" in rest
     assert rest.endswith(b'{"live":true}')
+
+
+def test_a_refusal_keeps_the_connection_unless_the_body_was_left_unread(server: RunningServer) -> None:
+    """Clients that are refused must not have to connect anew each time."""
+    late = json.dumps({**affine(), "parameters": {"timeout": 1}}).encode()
+    bomb = gzip.compress(bytes(8 << 20))  # read to its end, and over the limit only when it is decompressed
+    head = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"
+    requests = (
+        head % (b"affine", 1, b"") + b"{",
+        head % (b"nope", len(late), b"") + late,
+        head % (b"affine", len(bomb), b"Content-Encoding: gzip\r\n") + bomb,
+        head % (b"affine", len(late), b"Connection: close\r\n") + late,
+    )
+    answer = _raw(server, b"".join(requests))
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"400", b"404", b"413", b"504"]

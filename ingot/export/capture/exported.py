@@ -76,7 +76,7 @@ def _as_module(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[s
 def _contents(
     module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return copies of all that a run of the module could change."""
+    """Return copies of the buffers and inputs, which a run of the module must leave as they are."""
     inputs = {**{f"input {index}": value for index, value in enumerate(args)}, **kwargs}
     return {name: value.clone() for name, value in (*module.named_buffers(), *inputs.items())}
 

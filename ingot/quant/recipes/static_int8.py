@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.calibrate import Calibration
 from ingot.quant.config import StaticInt8
 from ingot.tensors import Array
@@ -35,7 +35,8 @@ def apply(config: StaticInt8, graph: Path, data: Calibration) -> ir.Model:
         data: what ranges are learnt from.
 
     Raises:
-        InvalidArgument: the model is quantized already, a kept node does not exist, or nothing could be quantized.
+        InvalidArgument: the model is quantized already, or a kept node does not exist.
+        QuantizationError: the quantizer fails on the model, or finds nothing in it to quantize.
     """
     nodes = onnx.load(graph, load_external_data=False).graph.node
     if any(node.op_type in ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul") for node in nodes):
@@ -63,7 +64,9 @@ def apply(config: StaticInt8, graph: Path, data: Calibration) -> ir.Model:
         model = ir.load(out)
         ir.external_data.load_to_model(model)  # the temporary folder goes
     if not quantized_ops(model):
-        raise InvalidArgument("nothing in this model can be quantized to int8: it has no convolution or matrix product")
+        raise QuantizationError(
+            "nothing in this model can be quantized to int8: it has no convolution or matrix product"
+        )
     return model
 
 
@@ -71,7 +74,7 @@ def _quantize(*arguments: object, **options: object) -> None:
     try:
         quantize_static(*arguments, **options)
     except Exception as error:  # the quantizer raises many kinds on graphs that it does not understand
-        raise InvalidArgument(f"ONNX Runtime cannot quantize this model: {type(error).__name__}: {error}") from error
+        raise QuantizationError(f"ONNX Runtime cannot quantize this model: {type(error).__name__}: {error}") from error
 
 
 def quantized_ops(model: ir.Model) -> int:

@@ -33,7 +33,12 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
-        return _response(exchange.refusal(plane, error))
+        response = _response(exchange.refusal(plane, error))
+        if request.method == "POST":
+            # Its body was not read to the end and would be taken for the next request; the exchange's own refusals,
+            # which keep the connection, do not come here.
+            response.headers["Connection"] = "close"
+        return response
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ingot.errors import Code, IngotError, InvalidArgument, public_text
+from ingot.errors import IngotError, InvalidArgument, public_text
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, compression
 
@@ -55,9 +55,7 @@ async def infer(
 def refusal(plane: DataPlane, error: IngotError) -> Answer:
     """Return an error as an answer, and count it."""
     plane.count_error("http", error)
-    # A body that was not read would be taken for the next request, so the connection ends with the refusal of it.
-    headers = {"Connection": "close"} if error.code in (Code.TOO_LARGE, Code.UNAVAILABLE) else {}
-    return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+    return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}))
 
 
 def _header_length(text: str | None) -> int | None:
