@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -18,6 +18,7 @@ from ingot.model_store import goldens, manifest
 from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, atomic_file, chunks, read, read_document
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
+from ingot.model_store.plan import Plan
 from ingot.tensors import Signature, check_inputs
 
 MAX_VARIANTS = 64
@@ -47,14 +48,27 @@ class Variant:
 
     @property
     def graph(self) -> Descriptor:
-        """The layer that holds the ONNX graph: the first weight layer."""
+        """The layer that an engine opens, such as the ONNX graph: the first weight layer."""
         return next(layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
 
     @property
     def weights(self) -> tuple[Descriptor, ...]:
-        """The layers that hold one large tensor each."""
+        """The layers that the graph refers to: one large tensor each, or a part of the model."""
         weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
         return tuple(layer for layer in weights if layer is not self.graph)
+
+    def graphs(self) -> Iterator[Descriptor]:
+        """Yield the layers that refer to others: an ONNX graph, or a plan and the ONNX graphs in it.
+
+        Raises:
+            InvalidArchive: the plan is damaged.
+        """
+        if self.serving.format in ("onnx", "partitioned"):
+            yield self.graph
+        if self.serving.format == "partitioned":
+            plan = manifest.decode(Plan, read_document(self.blobs, self.graph), "the plan")
+            parts = {segment.blob for segment in plan.segments if segment.format == "onnx"}
+            yield from (layer for layer in self.weights if layer.hex in parts)
 
     def path(self) -> Path:
         """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
@@ -65,6 +79,13 @@ class Variant:
         if not isinstance(self.blobs, BlobFolder):
             raise InvalidArgument(f"variant '{self.name}' is inside an archive file; unpack the archive first")
         return self.blobs.path(self.graph)
+
+    def document(self, name: str) -> bytes | None:
+        """Return a file for people that the variant carries, such as ``report.json``, or None."""
+        for layer in self.manifest.layers:
+            if layer.media_type == manifest.DOCUMENT and layer.annotations.get(manifest.FILEPATH) == name:
+                return read(self.blobs, layer)
+        return None
 
     def goldens(self) -> tuple[Golden, ...]:
         """Return the golden cases; none when the archive carries none.
@@ -201,11 +222,12 @@ class Archive:
         with self._named():
             for variant in self.variants:
                 own = {layer.hex.encode() for layer in variant.weights}
-                for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, variant.graph)):
-                    if name not in own:
-                        raise InvalidArchive(
-                            f"variant '{variant.name}' refers to a blob not its own: {name[:64].decode()}"
-                        )
+                for graph in variant.graphs():
+                    for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, graph)):
+                        if name not in own:
+                            raise InvalidArchive(
+                                f"variant '{variant.name}' refers to a blob not its own: {name[:64].decode()}"
+                            )
 
     def copy_to(self, folder: BlobFolder) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place."""
@@ -247,21 +269,29 @@ class Archive:
 
 
 def add_variant(
-    blobs: BlobFolder, serving: Serving, graph: Descriptor, weights: Sequence[Descriptor], cases: Sequence[Golden]
+    blobs: BlobFolder,
+    serving: Serving,
+    graph: Descriptor,
+    weights: Sequence[Descriptor],
+    cases: Sequence[Golden],
+    documents: Mapping[str, bytes] | None = None,
 ) -> Descriptor:
     """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
 
     Args:
         blobs: the folder, which holds the blobs of ``graph`` and ``weights`` already.
         serving: what the runtime must know.
-        graph: the ONNX model, whose external tensors name the blobs of ``weights`` by their hex digests.
-        weights: one descriptor a large tensor.
+        graph: what an engine opens, such as the ONNX model, which names the blobs of ``weights`` by their hex digests.
+        weights: one descriptor a large tensor or part.
         cases: what the variant answered to some inputs.
+        documents: files for people, by name, such as ``report.json``.
     """
     layers = [graph, *weights]
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
     if cases:
         layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
+    for name, content in (documents or {}).items():
+        layers.append(blobs.put(content, manifest.DOCUMENT, {manifest.FILEPATH: name}))
     config = ModelConfig(
         descriptor=manifest.ModelDescriptor(name=serving.name, created_at=serving.provenance.created),
         config=manifest.ModelDetails(

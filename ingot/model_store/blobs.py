@@ -79,8 +79,13 @@ class BlobFolder:
         weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
         return folder
 
+    @property
+    def folder(self) -> Path:
+        """Where the files are, each called by its digest in hex."""
+        return self.root / "sha256"
+
     def path(self, descriptor: Descriptor) -> Path:
-        return self.root / "sha256" / descriptor.hex
+        return self.folder / descriptor.hex
 
     def open(self, descriptor: Descriptor) -> BinaryIO:
         path = self.path(descriptor)
@@ -103,7 +108,7 @@ class BlobFolder:
         Raises:
             InvalidArgument: the folder cannot be written.
         """
-        folder = self.root / "sha256"
+        folder = self.folder
         sha, size = hashlib.sha256(), 0
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,7 @@ MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 MODEL_MANIFEST: Final = "application/vnd.cncf.model.manifest.v1+json"
 MODEL_CONFIG = "application/vnd.cncf.model.config.v1+json"
 WEIGHT = "application/vnd.cncf.model.weight.v1.raw"
+DOCUMENT = "application/vnd.cncf.model.doc.v1.raw"
 SERVING = "application/vnd.ingot.serving.v1+json"
 GOLDENS = "application/vnd.ingot.goldens.v1+safetensors"
 
@@ -46,6 +47,12 @@ MAX_DOCUMENT_BYTES = 4 << 20  # OCI registries refuse larger manifests
 MAX_LAYERS = 100_000
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Format = Literal["onnx", "aoti", "pt2", "partitioned"]
+"""What a variant's first weight layer is: an ONNX graph, an AOTInductor package, a PyTorch program,
+or a :class:`~ingot.model_store.plan.Plan`.
+
+All but the first can run code of the file's author where they are loaded.
+"""
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -216,7 +223,7 @@ class Serving(_Record):
     schema_version: Literal[1] = 1
     name: str
     variant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    format: Literal["onnx"]
+    format: Format
     precision: str
     signature: Signature
     requires: dict[str, str] = {}

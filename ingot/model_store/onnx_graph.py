@@ -33,13 +33,10 @@ def load(path: Path) -> ir.Model:
         raise InvalidArgument(f"{path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
-def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descriptor, ...]]:
-    """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
+def externalize(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, ...]:
+    """Put each large tensor of a model into ``blobs``, where the model then finds it. Those that are there stay.
 
     A tensor's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
-
-    Returns:
-        The graph's descriptor, and those of the tensors.
     """
     weights: dict[str, Descriptor] = {}
     for part in (model.graph, *model.graph.subgraphs()):
@@ -51,8 +48,7 @@ def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descript
                 if isinstance(tensor, ir.ExternalTensor):  # beside the source file, where the archive cannot reach
                     value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
                 continue
-            blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
-            blob = blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})
+            blob = _stored(tensor, blobs)
             weights[blob.digest] = blob
             value.const_value = ir.ExternalTensor(
                 blob.hex,
@@ -61,10 +57,30 @@ def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descript
                 tensor.dtype,
                 shape=ir.Shape(tensor.shape.numpy()),
                 name=tensor.name or value.name or "",
+                base_dir=blobs.folder,
             )
+    return tuple(weights.values())
+
+
+def _stored(tensor: ir.TensorProtocol, blobs: BlobFolder) -> Descriptor:
+    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == blobs.folder:
+        digest = f"sha256:{tensor.location}"
+        blob = Descriptor(media_type=manifest.WEIGHT, digest=digest, size=tensor.nbytes)
+    else:
+        blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
+    return blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})
+
+
+def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descriptor, ...]]:
+    """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
+
+    Returns:
+        The graph's descriptor, and those of the tensors.
+    """
+    weights = externalize(model, blobs)
     _strip(model)
     graph = ir.serde.serialize_model(model).SerializeToString()
-    return blobs.put(graph, manifest.WEIGHT, {manifest.FILEPATH: "model.onnx"}), tuple(weights.values())
+    return blobs.put(graph, manifest.WEIGHT, {manifest.FILEPATH: "model.onnx"}), weights
 
 
 def _strip(model: ir.Model) -> None:

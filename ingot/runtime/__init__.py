@@ -1,6 +1,7 @@
 """Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
 
-from ingot.runtime.engine import Engine, load_engine
+from ingot.runtime.engine import Engine
+from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model, Settings, State
 from ingot.runtime.repository import Repository

@@ -16,8 +16,9 @@ from ingot import arrays, tensors
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
 from ingot.model_store import Golden, Variant
 from ingot.runtime import devices
-from ingot.runtime.engine import Engine, load_engine
+from ingot.runtime.engine import Engine
 from ingot.runtime.instance import Instance
+from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduler import Entry, Limits, Outcome, Scheduler, group_of
 from ingot.tensors import Array, Signature
@@ -42,11 +43,15 @@ class Settings:
     """How models are run.
 
     ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share out the CPU cores.
+    ``allow_code`` loads archives' variants of formats that can run code of whoever made them.
+    ``ort_library`` is native code of custom operators for ONNX Runtime.
     """
 
     device: str = "auto"
     instances: int = 1
     limits: Limits = field(default_factory=Limits)
+    allow_code: bool = False
+    ort_library: Path | None = None
 
 
 class Model:
@@ -127,7 +132,12 @@ class Model:
             version,
             # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
             lambda device, threads: load_engine(
-                variant.path(), format=variant.serving.format, device=device, threads=threads
+                variant.path(),
+                format=variant.serving.format,
+                device=device,
+                threads=threads,
+                allow_code=settings.allow_code,
+                ort_library=settings.ort_library,
             ),
             signature=variant.signature,
             goldens=variant.goldens(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
@@ -22,6 +23,12 @@ class ServerConfig(BaseSettings):
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where models run; auto is the GPU if there is one."
+    )
+    allow_code: bool = Field(
+        False, description="Load variants of formats that can run code of whoever made the archive; ONNX cannot."
+    )
+    ort_library: Path | None = Field(
+        None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
     )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
@@ -59,4 +66,4 @@ class ServerConfig(BaseSettings):
     def runtime(self) -> Settings:
         """The settings that the runtime takes."""
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20)
-        return Settings(self.device, self.instances, limits)
+        return Settings(self.device, self.instances, limits, self.allow_code, self.ort_library)

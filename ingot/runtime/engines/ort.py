@@ -24,11 +24,22 @@ _LOG_FATAL_ONLY = 4
 
 
 class OrtEngine:
-    """An ``onnxruntime.InferenceSession``."""
+    """An ``onnxruntime.InferenceSession``.
+
+    Args:
+        path: the graph; its external data lies beside it.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        threads: CPU threads for one call; by default one a core.
+        library: a library of custom operators, which is native code: its kernels replace functions of their names.
+
+    Raises:
+        InvalidArgument: the file is not a model that ONNX Runtime can run, or ``library`` is no such library.
+        Unsupported: the device is not there.
+    """
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
+    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None, library: Path | None = None):
         ort = _onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level = _LOG_FATAL_ONLY
@@ -38,6 +49,8 @@ class OrtEngine:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not path.is_file():
             raise InvalidArgument(f"there is no model file {path}")
+        if library is not None:
+            _register(ort, options, library)
         try:
             # enable_fallback: on a damaged file it prints to stdout and tries again.
             self._session = ort.InferenceSession(
@@ -101,6 +114,13 @@ def _onnxruntime() -> Any:
             "onnxruntime", "running ONNX models", "cpu' or, with an NVIDIA GPU, 'ingot[gpu]"
         ) from error
     return onnxruntime
+
+
+def _register(ort: Any, options: Any, library: Path) -> None:
+    try:
+        options.register_custom_ops_library(str(library.resolve()))
+    except _ort_errors(ort) as error:
+        raise InvalidArgument(f"{library} is no library of custom operators: {_reason(error)}") from error
 
 
 def _ort_errors(ort: Any) -> tuple[type[Exception], ...]:

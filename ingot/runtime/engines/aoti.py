@@ -1,0 +1,88 @@
+"""AOTInductor packages: a model compiled to native code ahead of time."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.errors import InvalidArgument, Unsupported
+from ingot.model_store import manifest
+from ingot.model_store.plan import TorchHeader
+from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
+
+HEADER = "ingot"
+"""The key of the package's metadata that holds its :class:`~ingot.model_store.plan.TorchHeader`."""
+# What PyTorch calls an instruction set when it compiles, and when it describes the machine.
+_CAPABILITIES = {"avx512": "avx512_f"}
+# aoti_load_package would insist on a suffix, and compile test programs to see what the machine can do.
+_LOADER: Any = torch._C._aoti.AOTIModelPackageLoader
+
+
+class AotiEngine(TorchEngine):
+    """A package that was compiled by :mod:`ingot.export.lower.aoti`. Loading it runs its code."""
+
+    platform = "torch_aoti"
+
+    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
+        metadata = read_metadata(path)
+        if HEADER not in metadata:
+            raise InvalidArgument(f"{path.name} does not say what it takes and gives: it was not made by ingot export")
+        header = manifest.decode(TorchHeader, metadata[HEADER].encode(), f"the header of {path.name}")
+        _check_machine(header, metadata)
+        super().__init__(header.signature, pick_device(device, metadata.get("AOTI_DEVICE_KEY")), threads)
+        try:
+            self._model = _LOADER(str(path), "model", False, 1, -1)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidArgument(f"the package {path.name} cannot be loaded: {reason}") from error
+
+    def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        outputs: Sequence[torch.Tensor] = self._model.boxed_run(values)
+        return outputs
+
+    def close(self) -> None:
+        del self._model
+
+
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """Return what a package says of itself, without loading its code.
+
+    Raises:
+        InvalidArgument: there is no such file, or it is no package.
+    """
+    if not path.is_file():
+        raise InvalidArgument(f"there is no model file {path}")
+    try:
+        metadata: Mapping[str, str] = _LOADER.load_metadata_from_package(str(path), "model")
+    except RuntimeError as error:
+        raise InvalidArgument(f"{path.name} is no AOTInductor package, or is damaged") from error
+    return metadata
+
+
+def _check_machine(header: TorchHeader, metadata: Mapping[str, str]) -> None:
+    """Refuse a package before its code is loaded, where it would end the process.
+
+    Raises:
+        Unsupported: it is for another PyTorch or another processor.
+    """
+    here = torch.__version__.partition("+")[0]
+    if header.torch != here:
+        raise Unsupported(
+            f"the package was compiled with PyTorch {header.torch} and runs only with that; this is {here}: "
+            "install that version, or export the model again"
+        )
+    machine, wanted = platform.machine(), metadata.get("AOTI_MACHINE")
+    if machine != wanted:
+        raise Unsupported(f"the package was compiled for processors of type {wanted}; this one is {machine}")
+    capabilities = torch.cpu.get_capabilities()
+    needed = metadata.get("AOTI_CPU_ISA", "").lower().split()
+    missing = [name for name in needed if capabilities.get(_CAPABILITIES.get(name, name)) is False]
+    if missing:
+        raise Unsupported(
+            f"the package was compiled for processors with {', '.join(needed)}; this one lacks {', '.join(missing)}: "
+            "export the model on a machine like this one"
+        )

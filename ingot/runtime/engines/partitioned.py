@@ -1,0 +1,64 @@
+"""A model in parts, each in the engine that can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import manifest
+from ingot.model_store.plan import Plan, Segment
+from ingot.runtime.engine import Engine
+from ingot.tensors import Array, Signature
+
+
+class PartitionedEngine:
+    """Runs the segments of a plan one after the other; their values pass from engine to engine as arrays.
+
+    Args:
+        path: the plan; the segments' files lie beside it, called by their digests.
+        open_segment: makes the engine of one, given its file and format.
+    """
+
+    platform = "ingot_partitioned"
+
+    def __init__(self, path: Path, open_segment: Callable[[Path, str], Engine]):
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise InvalidArgument(f"the plan {path} cannot be read: {error.strerror}") from error
+        self._plan = manifest.decode(Plan, raw, "the plan")
+        self._engines: list[Engine] = []
+        try:
+            for segment in self._plan.segments:
+                self._engines.append(open_segment(path.with_name(segment.blob), segment.format))
+                _check_values(segment, self._engines[-1].signature)
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def signature(self) -> Signature:
+        return self._plan.signature
+
+    @property
+    def device(self) -> str:
+        return "cuda" if any(engine.device == "cuda" for engine in self._engines) else "cpu"
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        values = dict(inputs)
+        for segment, engine in zip(self._plan.segments, self._engines, strict=True):
+            values.update(engine.run({name: values[name] for name in segment.inputs}))
+        outputs = zip(self._plan.signature.outputs, self._plan.outputs, strict=True)
+        return {spec.name: values[value] for spec, value in outputs}
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+        self._engines = []
+
+
+def _check_values(segment: Segment, signature: Signature) -> None:
+    takes, gives = ({spec.name for spec in specs} for specs in (signature.inputs, signature.outputs))
+    if takes != set(segment.inputs) or gives != set(segment.outputs):
+        raise InvalidArchive(f"the plan says that its part {segment.blob[:12]} takes and gives other values")

@@ -1,0 +1,121 @@
+"""What the engines of PyTorch share: arrays to tensors and back, threads, devices, and the meaning of failures."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ingot import tensors
+from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+log = logging.getLogger(__name__)
+
+# What operators raise on values that they cannot work with, such as a matrix that has no inverse.
+_CALLERS = (IndexError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+
+
+class TorchEngine(ABC):
+    """A model that takes and gives tensors by position, in the order of its signature."""
+
+    platform: ClassVar[str]
+
+    def __init__(self, signature: Signature, device: str, threads: int | None):
+        self._signature = signature
+        self._device = device
+        self._threads = threads
+
+    @property
+    def signature(self) -> Signature:
+        return self._signature
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @abstractmethod
+    def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run the model on tensors that are on its device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model's memory."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # Native code trusts the shapes that it was compiled for: others would make it read memory that is not its own.
+        tensors.check_inputs(self._signature, inputs)
+        values = [to_torch(spec, inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
+        try:
+            with torch.no_grad(), _threads(self._threads):
+                outputs = self.call(values)
+        except Exception as error:  # operators, also the user's own, raise many kinds
+            raise _run_error(error) from error
+        return {spec.name: from_torch(tensor) for spec, tensor in zip(self._signature.outputs, outputs, strict=True)}
+
+
+def to_torch(spec: TensorSpec, array: Array) -> torch.Tensor:
+    """Return an array as a tensor, which shares its memory where it may be written and is aligned."""
+    if spec.dtype is DType.BYTES:
+        raise InvalidArgument(f"input '{spec.name}' is text, which PyTorch has no tensor for")
+    array = np.require(array, requirements=("C", "A", "W"))
+    if spec.dtype is DType.BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def from_torch(tensor: torch.Tensor) -> Array:
+    """Return a tensor as an array."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(DType.BF16.numpy)
+    return tensor.numpy()
+
+
+def pick_device(device: str, built_for: str | None = None) -> str:
+    """Return the device to load to.
+
+    Args:
+        device: what is asked for: ``auto``, ``cpu`` or ``cuda``.
+        built_for: the only device that the model can run on, or None.
+
+    Raises:
+        InvalidArgument: there is no such device.
+        Unsupported: it is not here, or not the one that the model was built for.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
+    if built_for is not None and device not in ("auto", built_for):
+        raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
+    usable = torch.cuda.is_available()
+    chosen = built_for or ("cuda" if usable and device == "auto" else device.replace("auto", "cpu"))
+    if chosen == "cuda" and not usable:
+        raise Unsupported("device 'cuda' is not available: PyTorch finds no NVIDIA driver or GPU, or is built without")
+    return chosen
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Set the number of threads, which belongs to the calling thread, and afterwards what it was."""
+    before = torch.get_num_threads()
+    if count in (None, before):
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run_error(error: Exception) -> IngotError:
+    reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's own code
+    if isinstance(error, _CALLERS) or "index out of" in reason:
+        return InvalidArgument(f"the model rejects this input: {reason}")
+    log.error("PyTorch failed: %s: %s", type(error).__name__, reason)
+    return InternalError("the engine failed on this input")

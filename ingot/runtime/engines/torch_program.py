@@ -1,0 +1,79 @@
+"""PyTorch programs: a captured graph that PyTorch's own operators run, one after the other."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.passes import move_to_device_pass
+
+from ingot.errors import InvalidArgument, Unsupported
+from ingot.model_store import manifest
+from ingot.model_store.plan import TorchHeader
+from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
+
+HEADER = "ingot.json"
+"""The extra file that holds the program's :class:`~ingot.model_store.plan.TorchHeader`."""
+
+
+class TorchProgramEngine(TorchEngine):
+    """An ``ExportedProgram`` that was saved by :mod:`ingot.export.lower.program`. Loading it can run code."""
+
+    platform = "torch_export"
+
+    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
+        chosen = pick_device(device)
+        header = _read_header(path)
+        _check_operators(header)
+        try:
+            with path.open("rb") as stream:  # by its name, PyTorch would insist on a suffix
+                program = torch.export.load(stream)
+        except Exception as error:  # PyTorch raises many kinds on a damaged file
+            reason = str(error).partition("\n")[0]
+            raise InvalidArgument(f"{path.name} cannot be loaded: {reason}") from error
+        if chosen != "cpu":
+            program = move_to_device_pass(program, chosen)
+        super().__init__(header.signature, chosen, threads)
+        # The engine checks its inputs itself, and tensors go in and come out flat: without PyTorch's own checks and
+        # its handling of nested arguments, a call takes 0.1 ms less.
+        self._graph: Any = program.module(check_guards=False)
+        self._graph.graph.set_codegen(fx.graph.CodeGen())
+        self._graph.recompile()
+
+    def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        outputs: Sequence[torch.Tensor] = self._graph.forward(*values)
+        return outputs
+
+    def close(self) -> None:
+        del self._graph
+
+
+def _read_header(path: Path) -> TorchHeader:
+    """Return what a file says of itself, without loading it."""
+    if not path.is_file():
+        raise InvalidArgument(f"there is no model file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(f"/extra/{HEADER}"))
+            raw = archive.read(name)
+    except zipfile.BadZipFile as error:
+        raise InvalidArgument(f"{path.name} is no PyTorch program, or is damaged: {error}") from error
+    except StopIteration:
+        raise InvalidArgument(
+            f"{path.name} does not say what it takes and gives: it was not made by ingot export"
+        ) from None
+    return manifest.decode(TorchHeader, raw, f"the header of {path.name}")
+
+
+def _check_operators(header: TorchHeader) -> None:
+    for operator in header.operators:
+        namespace, _, name = operator.partition("::")
+        if not hasattr(getattr(torch.ops, namespace), name.partition(".")[0]):
+            raise Unsupported(
+                f"the model needs the operator {operator}, which no package defines here; import what defines it, and "
+                "serve the model from that process by ingot.serve"
+            )

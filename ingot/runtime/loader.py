@@ -1,0 +1,67 @@
+"""The choice of an engine for a model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.errors import Unsupported, missing_package
+from ingot.runtime.engine import Engine
+
+
+def load_engine(
+    path: Path,
+    *,
+    format: str = "onnx",  # noqa: A002 - as the documents of an archive call it
+    device: str = "auto",
+    threads: int | None = None,
+    allow_code: bool = False,
+    ort_library: Path | None = None,
+) -> Engine:
+    """Load a model file.
+
+    Args:
+        path: the graph; its external data or its parts lie beside it.
+        format: what kind of file it is, since blobs have no suffix; see :data:`ingot.model_store.manifest.Format`.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU where there is one.
+        threads: CPU threads for one call; by default one a core that this process may use, or PyTorch's own number.
+        allow_code: load formats that can run code of the file's author: all but ``onnx``.
+        ort_library: native code of custom operators, which ONNX Runtime loads for every graph.
+
+    Raises:
+        Unsupported: no engine runs the format, it is not installed, the device is asked for and not there, or the
+            format needs ``allow_code``.
+        InvalidArgument: the file is not a model that the engine can run.
+    """
+    # An engine's package is imported only when it is used.
+    if format == "onnx":
+        from ingot.runtime.engines.ort import OrtEngine
+
+        return OrtEngine(path, device=device, threads=threads, library=ort_library)
+    if format not in ("aoti", "pt2", "partitioned"):
+        raise Unsupported(f"no engine of this version runs models of format '{format}'")
+    if not allow_code:
+        raise Unsupported(
+            f"a model of format '{format}' can run code of whoever made it; if you trust where it comes from, allow "
+            "that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), or use a variant of format 'onnx'"
+        )
+    if format == "partitioned":
+        from ingot.runtime.engines.partitioned import PartitionedEngine
+
+        return PartitionedEngine(
+            path,
+            lambda part, kind: load_engine(
+                part, format=kind, device=device, threads=threads, allow_code=True, ort_library=ort_library
+            ),
+        )
+    try:
+        if format == "aoti":
+            from ingot.runtime.engines.aoti import AotiEngine
+
+            return AotiEngine(path, device=device, threads=threads)
+        from ingot.runtime.engines.torch_program import TorchProgramEngine
+
+        return TorchProgramEngine(path, device=device, threads=threads)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_package("torch", f"running models of format '{format}'", "export") from error
