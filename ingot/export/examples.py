@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,69 +23,132 @@ class Examples:
     Args:
         inputs: the model's inputs.
         ranges: bounds of their named dimensions.
-        given: the user's own arrays, which are then repeated or cut along named dimensions instead of generated.
+        given: the user's own arrays, which are then repeated or cut along named dimensions instead of generated; all
+            inputs that are not in ``limits`` or here are generated.
+        limits: for integer inputs that are indices, how many different ones there are.
+        states: inputs that are states of the model, with their first values.
     """
 
     def __init__(
-        self, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range], given: Mapping[str, Array] | None = None
+        self,
+        inputs: Sequence[TensorSpec],
+        ranges: Mapping[str, Range],
+        given: Mapping[str, Array] | None = None,
+        limits: Mapping[str, int] | None = None,
+        states: Mapping[str, Array] | None = None,
     ):
         self._inputs = inputs
         self._signature = Signature(tuple(inputs), (), ranges=ranges)
-        self._given = given
-        if given is not None:
-            tensors.check_inputs(self._signature, given)
+        self._given = given or {}
+        self._limits = limits or {}
+        self.states = states or {}
+        self._signed = False
+        self._more: list[dict[str, int]] = []
+        own = replace(self._signature, inputs=tuple(spec for spec in inputs if spec.name in self._given))
+        self._own_sizes = tensors.check_inputs(own, self._given)
+
+    def signed(self) -> Examples:
+        """Return examples whose floats are positive and negative in turn: a trace follows one branch only."""
+        changed = copy.copy(self)
+        changed._signed = True
+        return changed
 
     @property
     def default_sizes(self) -> dict[str, int]:
-        """One size for each named dimension: distinct, and 2 or more where the range allows."""
+        """One size for each named dimension: that of the given arrays, if it is 2 or more, else a distinct one."""
         candidates = itertools.cycle(_SIZES)
-        return {symbol: _clamp(self._signature.range(symbol), next(candidates)) for symbol in self._signature.symbols}
+        sizes = {}
+        for symbol in self._signature.symbols:
+            size, own = next(candidates), self._own_sizes.get(symbol, 0)
+            sizes[symbol] = _clamp(self._signature.range(symbol), own if own > 1 else size)
+        return sizes
+
+    def at(self, more: Sequence[Mapping[str, int]]) -> Examples:
+        """Return examples with further cases."""
+        changed = copy.copy(self)
+        changed._more = [dict(sizes) for sizes in more]
+        return changed
+
+    @property
+    def stretched(self) -> bool:
+        """Whether cases are cut from and repeated of given arrays, so that some may be ones that no model takes."""
+        return bool(self._given)
 
     def cases(self) -> Iterator[dict[str, int]]:
-        """Yield sizes to prove equality at: the default, then each dimension at its least, at 2 and at 9."""
+        """Yield sizes to prove equality at: the default, then each dimension at its least, at 2, at 9 and at 33.
+
+        The default comes again between and at the end, where it is asked with other values.
+        """
         default = self.default_sizes
         seen = [default]
         yield default
-        for symbol in default:
-            bounds = self._signature.range(symbol)
-            for size in (bounds.low, 2, 9):
-                sizes = {**default, symbol: _clamp(bounds, size)}
+        for size in (0, 2, 9, 33):
+            each = [{**default, symbol: _clamp(self._signature.range(symbol), size)} for symbol in default]
+            for sizes in (*self._more, *each):
                 if sizes not in seen:
                     seen.append(sizes)
                     yield sizes
+            if size in (0, 33):
+                yield default
 
     def make(self, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-        """Return inputs at the given sizes. Generated integers are 0 or 1, which are valid indices almost anywhere."""
+        """Return inputs at the given sizes.
+
+        Generated integers are below their limit, or, where none is known, 0 or 1, which are valid indices almost
+        anywhere.
+        """
         rng = np.random.default_rng(seed)
         try:
-            return {spec.name: self._make(spec, sizes, rng) for spec in self._inputs}
+            made = {spec.name: self._make(spec, sizes, seed, rng) for spec in self._inputs}
         except MemoryError:
             shown = ", ".join(str(spec) for spec in self._inputs)
             raise ExportError(f"example inputs for {shown} do not fit in memory") from None
+        if self._signed:
+            sign = -1 if seed % 2 else 1
+            made = {name: sign * np.abs(array) if DType.of(array).is_float else array for name, array in made.items()}
+        return made
 
-    def _make(self, spec: TensorSpec, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
+    def _make(self, spec: TensorSpec, sizes: Mapping[str, int], seed: int, rng: np.random.Generator) -> Array:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
-        if self._given is not None:
-            return _resized(self._given[spec.name], shape, rng)
+        if spec.name in self.states:
+            return self.states[spec.name]
+        if spec.name in self._given:
+            resized = _resized(self._given[spec.name], shape)
+            exact = seed == 0 and resized.size <= self._given[spec.name].size
+            return resized if exact else _varied(resized, rng)
         if spec.dtype is DType.BYTES:
             words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
             return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
         if spec.dtype.is_float:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
-        numbers = np.asarray(rng.integers(0, 2, shape)).astype(spec.dtype.numpy)
-        if shape:
+        limit = self._limits.get(spec.name, 2)
+        numbers = np.asarray(rng.integers(0, limit, shape)).astype(spec.dtype.numpy)
+        if shape and limit == 2:
             numbers[..., :1] = 1  # an attention mask of nothing but zeros has no meaning that two engines share
         return numbers
 
 
-def _resized(array: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Cut or repeat an array. Repeated numbers are varied by a tenth: equal rows would prove nothing of each other."""
-    grown = any(size > have for size, have in zip(shape, array.shape, strict=True))
+def _resized(array: Array, shape: tuple[int, ...]) -> Array:
+    """Cut or repeat an array."""
     for axis, size in enumerate(shape):
         array = array.take(np.arange(size), axis, mode="wrap")
-    if grown and DType.of(array).is_float:
-        array = (array * (1 + 0.1 * rng.standard_normal(array.shape))).astype(array.dtype)
     return array
+
+
+def _varied(array: Array, rng: np.random.Generator) -> Array:
+    """Return other values of the same kind: an example of equal rows, or of one value, would prove little."""
+    if DType.of(array).is_float:
+        values = array.astype(np.float64)
+        finite = np.isfinite(values)
+        if set(np.unique(values[finite])) <= {0.0, 1.0}:  # a mask, or a placeholder
+            return np.where(finite, rng.integers(0, 2, array.shape), values).astype(array.dtype)
+        spread = float(values[finite].std()) or 1.0
+        return np.where(finite, values + 0.1 * spread * rng.standard_normal(array.shape), values).astype(array.dtype)
+    if array.ndim == 0 or not len(array):
+        return array
+    if array.ndim == 1:
+        return rng.permutation(array)
+    return np.take_along_axis(array, rng.integers(0, len(array), array.shape), 0)  # mixed from the given rows
 
 
 def _clamp(bounds: Range, size: int) -> int:

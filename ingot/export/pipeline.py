@@ -1,54 +1,42 @@
-"""The export pipeline: capture, lower, pack, prove."""
+"""The export pipeline, as it is called: a model and options in, an archive out."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
-import torch
 from torch import nn
 
-from ingot.errors import InvalidArgument
-from ingot.export.capture import exported
-from ingot.export.examples import Examples, infer_specs
-from ingot.export.lower import onnx as lower_onnx
-from ingot.export.parity import prove, rows_touch, tolerance
-from ingot.export.program import Eager, Runner, from_torch, parameters
-from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, add_variant, onnx_graph
+from ingot.errors import InvalidArgument, ParityError
+from ingot.export import defaults, onnx_source, rules
+from ingot.export.parity import Remembered, unrepeated
+from ingot.export.passes.manager import FxPass, OnnxPass
+from ingot.export.report import Journal, Progress
+from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
+from ingot.export.subject import Subject, prepare
+from ingot.model_store import Archive
 from ingot.model_store.references import name_from, valid_name
-from ingot.runtime import devices, load_engine, profile
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec, parse_spec, symbols
-
-ExampleInputs = torch.Tensor | Array | Sequence[Any] | Mapping[str, Any]
-Progress = Callable[[str], None]
-"""Called with what begins now, for a progress display."""
-
-
-@dataclass(frozen=True)
-class _Lowered:
-    """An ONNX model, what it must equal, and inputs to ask both."""
-
-    model: ir.Model
-    reference: Runner
-    signature: Signature
-    examples: Examples
-    log: tuple[str, ...]
+from ingot.tensors import Range, TensorSpec, parse_spec
 
 
 def export_model(
     model: nn.Module | str | Path,
-    example_inputs: ExampleInputs | None = None,
+    example_inputs: Any = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
+    constants: Mapping[str, Any] | None = None,
     output_names: Sequence[str] = (),
     name: str | None = None,
     batch_dim: str | None = None,
     opset: int | None = None,
+    capture: str = "auto",
+    rewrite: str | FxPass | OnnxPass | Sequence[str | FxPass | OnnxPass] = "default",
+    lift_state: bool = False,
+    target: str = "onnx",
+    partition: bool = False,
+    device: str = "cpu",
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
@@ -56,14 +44,23 @@ def export_model(
 
     Args:
         model: a module, exported as it is in evaluation mode, or the path of an ``.onnx`` file.
-        example_inputs: a tensor, a sequence of them in the order of ``forward``, or a mapping by name. Without
-            ``inputs``, their first dimension is the batch and all others are fixed.
+        example_inputs: a tensor, a sequence of arguments in the order of ``forward``, or a mapping of its keywords;
+            dicts, lists and tuples inside are flattened to dotted names, and what is no tensor is a constant. Without
+            ``inputs``, the first dimension of every tensor is the batch and all others are fixed. With neither, a
+            model of transformers, a LightningModule with an ``example_input_array`` and a saved program tell theirs.
         inputs: the inputs, such as ``"image:float32[batch,3,224,224]"``; see :func:`ingot.tensors.parse_spec`. Without
             ``example_inputs``, examples are generated from these.
+        constants: keywords of ``forward`` that are fixed in the graph.
         output_names: names for the outputs, in order.
         name: the archive's; by default the module's class, or the file's stem.
         batch_dim: which named dimension requests may be joined along; by default ``batch``.
         opset: the ONNX operator set; by default the exporter's.
+        capture: the route, one of :data:`ingot.export.capture.ladder.ROUTES`; ``auto`` tries them in turn.
+        rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rules.select`.
+        lift_state: make the buffers and inputs that the model changes into inputs and outputs of the graph.
+        target: what the model becomes: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).
+        partition: run what ONNX cannot express in PyTorch, and the rest in ONNX Runtime.
+        device: what an AOTInductor package is compiled for: ``cpu`` or ``cuda``.
         source: where the model came from, for the archive's provenance.
         progress: called with what begins now.
 
@@ -77,41 +74,74 @@ def export_model(
     """
     if isinstance(model, type):
         raise InvalidArgument(f"{model.__name__} is a class; pass a module, such as {model.__name__}()")
-    inputs = [inputs] if isinstance(inputs, str) else inputs
-    name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
-    specs, ranges = _parse(inputs)
+    specs, ranges = parse_inputs(inputs)
     if batch_dim is not None and specs:
-        _check_batch_dim(batch_dim, specs)
-    with _evaluating(model):
-        if isinstance(model, nn.Module):
-            lowered = _from_module(model, example_inputs, specs, ranges, output_names, opset, progress)
-        else:
-            if output_names or opset:
-                raise InvalidArgument(
-                    "an .onnx file keeps its own output names and operator set; leave those options out"
-                )
-            lowered = _from_onnx(Path(model), example_inputs, specs, ranges, progress)
-        signature, notes = _with_batch(lowered, batch_dim)
-        return _pack(lowered, signature, name, source or name, (*lowered.log, *notes), progress)
+        check_batch_dim(batch_dim, specs)
+    name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
+    fx_rules, onnx_rules = rules.select([rewrite] if isinstance(rewrite, str | FxPass | OnnxPass) else rewrite)
+    options = Options(
+        name, source or name, batch_dim, opset, capture, fx_rules, onnx_rules, _target(target, partition), device
+    )
+    journal = Journal(progress)
+    if not isinstance(model, nn.Module):
+        if output_names or opset or constants or lift_state or capture != "auto" or options.target != "onnx":
+            raise InvalidArgument("an .onnx file is taken as it is: leave out what concerns the capture of a module")
+        return _from_onnx(Path(model), example_inputs, specs, ranges, options, journal)
+    with evaluating(model):
+        with journal.stage("probe", "Running the model on example inputs"):
+            subject = describe_module(model, example_inputs, inputs, constants, output_names, lift_state)
+        examples = subject.examples.signed() if capture == "trace" else subject.examples
+        original = Original(Remembered(subject.eager), examples, subject.eager)
+        return Run(original, options, journal).from_module(subject)
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module | str | Path) -> Iterator[None]:
-    """Put a module into evaluation mode, and each of its parts back into the mode it was in."""
-    modes = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a module into the form that is exported, and each of its parts back into the mode it was in."""
+    modes = [(part, part.training) for part in model.modules()]
     try:
-        if isinstance(model, nn.Module):
+        with contextlib.suppress(NotImplementedError):  # a program that was exported has no modes
             model.eval()
-        yield
+        with defaults.exportable(model):
+            yield
     finally:
         for part, training in modes:
             part.training = training
 
 
-def _parse(inputs: Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
+def describe_module(
+    model: nn.Module,
+    example_inputs: Any,
+    inputs: str | Sequence[str | TensorSpec],
+    constants: Mapping[str, Any] | None,
+    output_names: Sequence[str],
+    lift_state: bool,
+) -> Subject:
+    """Bind what the user says of a model's inputs, or else what the model itself does; see :func:`export_model`.
+
+    Raises:
+        InvalidArgument: that does not fit the model, or says nothing.
+        ExportError: the model does not run on it, or changes its state and ``lift_state`` is not set.
+        ParityError: the model does not repeat itself.
+    """
+    own = defaults.of(model)
+    specs, ranges = parse_inputs(inputs)
+    if example_inputs is None and not specs:
+        example_inputs = own.example
+        specs, ranges = parse_inputs(own.inputs)
+    given = {**own.constants, **(constants or {})}
+    return prepare(model, example_inputs, specs, ranges, given, output_names, lift_state)
+
+
+def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
+    """Return the descriptions of inputs, and the ranges that they state.
+
+    Raises:
+        InvalidArgument: one is malformed, an input is described twice, or a dimension has two ranges.
+    """
     specs: list[TensorSpec] = []
     ranges: dict[str, Range] = {}
-    for item in inputs:
+    for item in [inputs] if isinstance(inputs, str) else inputs:
         spec, stated = parse_spec(item) if isinstance(item, str) else (item, {})
         for symbol, bounds in stated.items():
             if ranges.setdefault(symbol, bounds) != bounds:
@@ -122,154 +152,25 @@ def _parse(inputs: Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], 
     return tuple(specs), ranges
 
 
-def _from_module(
-    module: nn.Module,
-    example_inputs: ExampleInputs | None,
-    specs: tuple[TensorSpec, ...],
-    ranges: Mapping[str, Range],
-    output_names: Sequence[str],
-    opset: int | None,
-    progress: Progress,
-) -> _Lowered:
-    given = None
-    if example_inputs is not None:
-        given = _named(example_inputs, [spec.name for spec in specs] or list(parameters(module)))
-        specs = specs or infer_specs(list(given), given, "batch")
-    if not specs:
-        raise InvalidArgument(
-            "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
-            "or example inputs (--example)"
-        )
-    examples = Examples(specs, ranges, given)
-    eager = Eager(module, [spec.name for spec in specs], output_names)
-    example = examples.make(examples.default_sizes)
-    progress("Running the model on example inputs")
-    eager.run(example)
-    progress("Capturing the graph")
-    program = exported.capture(eager, specs, ranges, example, output_names)
-    _check_names(program.signature)
-    progress("Translating to ONNX")
-    return _Lowered(lower_onnx.lower(program, opset), eager, program.signature, examples, program.log)
-
-
-def _check_names(signature: Signature) -> None:
-    taken = {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}
-    if taken:
-        raise InvalidArgument(f"'{min(taken)}' names an input and an output; give the outputs other names")
-
-
 def _from_onnx(
     path: Path,
-    example_inputs: ExampleInputs | None,
+    example_inputs: Any,
     specs: tuple[TensorSpec, ...],
     ranges: Mapping[str, Range],
-    progress: Progress,
-) -> _Lowered:
-    progress("Reading the ONNX model")
-    model = onnx_graph.load(path)
-    engine = load_engine(path, device="cpu")
-    signature = _renamed(engine.signature, specs)
-    signature = replace(signature, ranges=dict(ranges))
-    given = None if example_inputs is None else _named(example_inputs, [spec.name for spec in signature.inputs])
-    return _Lowered(model, engine, signature, Examples(signature.inputs, ranges, given), ())
-
-
-def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
-    """Return a file's signature with the user's names for its dynamic dimensions."""
-    by_name = {spec.name: spec for spec in specs}
-    names: dict[str, int | str] = {}
-    for spec in signature.inputs:
-        wanted = by_name.pop(spec.name, None)
-        if wanted is None:
-            continue
-        fits = len(wanted.shape) == len(spec.shape) and wanted.dtype is spec.dtype
-        if not fits or any(
-            isinstance(have, int) and want != have for want, have in zip(wanted.shape, spec.shape, strict=True)
-        ):
-            raise InvalidArgument(f"the file's input is {spec}, which {wanted} does not fit")
-        for want, have in zip(wanted.shape, spec.shape, strict=True):
-            if isinstance(have, str) and names.setdefault(have, want) != want:
-                raise InvalidArgument(f"the file's dimension '{have}' is called both '{names[have]}' and '{want}'")
-    if by_name:
-        known = ", ".join(str(spec) for spec in signature.inputs)
-        raise InvalidArgument(f"the file has no input '{next(iter(by_name))}'; it has: {known}")
-
-    def rename(spec: TensorSpec) -> TensorSpec:
-        return replace(spec, shape=tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
-
-    batch = names.get(signature.batch, signature.batch) if signature.batch else None
-    return Signature(
-        tuple(map(rename, signature.inputs)),
-        tuple(map(rename, signature.outputs)),
-        batch if isinstance(batch, str) else None,
-    )
-
-
-def _named(example_inputs: ExampleInputs, names: Sequence[str]) -> dict[str, Array]:
-    """Return example inputs as arrays by name."""
-    if isinstance(example_inputs, Mapping):
-        items = dict(example_inputs)
-    else:
-        single = isinstance(example_inputs, torch.Tensor | np.ndarray)
-        values = [example_inputs] if single else list(example_inputs)
-        if len(values) > len(names):
-            raise InvalidArgument(f"{len(values)} example inputs were given, but the model takes {', '.join(names)}")
-        items = dict(zip(names, values, strict=False))
-    return {key: from_torch(value) if torch.is_tensor(value) else np.asarray(value) for key, value in items.items()}
-
-
-def _with_batch(lowered: _Lowered, batch_dim: str | None) -> tuple[Signature, tuple[str, ...]]:
-    """Decide whether requests may be joined, by the declared dimension and by a proof that rows do not touch."""
-    signature = lowered.signature
-    batch = batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
-    if batch is None:
-        return signature, ("served without batching: no input has a dimension named 'batch'",)
-    _check_batch_dim(batch, signature.inputs)
-    reason = rows_touch(lowered.reference, signature, batch, lowered.examples)
-    if reason is not None:
-        return replace(signature, batch=None), (f"served without batching: {reason}",)
-    return replace(signature, batch=batch), ()
-
-
-def _check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
-    known = symbols(inputs)
-    if batch not in known:
-        raise InvalidArgument(f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(known) or 'none'}")
-
-
-def _pack(
-    lowered: _Lowered, signature: Signature, name: str, source: str, log: tuple[str, ...], progress: Progress
+    options: Options,
+    journal: Journal,
 ) -> Archive:
-    blobs = BlobFolder.scratch()
-    precision = _precision(lowered.model, signature)
-    graph, weights = onnx_graph.pack(lowered.model, blobs)
-    with contextlib.closing(load_engine(blobs.path(graph), device="cpu")) as engine:
-        progress("Proving that the graph equals the model")
-        parity, goldens = prove(lowered.reference, engine, signature, lowered.examples)
-        progress("Measuring")
-        latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
-    serving = Serving(
-        name=name,
-        variant=precision,
-        format="onnx",
-        precision=precision,
-        signature=signature,
-        requires={"engine": "onnxruntime", "opset": str(lowered.model.opset_imports.get("", 0))},
-        golden_tolerance=10 * tolerance(signature),
-        provenance=Provenance.of(source, ("ingot", "torch", "onnx-ir", "onnxscript"), log),
-        evidence=Evidence(machine=devices.describe(), parity=parity, latency=latency),
-    )
-    return Archive.create(blobs, [add_variant(blobs, serving, graph, weights, goldens)])
+    with journal.stage("read", "Reading the ONNX model"):
+        source = onnx_source.read(path, example_inputs, specs, ranges)
+        if (output := unrepeated(source.engine, source.examples)) is not None:
+            raise ParityError(f"the model gives different '{output}' for the same input each time")
+    original = Original(Remembered(source.engine), source.examples)
+    return Run(original, options, journal).from_onnx(source.model, source.signature)
 
 
-def _precision(model: ir.Model, signature: Signature) -> str:
-    """Return the type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``, ``int8``."""
-    totals: dict[str, int] = {}
-    for value in model.graph.initializers.values():
-        if value.const_value is not None and value.dtype is not None and value.dtype.is_floating_point():
-            label = DType.from_onnx(int(value.dtype)).value.lower()
-            totals[label] = totals.get(label, 0) + value.const_value.nbytes
-    if totals:
-        return max(totals, key=lambda label: totals[label])
-    floats = [spec.dtype for spec in signature.inputs if spec.dtype.is_float]
-    return floats[0].value.lower() if floats else "fp32"
+def _target(target: str, partition: bool) -> str:
+    if target not in ("onnx", *LOWERINGS) or target == "partitioned":
+        raise InvalidArgument(f"there is no target '{target}'; there are: onnx, aoti, pt2")
+    if partition and target != "onnx":
+        raise InvalidArgument(f"target '{target}' takes the whole model; leave out --partition")
+    return "partitioned" if partition else target

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import copy
 import io
 import itertools
 import logging
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,8 +17,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ingot.errors import ExportError, InvalidArgument
-from ingot.tensors import Array, DType, Signature
+from ingot.errors import ExportError
+from ingot.export.arguments import Arguments
+from ingot.export.torch_arrays import from_torch as from_torch
+from ingot.export.torch_arrays import to_torch as to_torch
+from ingot.tensors import Array, Signature
+
+NEXT = "_next"
+"""What the name of a state's new value ends with: the input ``count`` comes back as the output ``count_next``."""
 
 
 class Runner(Protocol):
@@ -30,44 +37,69 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A captured model and the log of what was done to it."""
+    """A captured model and the log of what was done to it.
+
+    ``exported`` takes the tensors of ``signature.inputs`` by position and returns those of ``signature.outputs`` as a
+    flat tuple, whatever the structure of the user's module. ``options`` are those that it was traced with.
+    """
 
     exported: torch.export.ExportedProgram
     signature: Signature
-    log: tuple[str, ...] = field(default=())
+    log: tuple[str, ...] = ()
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class States:
+    """What a model changes when it runs, to be taken in and given back by its graph.
+
+    ``buffers`` are names of the module's buffers; they become inputs of these names. ``inputs`` are inputs that it
+    changes in place. The new value of each comes back as an output, its name followed by ``_next``.
+    """
+
+    buffers: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.buffers or self.inputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.buffers, *self.inputs)
 
 
 class Eager:
     """A PyTorch module called with named arrays.
 
-    Inputs go to the parameters of ``forward`` that have their names, or, when none of them fits, by position.
     Outputs are flattened: one tensor is ``output``; a tuple gives ``output_0``, ``output_1``; a dict or a dataclass
-    gives its keys.
+    gives its keys; one called like an input has ``_next`` after its name. With ``states``, their values are taken from
+    the inputs and given back as outputs, and the module keeps those that it had.
 
     Args:
         module: in evaluation mode; inputs are moved to its device.
-        names: the inputs' names, in order.
+        arguments: how named tensors become a call of it.
         output_names: overrides the outputs' names.
+        states: what it changes, to be lifted.
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str], output_names: Sequence[str] = ()):
+    def __init__(
+        self, module: nn.Module, arguments: Arguments, output_names: Sequence[str] = (), states: States | None = None
+    ):
         self.module = module
-        self._names = names
-        own = parameters(module)
-        self._by_name = _fit_by_name(names, own)
-        if self._by_name and isinstance(module, torch.jit.ScriptModule):
-            # The converter of TorchScript takes arguments by position only.
-            if tuple(names) != own[: len(names)]:
-                raise ExportError(f"describe the inputs of a TorchScript model in their order: {', '.join(own)}")
-            self._by_name = False
-        self._output_names = output_names
+        self.arguments = arguments
+        self.states = states or States()
+        self.output_names = output_names
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
-        self._device = first.device if first is not None else torch.device("cpu")
+        self.device = first.device if first is not None else torch.device("cpu")
 
-    def bind(self, inputs: Mapping[str, Array]) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """Return the positional and keyword arguments of ``forward``; tensors are copies."""
-        values = {name: to_torch(inputs[name]).to(self._device) for name in self._names}
-        return ((), values) if self._by_name else (tuple(values.values()), {})
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all inputs, in order."""
+        return (*self.arguments.names, *self.states.buffers)
+
+    def tensors(self, inputs: Mapping[str, Array]) -> tuple[torch.Tensor, ...]:
+        """Return copies of the inputs on the module's device, in order."""
+        return tuple(to_torch(inputs[name]).to(self.device) for name in self.names)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the module without gradients.
@@ -75,50 +107,133 @@ class Eager:
         Raises:
             ExportError: the module fails on these inputs, or its output holds no tensor.
         """
-        args, kwargs = self.bind(inputs)
+        tensors = self.tensors(inputs)
         try:
             with torch.no_grad():
-                outputs = self.module(*args, **kwargs)
+                named = self._call(tensors)
+        except ExportError:
+            raise
         except Exception as error:  # the user's code may raise anything
-            shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self._names)
+            shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
             raise ExportError(
                 f"the model does not run on the example inputs ({shapes}): {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}"
             ) from error
-        named = name_outputs(outputs, self._output_names)
         return {name: from_torch(tensor) for name, tensor in named.items()}
 
+    def _call(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        own = tensors[: len(self.arguments.names)]
+        args, kwargs = self.arguments.bind(own)
+        with _holding(self.module, self.states.buffers, tensors[len(own) :]):
+            named = name_outputs(self.module(*args, **kwargs), self.output_names)
+            if not self.output_names:  # a cache goes in and comes out under one name
+                named = {f"{name}{NEXT}" if name in self.names else name: value for name, value in named.items()}
+            buffers = [self.module.get_buffer(name).clone() for name in self.states.buffers]
+        changed = [own[self.arguments.names.index(name)] for name in self.states.inputs]
+        return named | _next_values(self.states, [*buffers, *changed])
 
-def _fit_by_name(names: Sequence[str], known: Sequence[str]) -> bool:
-    """Tell whether inputs go to parameters by name. None may fit, but not some: that is a slip of the pen.
+    def in_double(self) -> Eager:
+        """Return a copy of the model in double precision, which takes inputs of single precision too."""
+        return _Double(copy.deepcopy(self.module).double(), self.arguments, self.output_names, self.states)
 
-    Raises:
-        InvalidArgument: some names are parameters of ``forward`` and some are not.
-    """
-    strange = [name for name in names if name not in known]
-    if strange and len(strange) < len(names):
-        raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its forward takes {', '.join(known)}")
-    return not strange
+    def flat(self) -> nn.Module:
+        """Return a module of flat tensors, as :class:`Program` has them, for tracing."""
+        return _Flat(self)
 
 
-def parameters(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters of ``forward``, without ``self``."""
-    if isinstance(module, torch.jit.ScriptModule):
-        schema: Any = module.forward.schema  # type: ignore[attr-defined]
-        return tuple(argument.name for argument in schema.arguments[1:])
-    found = inspect.signature(module.forward).parameters.values()
-    return tuple(item.name for item in found if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY))
+class _Double(Eager):
+    def tensors(self, inputs: Mapping[str, Array]) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in super().tensors(inputs))
+
+
+class _Flat(nn.Module):
+    """The user's module behind positional tensors and a tuple of tensors, its states lifted."""
+
+    def __init__(self, eager: Eager):
+        super().__init__()
+        self.ingot_wrapped = eager.module
+        self._arguments = eager.arguments
+        self._states = eager.states
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = list(tensors[: len(self._arguments.names)])
+        for index, name in enumerate(self._arguments.names):
+            if name in self._states.inputs:
+                own[index] = own[index].clone()
+        args, kwargs = self._arguments.bind(own)
+        if not self._states.buffers:
+            outputs = self.ingot_wrapped(*args, **kwargs)
+            held: dict[str, torch.Tensor] = {}
+        else:
+            # functional_call writes new values back into the dict that it is given.
+            lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
+            held = {name: value.clone() for name, value in lifted}
+            outputs = torch.func.functional_call(self.ingot_wrapped, held, args, kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        changed = [own[self._arguments.names.index(name)] for name in self._states.inputs]
+        return (*leaves, *held.values(), *changed)
+
+
+def user_path(path: str) -> str:
+    """Return the path of a module or weight in the user's module, of one in the flat modules that it was traced in."""
+    return re.sub(r"^(L\['self'\]\.?)?(ingot_wrapped\.?)*", "", path)
+
+
+class Captured:
+    """A graph module of flat tensors as a :class:`Runner`."""
+
+    def __init__(self, graph: Callable[..., Any], signature: Signature, device: torch.device | str = "cpu"):
+        self._graph = graph
+        self._signature = signature
+        self._device = device
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the graph without gradients.
+
+        Raises:
+            ExportError: it fails on these inputs.
+        """
+        tensors = [to_torch(inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
+        try:
+            with torch.no_grad():
+                outputs = self._graph(*tensors)
+        except Exception as error:  # operators raise many kinds
+            raise ExportError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        return {spec.name: from_torch(tensor) for spec, tensor in zip(self._signature.outputs, outputs, strict=True)}
+
+
+@contextlib.contextmanager
+def _holding(module: nn.Module, names: Sequence[str], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Give a module's buffers other values, and afterwards those that they had."""
+    places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+    before = [getattr(owner, name) for owner, name in places]
+    try:
+        for (owner, name), value in zip(places, values, strict=True):
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+
+
+def _next_values(states: States, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}{NEXT}": value for name, value in zip(states.names, values, strict=True)}
 
 
 def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """Flatten a module's output into named tensors.
 
     Raises:
-        ExportError: it holds no tensor, or ``names`` are not as many as its tensors.
+        ExportError: it holds no tensor, or something beside tensors; or ``names`` are not as many as its tensors.
     """
-    leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(outputs)[0] if torch.is_tensor(leaf)]
+    paths = pytree.tree_flatten_with_path(outputs)[0]
+    leaves = [(path, leaf) for path, leaf in paths if torch.is_tensor(leaf)]
+    others = [leaf for _, leaf in paths if leaf is not None and not torch.is_tensor(leaf)]
     if not leaves:
         raise ExportError(f"the model returns {type(outputs).__name__}, which holds no tensor")
+    if others:
+        shown = repr(others[0]) if isinstance(others[0], bool | int | float | str) else type(others[0]).__name__
+        raise ExportError(f"the model returns {shown} beside tensors, which a graph cannot; return tensors only")
     if names and len(names) != len(leaves):
         raise ExportError(f"the model has {len(leaves)} outputs, but {len(names)} names were given: {', '.join(names)}")
     if len(set(names)) < len(names):
@@ -133,10 +248,13 @@ def _name(path: tuple[Any, ...]) -> str:
     return f"output_{'_'.join(parts)}" if parts[0].isdecimal() else ".".join(parts)
 
 
+_EXPORTERS = ("torch", "onnxscript", "onnx_ir")
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence what torch's exporters tell their own developers; failures are exceptions."""
-    names = ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir")
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _EXPORTERS]
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:
@@ -149,25 +267,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def to_torch(array: Array) -> torch.Tensor:
-    """Return a copy of an array as a tensor.
-
-    Raises:
-        ExportError: the array holds text, which PyTorch has no tensor for.
-    """
-    dtype = DType.of(array)
-    if dtype is DType.BYTES:
-        raise ExportError("PyTorch models take no text tensors; tokenize before the model")
-    if dtype is DType.BF16:
-        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
-
-
-def from_torch(tensor: torch.Tensor) -> Array:
-    """Return a tensor as an array."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(DType.BF16.numpy)
-    return tensor.numpy()

@@ -2,100 +2,113 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
-from ingot.export.program import Eager, Program, name_outputs, quiet
-from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, symbols
+from ingot.export.program import Program, quiet, user_path
+from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
+
+_CONFIG: Any = importlib.import_module("torch.fx.experimental._config")
 
 
-def capture(
-    eager: Eager,
+def trace(
+    flat: nn.Module,
     inputs: Sequence[TensorSpec],
     ranges: Mapping[str, Range],
-    example: Mapping[str, Array],
-    output_names: Sequence[str] = (),
-) -> Program:
-    """Capture a module as an ExportedProgram.
+    example: tuple[torch.Tensor, ...],
+    *,
+    strict: bool = False,
+    oblivious: bool = False,
+    inferred: bool = False,
+) -> torch.export.ExportedProgram:
+    """Trace a module of flat tensors with the named dimensions of ``inputs`` dynamic.
 
     Args:
-        eager: the module and how its inputs are bound.
+        flat: takes the inputs by position.
         inputs: names the dynamic dimensions.
         ranges: their bounds.
         example: inputs to trace with; named dimensions should be 2 or more and distinct.
-        output_names: overrides the outputs' names.
+        strict: read the module's bytecode, instead of running it on symbolic tensors.
+        oblivious: treat sizes of 0 and 1 like any other.
+        inferred: let torch find how far each dimension can be dynamic, instead of telling it; what it finds is
+            narrower at times, which :mod:`ingot.export.capture.assumptions` tells.
 
     Raises:
-        ExportError: ``torch.export`` fails, fixes a dimension that is declared dynamic, or the model changes its state.
+        Exception: whatever ``torch.export`` raises.
     """
-    args, kwargs = eager.bind(example)
-    dims = {symbol: _dim(symbol, ranges.get(symbol, Range())) for symbol in symbols(inputs)}
-    shapes = {
-        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs
-    }
-    dynamic: Any = shapes if kwargs else tuple(shapes.values())
-    with torch.no_grad():
-        before = _contents(eager.module, args, kwargs)
-        outputs = name_outputs(eager.module(*args, **kwargs), output_names)
-    _refuse_mutation(before, _contents(eager.module, args, kwargs))
-    module = _as_module(eager.module, args, kwargs)
-    try:
-        with quiet(), torch.no_grad():
-            exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
-    except Exception as error:  # torch.export raises many kinds
-        raise ExportError(f"torch.export cannot capture the model: {_explain(error)}") from error
-    return Program(
-        exported, _signature(exported, inputs, ranges, list(outputs)), (f"torch.export {torch.__version__}",)
-    )
+    dims: dict[str, Any] = {symbol: _dim(symbol, ranges.get(symbol, Range())) for symbol in symbols(inputs)}
+    if inferred:
+        dims = dict.fromkeys(dims, torch.export.Dim.AUTO)
+    shapes = tuple({axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs)
+    patch = _CONFIG.patch(backed_size_oblivious=True) if oblivious else contextlib.nullcontext()
+    with quiet(), torch.no_grad(), patch:
+        return torch.export.export(flat, example, dynamic_shapes=(shapes,), strict=strict)
 
 
-def _dim(symbol: str, bounds: Range) -> torch.export.Dim:
+def unguarded(exported: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Return a program's graph module without its conditions on sizes, which ONNX does not have either."""
+    module = exported.module(check_guards=False)
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def positional(graph: fx.GraphModule) -> nn.Module:
+    """Return a graph module as one of flat tensors again, which :func:`trace` takes."""
+    return _Positional(graph)
+
+
+class _Positional(nn.Module):
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__()
+        self.ingot_wrapped = graph
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        with fx.traceback.preserve_node_meta():  # each node keeps its place in the user's code
+            return fx.Interpreter(self.ingot_wrapped).run(*tensors)
+
+
+def program(
+    exported: torch.export.ExportedProgram,
+    inputs: Sequence[TensorSpec],
+    ranges: Mapping[str, Range],
+    output_names: Sequence[str],
+    log: Sequence[str] = (),
+) -> Program:
+    """Describe a traced program.
+
+    Raises:
+        ExportError: a dimension that is declared dynamic became fixed, or the program changes a buffer or an input.
+    """
+    graph = exported.graph_signature
+    parts = (graph.buffers_to_mutate, graph.user_inputs_to_mutate, graph.parameters_to_mutate)
+    mutated = [name for part in parts for name in part.values()]
+    if mutated:
+        shown = ", ".join(sorted(user_path(name) for name in mutated))
+        raise ExportError(f"the captured graph changes {shown}, which a served graph would silently drop")
+    return Program(exported, _signature(exported, inputs, ranges, output_names), tuple(log))
+
+
+def _dim(symbol: str, bounds: Range) -> Any:
     return torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
 
 
-def _as_module(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> nn.Module:
-    """Return a module that torch.export can trace; a TorchScript one is first converted to an FX graph."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        return module
-    from torch._export.converter import TS2EPConverter
-
-    try:
-        with quiet():
-            converted = TS2EPConverter(module, args, kwargs).convert()
-            return converted.module()
-    except Exception as error:
-        raise ExportError(f"the TorchScript model cannot be converted: {_explain(error)}") from error
-
-
-def _contents(
-    module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return copies of the buffers and inputs, which a run of the module must leave as they are."""
-    inputs = {**{f"input {index}": value for index, value in enumerate(args)}, **kwargs}
-    return {name: value.clone() for name, value in (*module.named_buffers(), *inputs.items())}
-
-
-def _refuse_mutation(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-    changed = [name for name, value in before.items() if name not in after or not _same(value, after[name])]
-    if changed:
-        raise ExportError(
-            f"the model changes {', '.join(sorted(changed))} while it runs, which a served graph would silently drop; "
-            "return the new value as an output and take the old one as an input"
-        )
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=left.is_floating_point())
-
-
 def _signature(
-    exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range], names: list[str]
+    exported: torch.export.ExportedProgram,
+    inputs: Sequence[TensorSpec],
+    ranges: Mapping[str, Range],
+    names: Sequence[str],
 ) -> Signature:
     nodes = {node.name: node for node in exported.graph.nodes}
     renamed: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -106,48 +119,31 @@ def _signature(
                 continue
             size = value.shape[axis]
             if isinstance(size, int):
-                raise ExportError(
-                    f"dimension '{dim}' of input '{spec.name}' became fixed at {size} while the model was captured; "
-                    f"declare it as {size}, or remove the code that depends on its value"
-                )
+                raise _fixed(dim, spec, size)
+            bounds = exported.range_constraints.get(size.node.expr)
+            if bounds is not None and bounds.lower == bounds.upper and bounds.upper != int_oo:
+                raise _fixed(dim, spec, int(bounds.lower))
             renamed[size.node.expr] = sympy.Symbol(dim, integer=True, positive=True)
     outputs = []
-    returned = [item for item in exported.graph_signature.user_outputs if item is not None]
-    constants = [item for item in returned if not isinstance(item, str)]
-    if constants:
-        raise ExportError(
-            f"the model returns {constants[0]!r} beside tensors, which a graph cannot; return tensors only"
-        )
-    for name, node_name in zip(names, returned, strict=True):
+    for name, node_name in zip(names, exported.graph_signature.user_outputs, strict=True):
         value = nodes[str(node_name)].meta["val"]
         shape: Shape = tuple(
-            size if isinstance(size, int) else str(size.node.expr.subs(renamed)) for size in value.shape
+            size if isinstance(size, int) else _dimension(size.node.expr.subs(renamed), renamed, f"{name}_{axis}")
+            for axis, size in enumerate(value.shape)
         )
         outputs.append(TensorSpec(name, DType.parse(str(value.dtype).removeprefix("torch.")), shape))
     return Signature(tuple(inputs), tuple(outputs), ranges=dict(ranges))
 
 
-def _explain(error: Exception) -> str:
-    """Return torch's message in one paragraph, its own hints in our syntax."""
-    text = str(error)
-    if fixes := re.findall(r"^\s*(\w+) = Dim\('\w+'(.*)\)", text, re.MULTILINE):
-        wanted = []
-        for name, bounds in fixes:
-            low, high = re.search(r"min=(\d+)", bounds), re.search(r"max=(\d+)", bounds)
-            wanted.append(f"{name}={low[1] if low else ''}..{high[1] if high else ''}")
-        return f"the model's code limits its dimensions; declare them as {', '.join(wanted)}"
-    if fixes := re.findall(r"^\s*(\w+) = (\d+)\s*$", text, re.MULTILINE):
-        wanted = [f"'{name}' as {size}" for name, size in fixes]
-        return (
-            "the model's code, or a layer in it, fixes a dimension that is declared dynamic; "
-            f"declare {', '.join(wanted)}, or see docs/export.md on recurrent layers"
-        )
-    paragraph = " ".join(text.split("\n\n", 1)[0].split()) or type(error).__name__
-    if "data-dependent" in paragraph:
-        paragraph = (
-            "its code decides by the values of a tensor (such as `if x.sum() > 0`), which a graph cannot; "
-            f"use torch.where or torch.cond. {paragraph}"
-        )
-    place = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', text)
-    user = [f"{file}:{line} in {function}" for file, line, function in place if "site-packages" not in file]
-    return paragraph[:500] + (f" (at {user[-1]})" if user else "")
+def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Symbol], own: str) -> int | str:
+    """Return an output's dimension in the user's names; one that depends on values gets a name of its own."""
+    if expr.is_number:
+        return int(expr)
+    return str(expr) if expr.free_symbols <= set(renamed.values()) else own
+
+
+def _fixed(dim: str, spec: TensorSpec, size: int) -> ExportError:
+    return ExportError(
+        f"dimension '{dim}' of input '{spec.name}' became fixed at {size} while the model was captured; "
+        f"declare it as {size}, or remove the code that depends on its value"
+    )

@@ -1,48 +1,213 @@
-"""Lowering to ONNX."""
+"""Lowering to ONNX by PyTorch's dynamo exporter, and what of a program it has no way to express."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import NameFixPass
+from onnxscript import version_converter
+from torch import fx
+from torch.onnx._constants import ONNX_DEFAULT_OPSET
+from torch.onnx._internal.exporter import _core, _dispatching, _fx_passes
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ingot.errors import ExportError
-from ingot.export.program import Program, quiet
+from ingot.export.lower import contiguous
+from ingot.export.ops import functions
+from ingot.export.program import Program, quiet, user_path
+
+log = logging.getLogger(__name__)
+
+Translations = Mapping[Any, Callable[..., Any]]
+"""Functions of ONNX values, by the operators that they translate; they are called with the operator's arguments."""
+
+# The exporter writes this opset and later ones; models of an older one are converted from it.
+_OLDEST = 18
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
+_NODE = re.compile(r"translating node %(\w+)")
 
 
-def lower(program: Program, opset: int | None = None) -> ir.Model:
+def lower(program: Program, opset: int | None = None, translations: Translations | None = None) -> ir.Model:
     """Translate a captured program by PyTorch's dynamo ONNX exporter.
 
+    Operators made by :func:`ingot.op` become nodes in their own domain, with a local function beside them.
+
+    Args:
+        program: the program.
+        opset: the ONNX operator set; by default the exporter's.
+        translations: for operators that the exporter does not know.
+
     Raises:
-        ExportError: an operator has no ONNX form.
+        ExportError: an operator has no ONNX form, or needs a newer opset.
     """
     signature = program.signature
-    try:
-        with quiet():
-            result = torch.onnx.export(
-                program.exported,
-                input_names=[spec.name for spec in signature.inputs],
-                output_names=[spec.name for spec in signature.outputs],
-                opset_version=opset,
-                dynamo=True,
-                verbose=False,
-            )
-    except Exception as error:  # the exporter raises many kinds
-        raise ExportError(f"the model has no ONNX form: {_cause(error)}") from error
-    if result is None:
-        raise ExportError("the ONNX exporter gave no model")
-    model = result.model
-    made = model.opset_imports.get("")
-    if opset is not None and made != opset:
-        raise ExportError(f"the model cannot be expressed in opset {opset}; the exporter gives opset {made}")
+    registry = make_registry(opset, translations)
+    inputs, outputs = [[spec.name for spec in specs] for specs in (signature.inputs, signature.outputs)]
+    model = _translate(program.exported, inputs, "the model", registry, outputs)
+    functions.Functions(functools.partial(_translate, registry=registry)).attach(model)
+    if opset is not None:
+        _convert(model, opset)
     for spec, value in zip(
         (*signature.inputs, *signature.outputs), (*model.graph.inputs, *model.graph.outputs), strict=True
     ):
         value.shape = ir.Shape(spec.shape)
+    _rename(model)
     return model
 
 
-def _cause(error: Exception) -> str:
-    """Return the innermost cause in one line; the exporter wraps it several times."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return " ".join(str(error).split())[:500] or type(error).__name__
+def _rename(model: ir.Model) -> None:
+    """Call weights as the user's module does, and give way to the inputs' and outputs' names within the graph."""
+    for value in list(model.graph.initializers.values()):
+        value.name = user_path(value.name or "")
+    NameFixPass()(model)
+
+
+def make_registry(opset: int | None, translations: Translations | None) -> ONNXRegistry:
+    """Return what the exporter knows, and the operators made by :func:`ingot.op`."""
+    registry = ONNXRegistry()
+    registry._opset_version = max(opset or ONNX_DEFAULT_OPSET, _OLDEST)
+    known = _known(registry.opset_version).functions.items()
+    registry.functions = {target: list(found) for target, found in known}
+    for target, function in {**(translations or {}), **functions.translations()}.items():
+        registry.register_op(target, function)
+    return registry
+
+
+@functools.cache
+def _known(opset: int) -> ONNXRegistry:
+    """Return PyTorch's own translations. Reading them takes longer than exporting a small model, so it is done once."""
+    with quiet():
+        return ONNXRegistry.from_torchlib(opset)
+
+
+def _translate(
+    exported: torch.export.ExportedProgram,
+    inputs: Sequence[str],
+    subject: str,
+    registry: ONNXRegistry,
+    outputs: Sequence[str] = (),
+) -> ir.Model:
+    """Do what ``torch.onnx.export`` does, with a registry that is made once; errors call the program ``subject``."""
+
+    def export(program: torch.export.ExportedProgram) -> ir.Model:
+        with quiet():
+            model: ir.Model = _core.export(
+                program,
+                registry=registry,
+                input_names=inputs,
+                output_names=outputs,
+                opset_version=registry.opset_version,
+                verbose=False,
+            ).model
+        return model
+
+    try:
+        try:
+            return export(exported)
+        except Exception as error:
+            if "Cannot view a tensor" not in str(error):
+                raise
+            return export(contiguous.with_copies(exported))
+    except Exception as error:  # the exporter raises many kinds
+        raise ExportError(f"{subject} has no ONNX form: {_explain(error, exported, registry)}") from error
+
+
+def outside(
+    program: Program | torch.export.ExportedProgram, opset: int | None = None, translations: Translations | None = None
+) -> tuple[str, ...]:
+    """Return the operators of a program that have no ONNX form, each with a line of the user's code that calls it.
+
+    Args:
+        program: as captured; it is decomposed as for a translation.
+        opset: the ONNX operator set; by default the exporter's.
+        translations: for operators that the exporter does not know, beside those made by :func:`ingot.op`.
+
+    Returns:
+        Such as ``aten.special_erfcx.default (model.py:12)``, each operator once.
+    """
+    exported = program.exported if isinstance(program, Program) else program
+    registry = make_registry(opset, translations)
+    return _missing(_decompose(exported, registry).values(), registry)
+
+
+def _missing(nodes: Iterable[fx.Node], registry: ONNXRegistry) -> tuple[str, ...]:
+    found: dict[str, str] = {}
+    for node in nodes:
+        if node.target is not operator.getitem and _dispatching.dispatch(node, registry)[0] is None:
+            found.setdefault(str(node.target), _shown(node))
+    return tuple(found.values())
+
+
+def _decompose(exported: torch.export.ExportedProgram, registry: ONNXRegistry) -> dict[str, fx.Node]:
+    """Return the calls that the exporter translates, by name."""
+    with quiet():
+        decomposed = _fx_passes.decompose_with_registry(exported, registry)
+        _fx_passes.remove_assertion_nodes(decomposed.graph_module)
+    graphs = [part.graph for part in decomposed.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    return {node.name: node for graph in graphs for node in graph.nodes if node.op == "call_function"}
+
+
+def _shown(node: fx.Node) -> str:
+    places = _PLACE.findall(node.meta.get("stack_trace") or "")
+    user = [place for place in places if "/torch/" not in place[0]] or places
+    # The file's name only: reports travel, the user's folders need not.
+    return f"{node.target} ({user[-1][0].rpartition('/')[2]}:{user[-1][1]})" if user else str(node.target)
+
+
+def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: ONNXRegistry) -> str:
+    """Name the operators to blame, and lines of the user's code that call them."""
+    causes = [error]
+    while isinstance(causes[-1].__cause__, Exception):
+        causes.append(causes[-1].__cause__)
+    reason = " ".join(str(causes[-1]).split())[:500] or type(causes[-1]).__name__
+    try:
+        nodes = _decompose(exported, registry)
+    except Exception:  # this may be what failed in the first place
+        log.debug("the failed program cannot be decomposed", exc_info=True)
+        return reason
+    if missing := _missing(nodes.values(), registry):
+        return (
+            f"nothing translates {', '.join(missing)}; write that part otherwise, or define an operator by ingot.op "
+            "and say what it is in ONNX"
+        )
+    failed = [nodes[name] for cause in causes for name in _NODE.findall(str(cause)) if name in nodes]
+    return f"{_shown(failed[0])}: {reason}" if failed else reason
+
+
+def _convert(model: ir.Model, opset: int) -> None:
+    """Convert a model to an opset, and make sure that it is one of it.
+
+    Raises:
+        ExportError: it is not; the message names the operators that need a newer one.
+    """
+    if opset < _OLDEST:
+        with quiet():
+            version_converter.convert_version(model, opset, fallback=True)
+    needed = {}
+    for node in model.graph.all_nodes():
+        least = _least_opset(node) if node.domain == "" else 0
+        if least > opset:
+            needed[node.op_type] = f"{node.op_type} needs opset {least}"
+    made = model.opset_imports.get("")
+    if made != opset or needed:
+        reasons = [*needed.values()] or [f"the exporter gives opset {made}"]
+        raise ExportError(f"the model cannot be expressed in opset {opset}: {', '.join(reasons)}")
+
+
+def _least_opset(node: ir.Node) -> int:
+    """Return the first operator set that has an operator with these inputs and attributes."""
+    for opset in range(1, onnx.defs.onnx_opset_version() + 1):
+        if not onnx.defs.has(node.op_type, opset, ""):
+            continue
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        if schema.min_input <= len(node.inputs) <= schema.max_input and set(node.attributes) <= set(schema.attributes):
+            return opset
+    return 0

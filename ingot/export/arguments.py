@@ -1,0 +1,237 @@
+"""The arguments of ``forward``: named flat tensors on our side, nested dicts, tuples and keywords on the model's.
+
+A tensor's name is the path to it, joined by dots: the parameter of ``forward``, then keys of dicts and dataclasses and
+positions in lists and tuples. ``forward(images, past)`` called with ``past=((k, v), (k, v))`` has the inputs
+``images``, ``past.0.0``, ``past.0.1``, ``past.1.0`` and ``past.1.1``. What is no tensor is a constant of the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.torch_arrays import to_torch
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor among the arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How named tensors become a call of ``forward``.
+
+    ``names`` are the tensors' names, in order; the rest is the call's structure with its constants.
+    """
+
+    names: tuple[str, ...]
+    _leaves: tuple[Any, ...]
+    _structure: pytree.TreeSpec
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names in the order in which the call holds their tensors."""
+        return tuple(self.names[leaf.index] for leaf in self._leaves if isinstance(leaf, _Slot))
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """What is fixed in the graph, as ``name=value``; None is left out."""
+        items = pytree.tree_flatten_with_path(self._unflatten(self._leaves))[0]
+        fixed = ((path, leaf) for path, leaf in items if leaf is not None and not isinstance(leaf, _Slot))
+        return tuple(f"{'.'.join(map(_key, path[1:]))}={leaf!r}" for path, leaf in fixed)
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The keywords that hold no tensor."""
+        kwargs = self._unflatten(self._leaves)[1]
+        return {
+            name: value
+            for name, value in kwargs.items()
+            if not any(isinstance(leaf, _Slot) for leaf in pytree.tree_leaves(value))
+        }
+
+    def bind(self, tensors: Sequence[torch.Tensor]) -> Call:
+        """Return the arguments of ``forward`` that hold ``tensors``, which are in the order of ``names``."""
+        return self._unflatten([tensors[leaf.index] if isinstance(leaf, _Slot) else leaf for leaf in self._leaves])
+
+    def _unflatten(self, leaves: Sequence[Any]) -> Call:
+        args, kwargs = pytree.tree_unflatten(list(leaves), self._structure)
+        return args, kwargs
+
+
+def from_names(module: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> Arguments:
+    """Return a call of ``module`` made from flat names.
+
+    Names whose first parts are parameters of ``forward`` are passed by keyword, as tuples where all keys are positions
+    and as dicts otherwise. Names of which none is a parameter are passed by position. A TorchScript module takes its
+    arguments by position only.
+
+    Raises:
+        InvalidArgument: some names are parameters and some are not, or a constant is none.
+    """
+    known = parameters(module)
+    slots = {name: _Slot(index) for index, name in enumerate(names)}
+    if not _fit_by_name(module, names, known):
+        _check_constants(module, constants, known)
+        return _build(names, (tuple(slots.values()), dict(constants)))
+    _check_constants(module, constants, known)
+    kwargs = {**_nest(slots), **constants}
+    return _build(names, _split(module, kwargs, known))
+
+
+def from_example(
+    module: nn.Module, example: Any, constants: Mapping[str, Any]
+) -> tuple[Arguments, dict[str, torch.Tensor]]:
+    """Return a call of ``module`` like an example, and the example's tensors by name.
+
+    Args:
+        module: what is called.
+        example: a tensor or array, a sequence of arguments in the order of ``forward``, or a mapping of its keywords.
+        constants: further keywords that are fixed in the graph.
+
+    Raises:
+        InvalidArgument: there are more arguments than ``forward`` takes, or a keyword is not its.
+    """
+    known = parameters(module)
+    names, args, kwargs = _as_call(module, example, known)
+    _check_constants(module, constants, known)
+    call = pytree.tree_map(_tensor, (args, {**kwargs, **constants}))
+    paths, structure = pytree.tree_flatten_with_path(call)
+    tensors: dict[str, torch.Tensor] = {}
+    leaves: list[Any] = []
+    for path, leaf in paths:
+        if not torch.is_tensor(leaf):
+            leaves.append(leaf)
+            continue
+        leaves.append(_Slot(len(tensors)))
+        tensors[_name(path, names)] = leaf
+    if not tensors:
+        raise InvalidArgument("the example inputs hold no tensor; pass tensors or arrays, not numbers or lists of them")
+    return Arguments(tuple(tensors), tuple(leaves), structure), tensors
+
+
+def parameters(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters of ``forward``, without ``self``."""
+    if isinstance(module, torch.jit.ScriptModule):
+        schema: Any = module.forward.schema  # type: ignore[attr-defined]
+        return tuple(argument.name for argument in schema.arguments[1:])
+    found = inspect.signature(module.forward).parameters.values()
+    return tuple(item.name for item in found if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY))
+
+
+def _build(names: Sequence[str], call: Call) -> Arguments:
+    leaves, structure = pytree.tree_flatten(call)
+    return Arguments(tuple(names), tuple(leaves), structure)
+
+
+def _fit_by_name(module: nn.Module, names: Sequence[str], known: Sequence[str]) -> bool:
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    strange = [name for name in tops if name not in known]
+    if not strange or (_takes_any_keyword(module) and len(strange) < len(tops)):
+        return True
+    if len(strange) < len(tops):
+        raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its forward takes {', '.join(known)}")
+    return _takes_any_keyword(module) and not known
+
+
+def _takes_any_keyword(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(item.kind is item.VAR_KEYWORD for item in inspect.signature(module.forward).parameters.values())
+
+
+def _check_constants(module: nn.Module, constants: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in constants:
+        if name not in known and not _takes_any_keyword(module):
+            raise InvalidArgument(f"the model has no parameter '{name}'; its forward takes {', '.join(known)}")
+
+
+def _nest(items: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in items.items():
+        *path, last = name.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise InvalidArgument(f"input '{name}' lies inside an input of its own name")
+        if last in place:
+            raise InvalidArgument(f"input '{name}' has other inputs inside it")
+        place[last] = value
+    return {key: _tuples(value) for key, value in tree.items()}
+
+
+def _tuples(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {str(index) for index in range(len(value))}:
+        return tuple(_tuples(value[str(index)]) for index in range(len(value)))
+    return {key: _tuples(item) for key, item in value.items()}
+
+
+def _as_call(module: nn.Module, example: Any, known: Sequence[str]) -> tuple[Sequence[str], Any, Any]:
+    """Return the names of positional arguments, and the arguments of both kinds."""
+    if isinstance(example, Mapping):
+        items = {str(name): value for name, value in example.items()}
+        if not _fit_by_name(module, list(items), known):
+            return list(items), tuple(items.values()), {}
+        kwargs = _nest(items)
+        return known, *_split(module, kwargs, known)
+    single = isinstance(example, torch.Tensor | np.ndarray) or not isinstance(example, Sequence)
+    args = (example,) if single else tuple(example)
+    if len(args) > len(known) and not _takes_any_position(module):
+        raise InvalidArgument(f"{len(args)} example inputs were given, but the model takes {', '.join(known)}")
+    return known, args, {}
+
+
+def _split(module: nn.Module, kwargs: Mapping[str, Any], known: Sequence[str]) -> Call:
+    """Return keywords as the arguments that a module takes: some kinds take them by position only."""
+    if isinstance(module, torch.jit.ScriptModule):
+        count = len(kwargs)
+    elif isinstance(module, fx.GraphModule) and hasattr(module.graph._codegen, "pytree_info"):
+        count = module.graph._codegen.pytree_info.in_spec.child(0).num_children  # as the program was exported
+    else:
+        count = 0
+    first = known[:count]
+    if not set(first) <= set(kwargs):
+        raise ExportError(f"describe the inputs of such a model from the first on: {', '.join(known)}")
+    return tuple(kwargs[name] for name in first), {key: value for key, value in kwargs.items() if key not in first}
+
+
+def _takes_any_position(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(module.forward).parameters.values())
+
+
+def _tensor(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return to_torch(leaf)
+    return leaf
+
+
+def _name(path: tuple[Any, ...], known: Sequence[str]) -> str:
+    side, *rest = (_key(key) for key in path)
+    if side == "0":  # a positional argument is called as its parameter
+        first, *rest = rest
+        index = int(first)
+        return ".".join([known[index] if index < len(known) else f"input_{index}", *rest])
+    return ".".join(rest)
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))))

@@ -1,0 +1,59 @@
+"""Bisecting an export: where, between the user's module and its ONNX graph, the numbers begin to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ingot.errors import ExportError
+from ingot.export.capture import ladder
+from ingot.export.departure import Departure, find_departure
+from ingot.export.lower import onnx as lower_onnx
+from ingot.export.lower.translations import TRANSLATIONS
+from ingot.export.parity import tolerance
+from ingot.export.pipeline import describe_module, evaluating
+from ingot.export.program import Program
+from ingot.export.report import Progress
+from ingot.tensors import TensorSpec
+
+
+def bisect_model(
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    inputs: str | Sequence[str | TensorSpec] = (),
+    constants: Mapping[str, Any] | None = None,
+    output_names: Sequence[str] = (),
+    opset: int | None = None,
+    capture: str = "auto",
+    lift_state: bool = False,
+    progress: Progress = lambda step: None,
+) -> tuple[Departure | None, int]:
+    """Return the first operation that departs from the original, or None, and at how many sizes it was looked for.
+
+    The graph is as it is captured and translated, without rewrite rules, and is not proved on the way. The arguments
+    are those of :func:`ingot.export.export_model`.
+
+    Raises:
+        ExportError: the model cannot be captured or lowered, or its graph has no operations to compare.
+    """
+    with evaluating(model):
+        progress("Running the model on example inputs")
+        subject = describe_module(model, example_inputs, inputs, constants, output_names, lift_state)
+        task = ladder.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
+        captured, _ = ladder.capture(task, capture, lambda captured: None, progress)
+        if not isinstance(captured, Program):
+            raise ExportError("TorchScript becomes ONNX in one step, which has no operations to compare")
+        progress("Translating to ONNX")
+        translated = lower_onnx.lower(captured, opset, translations=TRANSLATIONS)
+        count = 0
+        for seed, sizes in enumerate(subject.examples.cases()):
+            progress(f"Comparing every operation at {', '.join(f'{name}={size}' for name, size in sizes.items())}")
+            case = subject.examples.make(sizes, seed)
+            count += 1
+            found = find_departure(captured, subject.eager, translated, case, tolerance(captured.signature))
+            if found is not None:
+                return found, count
+    return None, count

@@ -1,0 +1,190 @@
+"""The capture ladder: ways from a module to a graph, tried in order until one is proved equal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx, nn
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.capture import exported, recurrent, torchscript
+from ingot.export.examples import Examples
+from ingot.export.explain import explain
+from ingot.export.probe import output_specs
+from ingot.export.program import Eager, Program, quiet
+from ingot.export.report import Attempt
+from ingot.tensors import Array, Range, Signature, TensorSpec
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """An ONNX model that came straight from TorchScript."""
+
+    model: ir.Model
+    signature: Signature
+    log: tuple[str, ...]
+
+
+Captured = Program | Legacy
+"""A captured model, or an ONNX one where the way is TorchScript's."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is captured: a module, its inputs with their ranges, one example of them, and its outputs' names."""
+
+    eager: Eager
+    inputs: tuple[TensorSpec, ...]
+    ranges: Mapping[str, Range]
+    example: Mapping[str, Array]
+    output_names: tuple[str, ...]
+    opset: int | None = None
+
+    def program(self, module: nn.Module, route: str, **options: bool) -> Program:
+        """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`, and describe it."""
+        single = recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext()
+        with single:
+            traced = exported.trace(module, self.inputs, self.ranges, self.eager.tensors(self.example), **options)
+        log = f"captured by {route}, torch {torch.__version__}"
+        found = exported.program(traced, self.inputs, self.ranges, self.output_names, (log,))
+        return replace(found, options=options)
+
+
+EXPORTS: dict[str, dict[str, bool]] = {
+    "export": {},
+    "strict": {"strict": True},
+    "inferred": {"inferred": True},
+    "oblivious": {"oblivious": True},
+}
+"""The routes by ``torch.export``, with options of :func:`ingot.export.capture.exported.trace`."""
+
+
+def _export(route: str, task: Task) -> Captured:
+    return task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route])
+
+
+def _fx(task: Task) -> Captured:
+    with quiet():
+        traced = fx.symbolic_trace(task.eager.module, concrete_args=task.eager.arguments.fixed)
+    return task.program(_like(task.eager, traced).flat(), "torch.fx.symbolic_trace")
+
+
+def _script(task: Task) -> Captured:
+    module = task.eager.module
+    if not isinstance(module, torch.jit.ScriptModule):
+        with quiet():
+            module = torch.jit.script(module)
+    args, kwargs = task.eager.arguments.bind(task.eager.tensors(task.example))
+    return _older(task, module, args, kwargs, task.eager.arguments.order, "torch.jit.script")
+
+
+def _trace(task: Task) -> Captured:
+    tensors = task.eager.tensors(task.example)
+    with quiet(), torch.no_grad():
+        traced = torch.jit.trace(task.eager.flat(), tensors, check_trace=False)  # type: ignore[no-untyped-call]
+    return _older(task, traced, task.eager.tensors(task.example), {}, task.eager.names, "torch.jit.trace")
+
+
+def _older(
+    task: Task,
+    module: torch.jit.ScriptModule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: Sequence[str],
+    route: str,
+) -> Captured:
+    outputs = output_specs(task.eager, task.inputs, Examples(task.inputs, task.ranges, task.example))
+    signature = Signature(task.inputs, outputs, ranges=dict(task.ranges))
+    log = f"captured by {route} and torch's older ONNX exporter, torch {torch.__version__}"
+    return Legacy(torchscript.lower(module, args, kwargs, names, signature, task.opset), signature, (log,))
+
+
+def _like(eager: Eager, module: nn.Module) -> Eager:
+    return Eager(module, eager.arguments, states=eager.states)
+
+
+ROUTES: dict[str, Callable[[Task], Captured]] = {
+    **{route: partial(_export, route) for route in EXPORTS},
+    "fx": _fx,
+    "script": _script,
+    "trace": _trace,
+}
+AUTO = tuple(EXPORTS)
+"""TorchScript is not among them: a trace follows the example's way through the code, and both are deprecated."""
+
+
+class _Failed(Exception):
+    """A route does not capture the module; its cause says why."""
+
+
+def capture(
+    task: Task, route: str, prove: Callable[[Captured], None], progress: Callable[[str], None] = lambda step: None
+) -> tuple[Captured, tuple[Attempt, ...]]:
+    """Capture a module by the first route that succeeds and is proved equal.
+
+    Args:
+        task: what is captured.
+        route: one of :data:`ROUTES`, or ``auto`` for the ladder.
+        prove: holds a captured model against the original; raises ``ExportError``.
+        progress: called with what begins now.
+
+    Returns:
+        What was captured, and all attempts up to it.
+
+    Raises:
+        ExportError: no route succeeds; the message explains the first one's failure.
+        InvalidArgument: there is no such route.
+    """
+    attempts: list[Attempt] = []
+    failures: list[Exception] = []
+    for name in _rungs(task, route):
+        progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
+        try:
+            try:
+                captured = ROUTES[name](task)
+            except Exception as error:  # torch.export and the user's code raise many kinds
+                raise _Failed from error
+            prove(captured)
+        except (_Failed, ExportError) as failure:
+            cause = failure.__cause__ if isinstance(failure, _Failed) else failure
+            failures.append(cause if isinstance(cause, Exception) else failure)
+            attempts.append(Attempt(route=name, failure=str(_explained(failures[-1:], task, name))))
+            continue
+        return captured, (*attempts, Attempt(route=name))
+    raise _explained(failures, task, attempts[0].route) from failures[0]
+
+
+def _rungs(task: Task, route: str) -> Sequence[str]:
+    if route not in ("auto", *ROUTES):
+        raise InvalidArgument(f"there is no capture route '{route}'; there are: auto, {', '.join(ROUTES)}")
+    if isinstance(task.eager.module, torch.jit.ScriptModule):
+        if route not in ("auto", "script"):
+            raise InvalidArgument(f"a TorchScript model cannot be captured by '{route}'; leave --capture out")
+        return ("script",)
+    return AUTO if route == "auto" else (route,)
+
+
+def _explained(failures: Sequence[Exception], task: Task, route: str) -> ExportError:
+    """Explain the first failure; the others may know the line."""
+    first, *others = failures
+    if isinstance(first, ExportError):
+        return first
+    explanation = explain(first, task.eager.module, others)
+    return ExportError(f"{_TITLES[route]} cannot capture the model: {explanation}", explanation.text())
+
+
+_TITLES = {
+    "export": "torch.export",
+    "strict": "torch.export, strict",
+    "inferred": "torch.export, dimensions inferred",
+    "oblivious": "torch.export, size-oblivious",
+    "fx": "torch.fx.symbolic_trace",
+    "script": "torch.jit.script",
+    "trace": "torch.jit.trace",
+}

@@ -1,0 +1,130 @@
+"""What an exporter's error means, in one sentence, and what would help where the code itself cannot be shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+_LINE = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+|oo))?\)")
+_DERIVED = re.compile(r"(?:(\d+)\*)?(_\w+)(?: ([+-]) (\d+))?")
+_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
+
+
+class Kind(Enum):
+    """What kind of edit helps."""
+
+    DECISION = "decision"
+    NUMBER = "number"
+    FIXED = "fixed"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a capture failed, in one sentence, and advice that needs no sight of the code."""
+
+    kind: Kind
+    sentence: str
+    advice: str = ""
+
+
+def find_cause(error: BaseException) -> Cause:
+    """Return what an error of an exporter means."""
+    text = str(error)
+    if "Constraints violated" in text:
+        return _dimensions(text)
+    if "extract specialized integer" in text or "tolist()" in text or re.search(r"expression z?u\w+ \(unhinted", text):
+        return Cause(
+            Kind.NUMBER,
+            "its code needs a tensor's value as a Python number (such as `int(x.sum())`), which a graph does not have",
+            "keep the value a tensor (no .item(), .tolist() or int())",
+        )
+    if re.search(r"data-dependent|DataDependent|inputs to control flow", f"{type(error)} {text}", re.IGNORECASE):
+        return Cause(
+            Kind.DECISION,
+            "its code decides by the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
+            "use torch.where or torch.cond, or state what always holds of the value by torch._check",
+        )
+    if found := _FAKE.search(text):
+        operator, function = found.groups()
+        return Cause(
+            Kind.OTHER,
+            f"the operator {operator} does not say what shapes it gives",
+            f"register them: `@{function}.register_fake` above a function of the same arguments that returns an empty "
+            "tensor of the right shape, such as `torch.empty_like(x)`",
+        )
+    if "numpy()" in text:
+        return Cause(
+            Kind.OTHER, "its code leaves PyTorch for numpy, which a graph cannot", "compute with torch instead"
+        )
+    return Cause(Kind.OTHER, _paragraph(text) or type(error).__name__)
+
+
+def _paragraph(text: str) -> str:
+    """Return the first paragraph in one line: the rest is addressed to PyTorch's developers."""
+    return " ".join(text.strip().split("\n\n", 1)[0].split())[:500]
+
+
+def _dimensions(text: str) -> Cause:
+    """Return what is said of dynamic dimensions, in the syntax of ``--input``."""
+    fixes = dict(_LINE.findall(text.partition("Suggested fixes:")[2]))
+    sizes = {name: int(value) for name, value in fixes.items() if value.isdecimal()}
+    if sizes and all(size == 1 for size in sizes.values()):
+        shown = _listed(f"'{name}'" for name in sizes)
+        return Cause(
+            Kind.FIXED,
+            f"the example has size 1 along {shown}, which torch.export takes as fixed",
+            "use an example of 2 or more rows, such as torch.cat([x, x]), or declare the dimension as 1",
+        )
+    if sizes:
+        shown = _listed(f"'{name}' as {size}" for name, size in sizes.items())
+        return Cause(
+            Kind.FIXED,
+            "the model's code, or a layer in it, fixes a dimension that is declared dynamic",
+            f"declare {shown}",
+        )
+    ranges = {name: found.groups() for name, value in fixes.items() if (found := _DIM.fullmatch(value))}
+    multiples = {name: found for name, value in fixes.items() if (found := _DERIVED.fullmatch(value))}
+    if multiples:
+        return _multiples(multiples, ranges)
+    if ranges:
+        shown = _listed(
+            f"{name}={low or ''}..{'' if high in (None, 'oo') else high}" for name, (low, high) in ranges.items()
+        )
+        return Cause(Kind.OTHER, "the model's code limits its dimensions", f"declare them as {shown}")
+    equal = {name: value for name, value in fixes.items() if value.isidentifier()}
+    if equal:
+        shown = _listed(f"'{name}' and '{value}'" for name, value in equal.items())
+        return Cause(Kind.OTHER, f"the model needs {shown} to be equal", "give them one name")
+    unequal = re.findall(r"values of (\w+) = .* satisfy the generated guard \S+ != (\d)\.?$", text, re.MULTILINE)
+    if unequal:
+        shown = _listed(f"{name}={int(size) + 1}.." for name, size in unequal)
+        return Cause(Kind.OTHER, "the model's code does not work for all sizes", f"declare {shown}")
+    return Cause(Kind.OTHER, _paragraph(text))
+
+
+def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[str | None, ...]]) -> Cause:
+    needs, narrower = [], []
+    named = _listed(f"'{name}'" for name in found)
+    for name, match in found.items():
+        factor, base, sign, rest = int(match[1] or 1), match[2], match[3], int(match[4] or 0)
+        offset = -rest if sign == "-" else rest
+        shown = f" {'less' if offset < 0 else 'plus'} {rest}" if offset else ""
+        needs.append(f"'{name}' to be a multiple of {factor}{shown}")
+        high = ranges.get(base, (None, None))[-1]
+        if high not in (None, "oo"):
+            # PyTorch says so of integer division too, which works for all sizes whose quotient is 2 or more.
+            narrower.append(f"{name}={2 * factor}..{factor * int(high) + offset}")
+    other = f", or in a narrower range, such as {_listed(narrower)}" if narrower else ""
+    return Cause(
+        Kind.OTHER,
+        f"the model's code needs {_listed(needs)}, which a dynamic dimension cannot promise",
+        f"pad inside the model, or declare {named} as one size{other}",
+    )
+
+
+def _listed(items: Iterable[str]) -> str:
+    return ", ".join(items)

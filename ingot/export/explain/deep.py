@@ -1,0 +1,75 @@
+"""A slower, deeper search for what keeps a model from being captured, in a process of its own.
+
+``torch.export.draft_export`` runs a model to the end, whatever it meets, and lists all that it met. It can take minutes
+and has crashed: so it runs in a child process that is killed at a limit, and with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import DeadlineExceeded, ExportError
+from ingot.export.explain import Explanation
+
+REQUEST, ANSWER = "request.json", "answer.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How another process makes the model and its inputs again; see ``load_source`` and ``export_model``.
+
+    ``example`` is a file with example inputs. All else is as on the command line, and must fit into JSON.
+    """
+
+    source: str
+    inputs: tuple[str, ...] = ()
+    example: str | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+    map_location: str = "cpu"
+    trust: bool = False
+
+
+def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
+    """Return all that keeps a model from being captured.
+
+    Args:
+        recipe: the model and its inputs.
+        limit: seconds after which the search is given up.
+
+    Raises:
+        DeadlineExceeded: it is not finished within the limit.
+        ExportError: the model cannot be made or run, or the search crashed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, REQUEST).write_text(json.dumps(asdict(recipe)), encoding="utf-8")
+        command = [sys.executable, "-m", "ingot.export.explain.draft", folder]
+        # draft_export leaves logs in the folder for temporary files.
+        environment = os.environ | {"TMPDIR": folder}
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+        ) as process:
+            try:
+                _, said = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                late = f"the search for causes is not finished after {limit:g} s; give it longer"
+                raise DeadlineExceeded(late) from None
+            finally:
+                process.kill()
+                process.wait()
+        answer = Path(folder, ANSWER)
+        if not answer.is_file():
+            last = said.strip().rpartition("\n")[2][:300] or "it said nothing"
+            raise ExportError(f"the search for causes crashed (exit status {process.returncode}): {last}")
+        content = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in content:
+        raise ExportError(content["error"])
+    return tuple(Explanation(**{**item, "details": tuple(item["details"])}) for item in content["findings"])

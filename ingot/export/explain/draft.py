@@ -1,0 +1,138 @@
+"""The child process of :mod:`ingot.export.explain.deep`: ``python -m ingot.export.explain.draft FOLDER``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.errors import IngotError, InvalidArgument
+from ingot.export import defaults
+from ingot.export.capture import recurrent
+from ingot.export.explain import Explanation, explain, explain_at
+from ingot.export.explain.causes import Cause, Kind
+from ingot.export.explain.deep import ANSWER, REQUEST, Recipe
+from ingot.export.explain.places import Place, innermost
+from ingot.export.source import load_example, load_source
+from ingot.export.subject import Subject, prepare
+from ingot.tensors import Range, parse_spec, symbols
+
+_SHAPE = re.compile(r"Tensor\(shape: torch\.Size\((\[.*?\])\)")
+_SIGNS = {"Eq": "==", "Ne": "!="}
+
+
+def search(recipe: Recipe) -> list[Explanation]:
+    """Make a model again and return what its draft export meets."""
+    module = load_source(recipe.source, recipe.checkpoint, recipe.map_location, trust=recipe.trust)
+    if not isinstance(module, nn.Module):
+        raise InvalidArgument(f"{recipe.source} is a graph already, which nothing captures")
+    subject = _prepare(module.eval(), recipe)
+    single = recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), single:  # not quiet: the findings are what torch logs
+            drafted = torch.export.draft_export(
+                subject.eager.flat(),
+                subject.eager.tensors(subject.example),
+                dynamic_shapes=(_shapes(subject),),
+            )
+    except Exception as error:  # noqa: BLE001 - what even a draft cannot pass, of any kind
+        return [explain(error, module)]
+    report: Any = drafted._report  # type: ignore[attr-defined]
+    found = [_explained(item.failure_type.name, item.data, report.str_to_filename, subject) for item in report.failures]
+    # One line is often met several times, the later ones being consequences of the first.
+    return list({item.place or item.cause: item for item in reversed(found)}.values())[::-1]
+
+
+def _prepare(module: nn.Module, recipe: Recipe) -> Subject:
+    own = defaults.of(module)
+    given = load_example(recipe.example)
+    if given is None and not recipe.inputs:
+        given = own.example
+    specs = []
+    ranges: dict[str, Range] = {}
+    for text in recipe.inputs or (own.inputs if given is None else ()):
+        spec, stated = parse_spec(text)
+        specs.append(spec)
+        ranges |= stated
+    return prepare(module, given, specs, ranges, {**own.constants, **recipe.constants}, (), lift_state=True)
+
+
+def _shapes(subject: Subject) -> tuple[dict[int, Any], ...]:
+    bounds = {name: subject.ranges.get(name, Range()) for name in symbols(subject.inputs)}
+    dims = {
+        name: torch.export.Dim(name, min=size.low if size.low > 1 else None, max=size.high)
+        for name, size in bounds.items()
+    }
+    return tuple(
+        {axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in subject.inputs
+    )
+
+
+def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], subject: Subject) -> Explanation:
+    """Return one finding of the draft."""
+    if kind == "MISSING_FAKE_KERNEL":
+        sentence = f"the operator {data['op']} does not say what shapes it gives"
+        return Explanation(sentence, edit="register them by torch.library.register_fake")
+    if kind == "MISMATCHED_FAKE_KERNEL":
+        sentence = f"the operator {data['op']} gives other tensors than it says: {data['reason']}"
+        return Explanation(sentence, edit="correct its register_fake")
+    frame = data["frame_locals"] or {"locals": {}, "symbols": {}}
+    named = _Names(subject, {**data["symbol_to_sources"], **frame["symbols"]})
+    frames = [Place(files.get(item["filename"], ""), item["line"], item["name"]) for item in data["user_stack"]]
+    condition = named.written(data["expr"])
+    if kind == "GUARD_ADDED":
+        cause = Cause(Kind.FIXED, f"its code holds only where {condition}", "declare the dimension accordingly")
+        details = []
+    else:
+        advice = "use torch.where or torch.cond, or state what always holds of the value by torch._check"
+        cause = Cause(Kind.DECISION, "its code decides by the values of a tensor, which a graph cannot", advice)
+        details = [f"the decision: {condition}, {data['occurrences']} times"]
+    details += [f"{name}: {named.written(_value(value))}" for name, value in frame["locals"].items()]
+    return explain_at(cause, innermost(frames), tuple(details))
+
+
+def _value(shown: Any) -> str:
+    """Return a variable as draft_export shows it: a tensor by its shape, all else as it is."""
+    text = str(shown[0] if isinstance(shown, list) and len(shown) == 1 else shown)
+    shape = _SHAPE.match(text)
+    return f"tensor of {shape[1]}" if shape else text
+
+
+class _Names:
+    """The user's names for the symbols of a trace."""
+
+    def __init__(self, subject: Subject, sources: Mapping[str, str | None]):
+        dims = {
+            f"L['tensors'][{index}].size()[{axis}]": str(dim)
+            for index, spec in enumerate(subject.inputs)
+            for axis, dim in enumerate(spec.shape)
+        }
+        self._names = {symbol: dims.get(source or "", symbol) for symbol, source in sources.items()}
+
+    def written(self, text: str) -> str:
+        """Return an expression of sympy as one of Python, in the user's names."""
+        text = re.sub(r"\b[su]\d+\b", lambda match: self._names.get(match[0], match[0]), text)
+        return re.sub(r"^(Eq|Ne)\((.*), (.*)\)$", lambda match: f"{match[2]} {_SIGNS[match[1]]} {match[3]}", text)
+
+
+def main() -> None:
+    """Read the request, search, write the answer."""
+    folder = Path(sys.argv[1])
+    recipe = Recipe(**json.loads((folder / REQUEST).read_text(encoding="utf-8")))
+    try:
+        content: dict[str, Any] = {"findings": [asdict(item) for item in search(recipe)]}
+    except IngotError as error:
+        content = {"error": str(error)}
+    (folder / ANSWER).write_text(json.dumps(content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

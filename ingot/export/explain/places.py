@@ -1,0 +1,90 @@
+"""Where in the user's code an exporter's error happened."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+_EXPORT = Path(__file__).parents[1]
+_TORCH = Path(torch.__file__).parent
+_PYTHON = Path(os.__file__).parent
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+
+def find_place(error: BaseException) -> Place | None:
+    """Return the innermost line of the user's code that an error speaks of, or None.
+
+    Exporters tell it in three ways: as a stack of the code that they interpret, in the message, or by running the
+    code, which is then part of the traceback.
+    """
+    for item in _chain(error):
+        for frames in (_interpreted(item), told(str(item)), _ran(item)):
+            if (place := innermost(frames)) is not None:
+                return place
+    return None
+
+
+def innermost(frames: Iterable[Place]) -> Place | None:
+    """Return the last of the frames that is in the user's code, or None."""
+    own = [place for place in frames if _is_users(place.file)]
+    return own[-1] if own else None
+
+
+def told(text: str) -> list[Place]:
+    """Return the lines of code that a message or a stack trace speaks of."""
+    return [Place(file, int(line), function.rstrip(",") or "forward") for file, line, function in _FRAME.findall(text)]
+
+
+def forward_of(module: nn.Module) -> Place | None:
+    """Return where the user's ``forward`` begins, for errors that tell no line; None for a module of PyTorch's own."""
+    forward = inspect.unwrap(type(module).forward)
+    try:
+        file, line = inspect.getsourcefile(forward), inspect.getsourcelines(forward)[1]
+    except (OSError, TypeError):
+        return None
+    return Place(file, line, "forward") if file is not None and _is_users(file) else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+def _interpreted(error: BaseException) -> list[Place]:
+    return _places(getattr(error, "real_stack", None) or ())
+
+
+def _ran(error: BaseException) -> list[Place]:
+    places = _places(traceback.extract_tb(error.__traceback__))
+    inside = [index for index, place in enumerate(places) if Path(place.file).is_relative_to(_TORCH)]
+    return places[inside[0] :] if inside else []  # what stands before torch has called it, such as a test
+
+
+def _places(frames: Iterable[traceback.FrameSummary]) -> list[Place]:
+    return [Place(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    if any(path.is_relative_to(folder) for folder in (_TORCH, _EXPORT)) or not path.is_file():
+        return False
+    return not path.is_relative_to(_PYTHON) or "-packages" in file

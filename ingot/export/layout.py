@@ -1,0 +1,32 @@
+"""Numbers and tables as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def size(count: int) -> str:
+    """Return a number of bytes."""
+    return f"{count} B" if count < 1024 else _scaled(count / 1024, 1024, ("KiB", "MiB", "GiB", "TiB"))
+
+
+def count(number: int) -> str:
+    """Return a large number: ``70.6 G``."""
+    return str(number) if number < 1000 else _scaled(number / 1000, 1000, ("k", "M", "G", "T", "P", "E"))
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if value < step:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= step
+    return f"{value:.3g} {units[-1]}"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Return rows in columns: the first to the left, all others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return [
+        indent + "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in cells).rstrip()
+        for cells in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
+    ]

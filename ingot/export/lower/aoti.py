@@ -1,0 +1,134 @@
+"""Lowering to an AOTInductor package: native code for one device, one PyTorch version and one kind of processor."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import aoti_compile_and_package
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.export.passes import move_to_device_pass
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.lower.packed import Packed, header, put, release
+from ingot.export.lower.program import foreign_operators, inlined
+from ingot.export.program import Program, quiet
+from ingot.model_store import BlobFolder
+from ingot.runtime.engines.aoti import HEADER, read_metadata
+
+_OPTIONS: dict[str, Any] = {
+    # Else the code is for the processor at hand, whatever else the package says of itself.
+    "cpp.march": "",
+    # Paths of this machine, and half of the package's size.
+    "aot_inductor.enable_line_tables": False,
+}
+# As many threads as the server gives, instead of as many as the exporting machine has.
+_PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
+_SERIAL: dict[str, Any] = {"cpp.threads": 1}
+
+
+def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
+    """Compile a captured program; this takes from seconds to minutes. Dynamic dimensions stay dynamic.
+
+    Args:
+        program: what is compiled.
+        path: the package; its name ends in ``.pt2``.
+        device: where it will run: ``cpu`` or ``cuda``, which must be here.
+
+    Raises:
+        InvalidArgument: there is no such device here.
+        ExportError: there is no C++ compiler, or the model cannot be compiled.
+    """
+    program = inlined(program)
+    _check(program, device)
+    exported = program.exported
+    if device != "cpu":
+        exported = move_to_device_pass(copy.deepcopy(exported), device)
+    options = {**_OPTIONS, "aot_inductor.metadata": {HEADER: header(program)}}
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        package = Path(folder) / "model.pt2"
+        if not _takes_indices(exported):
+            _compile(exported, package, {**options, **_PARALLEL})
+        if not package.exists() or _may_end_the_process(package):
+            _compile(exported, package, {**options, **_SERIAL})
+        _without_sources(package, path)
+    return path
+
+
+def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu") -> Packed:
+    """Compile a program and put the package into ``blobs``; see :func:`lower`."""
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        path = lower(program, Path(folder) / "model.pt2", device=device)
+        metadata = read_metadata(path)
+        graph = put(path, blobs)
+    requires = {
+        "engine": "aotinductor",
+        "torch": release(),
+        "device": device,
+        "machine": metadata["AOTI_MACHINE"],
+        "instructions": metadata["AOTI_CPU_ISA"].lower(),
+    }
+    if metadata["AOTI_COMPUTE_CAPABILITY"]:
+        requires["compute_capability"] = metadata["AOTI_COMPUTE_CAPABILITY"]
+    return Packed(graph, (), "aoti", requires)
+
+
+def _check(program: Program, device: str) -> None:
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise InvalidArgument(f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with one")
+    if foreign := foreign_operators(program):
+        raise ExportError(
+            f"the operator {next(iter(foreign))} cannot be compiled into a package that runs without its source; "
+            "export to ONNX with a translation of it, or in parts by --partition"
+        )
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ExportError(
+            "AOTInductor compiles C++, and there is no compiler here: install g++ (in Debian, apt install g++), or "
+            "name one by the variable CXX"
+        ) from error
+
+
+def _compile(exported: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+    try:
+        with quiet(), torch.no_grad():
+            aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+    except Exception as error:  # Inductor raises many kinds
+        reason = " ".join(str(error).split())[:500]
+        raise ExportError(f"AOTInductor cannot compile the model: {type(error).__name__}: {reason}") from error
+
+
+def _takes_indices(exported: torch.export.ExportedProgram) -> bool:
+    """Tell whether an operator takes a tensor of indices: its kernel very likely may end the process, see below."""
+    targets = {node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    arguments = (item for target in targets for item in target._schema.arguments)
+    return any(item.name in ("index", "indices") and "Tensor" in str(item.type) for item in arguments)
+
+
+def _may_end_the_process(package: Path) -> bool:
+    """Tell whether an index out of range, in an input, would end the process that runs the package.
+
+    Inductor's kernels check indices and throw, and a C++ exception cannot leave a parallel region of OpenMP.
+    """
+    with zipfile.ZipFile(package) as archive:
+        sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
+    return any(b"index out of bounds" in text and b"#pragma omp parallel" in text for text in sources)
+
+
+def _without_sources(package: Path, path: Path) -> None:
+    """Copy a package without its C++ sources, which nothing reads, and which name folders of this machine."""
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(path, "w") as target:
+        for entry in source.infolist():
+            if entry.filename.endswith(".cpp"):
+                continue
+            copied = zipfile.ZipInfo(entry.filename)
+            copied.file_size = entry.file_size
+            with source.open(entry) as reader, target.open(copied, "w") as writer:
+                shutil.copyfileobj(reader, writer)

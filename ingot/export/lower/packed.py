@@ -1,0 +1,58 @@
+"""What every way of lowering gives: a model as blobs of an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ingot.export.program import Program
+from ingot.model_store import BlobFolder, manifest
+from ingot.model_store.manifest import Descriptor, Format
+from ingot.model_store.plan import TorchHeader
+from ingot.tensors import DType
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A lowered model in a folder of blobs, and what ``serving.json`` says of it.
+
+    ``graph`` is what an engine opens, ``weights`` are the blobs that it refers to, ``notes`` what a user should know.
+    """
+
+    graph: Descriptor
+    weights: tuple[Descriptor, ...]
+    format: Format
+    requires: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def put(path: Path, blobs: BlobFolder) -> Descriptor:
+    """Put a model file into ``blobs``, where it keeps its name as an annotation."""
+    with path.open("rb") as stream:
+        chunks = iter(lambda: stream.read(1 << 20), b"")
+        return blobs.put(chunks, manifest.WEIGHT, {manifest.FILEPATH: path.name})
+
+
+def header(program: Program, operators: Iterable[str] = ()) -> str:
+    """Return what a file of PyTorch's own formats must be told to remember, as JSON."""
+    document = TorchHeader(torch=release(), signature=program.signature, operators=tuple(operators))
+    return manifest.encode(document).decode()
+
+
+def release() -> str:
+    """Return PyTorch's version without what it was built for."""
+    return torch.__version__.partition("+")[0]
+
+
+def precision(program: Program) -> str:
+    """Return the type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``."""
+    totals: dict[str, int] = {}
+    for value in (*program.exported.state_dict.values(), *program.exported.constants.values()):
+        if torch.is_tensor(value) and value.is_floating_point():
+            label = DType.parse(str(value.dtype).removeprefix("torch.")).value.lower()
+            totals[label] = totals.get(label, 0) + value.nbytes
+    floats = [spec.dtype.value.lower() for spec in program.signature.inputs if spec.dtype.is_float]
+    return max(totals, key=lambda label: totals[label], default=floats[0] if floats else "fp32")

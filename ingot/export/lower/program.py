@@ -1,0 +1,107 @@
+"""Lowering to a PyTorch program: an ``ExportedProgram`` as a file, which PyTorch's own operators run."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import fx
+from torch._library.custom_ops import OPDEFS
+
+from ingot.errors import ExportError
+from ingot.export.lower.packed import Packed, header, put, release
+from ingot.export.program import Program, quiet
+from ingot.model_store import BlobFolder
+from ingot.runtime.engines.torch_program import HEADER
+
+_BUILT_IN = ("aten", "prims", "prim", "higher_order", "quantized")
+
+
+def lower(program: Program, path: Path, *, decompose: bool = False) -> Path:
+    """Save a captured program.
+
+    Args:
+        program: what is saved.
+        path: the file; its name ends in ``.pt2``.
+        decompose: break operators down to core ATen, of which there are some 200, instead of over 2000.
+
+    Raises:
+        ExportError: PyTorch cannot save it, or an operator of one's own fixes a dimension.
+    """
+    program = inlined(program)
+    try:
+        with quiet():
+            saved = program.exported.run_decompositions() if decompose else program.exported
+            torch.export.save(_stripped(saved), path, extra_files={HEADER: header(program, foreign_operators(program))})
+    except Exception as error:  # the serializer raises many kinds
+        reason = str(error).partition("\n")[0][:500]
+        raise ExportError(f"PyTorch cannot save the model as a program: {reason}") from error
+    return path
+
+
+def pack(program: Program, blobs: BlobFolder, *, decompose: bool = False) -> Packed:
+    """Put a program into ``blobs``; see :func:`lower`."""
+    program = inlined(program)
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        path = lower(program, Path(folder) / "model.pt2", decompose=decompose)
+        graph = put(path, blobs)
+    requires = {"engine": "torch", "torch": release()}
+    foreign = ", ".join(foreign_operators(program))
+    if not foreign:
+        return Packed(graph, (), "pt2", requires)
+    note = f"it runs only in a process that has imported what defines {foreign}"
+    return Packed(graph, (), "pt2", requires | {"operators": foreign}, (note,))
+
+
+def inlined(program: Program) -> Program:
+    """Replace operators that are defined in Python by what they do, so that the program runs without their source.
+
+    One whose body cannot be traced stays.
+
+    Raises:
+        ExportError: a body fixes a dimension that is declared dynamic.
+    """
+    found = [(operator, OPDEFS.get(name)) for name, operator in foreign_operators(program).items()]
+    bodies = {operator: definition._init_fn for operator, definition in found if definition is not None}
+    if not bodies:
+        return program
+    try:
+        with quiet():
+            expanded = program.exported.run_decompositions(bodies)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and may do what no graph can
+        return program
+    inputs = [node for node in expanded.graph.nodes if node.name in expanded.graph_signature.user_inputs]
+    for spec, node in zip(program.signature.inputs, inputs, strict=True):
+        for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
+            if isinstance(dim, str) and (isinstance(size, int) or size.node.expr.is_number):
+                raise ExportError(
+                    f"dimension '{dim}' of input '{spec.name}' becomes fixed at {int(size)} in what "
+                    f"{' and '.join(map(str, bodies))} does; declare it as {int(size)}, or export to ONNX"
+                )
+    return replace(program, exported=expanded)
+
+
+def _stripped(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a copy without what is the author's own business: lines of his code, where it lies, and his example."""
+    copied = exported._update(copy.deepcopy(exported.graph_module), exported.graph_signature)
+    for node in _nodes(copied):
+        node.meta.pop("stack_trace", None)
+    copied._example_inputs = None
+    return copied
+
+
+def foreign_operators(program: Program) -> dict[str, torch._ops.OpOverload]:
+    """Return the operators of a program that PyTorch itself does not have, by name, such as ``acme::norm``."""
+    targets = (node.target for node in _nodes(program.exported))
+    found = [item for item in targets if isinstance(item, torch._ops.OpOverload) and item.namespace not in _BUILT_IN]
+    return {str(item.name()): item for item in sorted(found, key=str)}  # type: ignore[no-untyped-call]
+
+
+def _nodes(exported: torch.export.ExportedProgram) -> Iterator[fx.Node]:
+    for module in exported.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes

@@ -1,0 +1,49 @@
+"""A Python function of tensors as an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot.export.program import quiet
+
+
+def trace(
+    function: Callable[..., Any], arguments: Mapping[str, Any], dynamic: Sequence[Sequence[int]]
+) -> torch.export.ExportedProgram:
+    """Export a function; what is no tensor in its arguments is fixed.
+
+    Args:
+        function: called with ``arguments`` as keywords.
+        arguments: tensors, which may be fake, lists of tensors, and anything else.
+        dynamic: for each tensor, in order, the axes whose size may change.
+
+    Raises:
+        Exception: whatever ``torch.export`` and the function raise.
+    """
+    module = _Flat(function, arguments)
+    shapes = tuple(dict.fromkeys(axes, torch.export.Dim.AUTO) for axes in dynamic)
+    with quiet(), torch.no_grad():
+        return torch.export.export(module, tuple(module.tensors), dynamic_shapes=(shapes,))
+
+
+class _Flat(nn.Module):
+    """A function as a module of nothing but tensors."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]):
+        super().__init__()
+        self._function = function
+        self._leaves, self._spec = pytree.tree_flatten(dict(arguments))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        return self._function(**pytree.tree_unflatten(leaves, self._spec))

@@ -1,0 +1,147 @@
+"""What a model does when it runs: whether it repeats itself, and what it changes on the way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.errors import ExportError, ParityError
+from ingot.export.examples import Examples
+from ingot.export.parity import unrepeated
+from ingot.export.program import Eager, States
+from ingot.tensors import Array, DType, TensorSpec
+
+
+def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
+    """Run a model once and return which of its buffers and inputs it changes. The module is left as it was.
+
+    Raises:
+        ExportError: the model does not run, or changes a parameter.
+    """
+    tensors = eager.tensors(inputs)
+    versions = {name: value._version for name, value in eager.module.named_parameters()}
+    before = [tensor.clone() for tensor in tensors]
+    args, kwargs = eager.arguments.bind(tensors)
+    with unchanged(eager.module) as saved, torch.no_grad():
+        eager.module(*args, **kwargs)
+        now = dict(eager.module.named_buffers())
+        buffers = [name for name, value in saved.items() if name not in now or not _same(value, now[name])]
+    written = [name for name, value in eager.module.named_parameters() if value._version != versions[name]]
+    if written:
+        raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
+    changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not _same(old, new)]
+    return States(tuple(buffers), tuple(changed))
+
+
+def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """Run a model once and return how many rows the embeddings have that its integer inputs index."""
+    tensors = eager.tensors(inputs)
+    whole = {id(tensor): name for name, tensor in zip(eager.names, tensors, strict=True)}
+    found: dict[str, int] = {}
+
+    def watch(part: nn.Module, args: tuple[Any, ...]) -> None:
+        name = whole.get(id(args[0])) if args else None
+        if name is not None:
+            rows = int(part.num_embeddings)  # type: ignore[arg-type]
+            found[name] = min(rows, found.get(name, rows))
+
+    layers = [part for part in eager.module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    handles = [part.register_forward_pre_hook(watch) for part in layers]
+    try:
+        args, kwargs = eager.arguments.bind(tensors)
+        with unchanged(eager.module), torch.no_grad():
+            eager.module(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def check_repeats(eager: Eager, examples: Examples) -> None:
+    """Check that a model gives the same answer to the same input, whatever it was asked in between.
+
+    Raises:
+        ParityError: it is random, or keeps a state that is no buffer.
+    """
+    with unchanged(eager.module):
+        before = _attributes(eager.module)
+        name = unrepeated(eager, examples)
+        changed = [key for key, value in _attributes(eager.module).items() if before.get(key) != value]
+    if name is None:
+        return
+    cause = "switch its randomness off in eval mode, or make its state an input"
+    if changed:
+        cause = f"its attribute '{changed[0]}' changes from call to call; register it as a buffer and use --lift-state"
+    raise ParityError(f"the model gives different '{name}' for the same input each time; {cause}")
+
+
+@contextlib.contextmanager
+def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield copies of a module's buffers, and put them back at the end."""
+    owners = {path: (part, dict(part._buffers)) for path, part in module.named_modules()}
+    saved = {name: value.clone() for name, value in module.named_buffers()}
+    try:
+        yield saved
+    finally:
+        with torch.no_grad():
+            for path, (part, buffers) in owners.items():
+                if not isinstance(part, torch.jit.ScriptModule):  # whose buffers are written in place only
+                    part._buffers.clear()
+                    part._buffers.update(buffers)
+                for name, value in buffers.items():
+                    copy = saved.get(f"{path}.{name}" if path else name)  # none where a buffer has two names
+                    if value is not None and copy is not None and not _same(value, copy):
+                        value.copy_(copy)
+
+
+def output_specs(eager: Eager, inputs: Sequence[TensorSpec], examples: Examples) -> tuple[TensorSpec, ...]:
+    """Describe a model's outputs by what it gives at several sizes: for graphs that do not carry their own shapes.
+
+    A dimension that always has a named dimension's size is called so; one that varies otherwise gets its own name.
+    """
+    cases, runs = [], []
+    for sizes in examples.cases():
+        try:
+            runs.append(eager.run(examples.make(sizes)))
+        except ExportError:
+            if not runs or not examples.stretched:
+                raise
+            continue
+        cases.append(sizes)
+    specs = []
+    for name, value in runs[0].items():
+        shape: list[int | str] = []
+        for axis in range(value.ndim):
+            seen = [run[name].shape[axis] for run in runs]
+            symbols = [symbol for symbol in cases[0] if seen == [sizes[symbol] for sizes in cases]]
+            fixed = len(set(seen)) == 1 and (len(cases) > 1 or not cases[0])
+            shape.append(symbols[0] if symbols else seen[0] if fixed else f"{name}_{axis}")
+        specs.append(TensorSpec(name, DType.of(value), tuple(shape)))
+    return tuple(specs)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module's parts: numbers as they are, tensors and lists by identity."""
+    found: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name.startswith("_") or name == "training":
+                continue
+            full = f"{path}.{name}" if path else name
+            if isinstance(value, bool | int | float | str):
+                found[full] = value
+            elif torch.is_tensor(value):
+                found[full] = (id(value), value._version)
+            elif isinstance(value, list):
+                found[full] = len(value)
+    return found
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return left is right or bool(torch.equal(left.nan_to_num(), right.nan_to_num()))

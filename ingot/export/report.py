@@ -1,0 +1,141 @@
+"""The export report: what was done to a model on its way, with the proof after each step. It travels in the archive."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from ingot.model_store.manifest import ParityEvidence, Serving
+
+Progress = Callable[[str], None]
+"""Called with what begins now, for a progress display."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Attempt(_Record):
+    """One rung of the capture ladder; ``failure`` is empty for the one that was taken."""
+
+    route: str
+    failure: str = ""
+
+
+class Rewrite(_Record):
+    """One rewrite rule; see :class:`ingot.export.passes.manager.PassRecord`."""
+
+    rule: str
+    kind: str
+    matches: int
+    error: float | None = None
+    rejected: str = ""
+
+
+class Node(_Record):
+    """One operation of a graph. ``module`` is where in the user's module it comes from, such as ``layers.0.attn``."""
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...] = ()
+    shape: str = ""
+    module: str = ""
+    source: str = ""
+
+
+class GraphView(_Record):
+    """A graph as the report shows it, and how often each operator stands in it."""
+
+    title: str
+    nodes: tuple[Node, ...]
+    operators: dict[str, int]
+
+
+class Stage(_Record):
+    """One stage of the pipeline and its proof."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+    parity: tuple[ParityEvidence, ...] = ()
+
+
+class Report(_Record):
+    """Everything that an export did."""
+
+    schema_version: int = 1
+    name: str
+    source: str
+    created: str
+    versions: dict[str, str] = {}
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    batch: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    graphs: tuple[GraphView, ...] = ()
+    sizes: dict[str, int] = {}
+    outside_opset: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Entry:
+    """A stage that is being done; its detail and proof are filled in on the way."""
+
+    detail: str = ""
+    parity: tuple[ParityEvidence, ...] = ()
+
+
+class Journal:
+    """What an export does, as it does it, for its report.
+
+    Args:
+        progress: called with what begins now.
+    """
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self.attempts: list[Attempt] = []
+        self.rewrites: list[Rewrite] = []
+        self.graphs: list[GraphView] = []
+        self.notes: list[str] = []
+        self._stages: list[Stage] = []
+
+    @contextlib.contextmanager
+    def stage(self, name: str, step: str = "") -> Iterator[Entry]:
+        """Time a stage, and record it when it succeeds."""
+        if step:
+            self.progress(step)
+        begin = time.perf_counter()
+        entry = Entry()
+        yield entry
+        seconds = time.perf_counter() - begin
+        self._stages.append(Stage(name=name, seconds=round(seconds, 3), detail=entry.detail, parity=entry.parity))
+
+    def note(self, *notes: str) -> None:
+        """Keep remarks for the archive's provenance."""
+        self.notes.extend(notes)
+
+    def report(self, serving: Serving, sizes: dict[str, int]) -> Report:
+        """Return the report of what was exported as ``serving`` says."""
+        return Report(
+            name=serving.name,
+            source=serving.provenance.source,
+            created=serving.provenance.created,
+            versions=serving.provenance.versions,
+            inputs=tuple(map(str, serving.signature.inputs)),
+            outputs=tuple(map(str, serving.signature.outputs)),
+            batch=serving.signature.batch,
+            attempts=tuple(self.attempts),
+            stages=tuple(self._stages),
+            rewrites=tuple(self.rewrites),
+            graphs=tuple(self.graphs),
+            sizes=sizes,
+            notes=tuple(self.notes),
+        )

@@ -1,0 +1,228 @@
+"""The export report as one page of HTML that needs nothing else: no script, no font, no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+from ingot.export.layout import size
+from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
+
+# As many operators as a glance takes in; the rest is folded away.
+_MOST_BARS = 12
+# A longer list of nodes without a module is folded, and modules that lie deeper are not told apart.
+_LONGEST = 40
+_DEEPEST = 40
+
+
+def html(report: Report) -> str:
+    """Return a report as a page; all text in it is escaped, whatever a model calls its parts."""
+    sections = (
+        ("Summary", _summary(report)),
+        ("Capture", _attempts(report.attempts)),
+        ("Stages and proofs", _stages(report.stages)),
+        ("Rewrites", _rewrites(report.rewrites)),
+        ("Graphs", _graphs(report.graphs)),
+        ("Outside the operator set", _list(report.outside_opset)),
+        ("Notes", _list(report.notes)),
+    )
+    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # The page loads nothing, and runs nothing, even if a name in it got past the escaping.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(report.name)} - export report</title><style>{_STYLE}</style></head><body>"
+        f"<header><h1>{escape(report.name)}</h1><p>exported from <code>{escape(report.source)}</code>"
+        f" at <time>{escape(report.created)}</time></p></header><main>{body}</main>"
+        f"<footer>{escape(versions)} &middot; report format {report.schema_version}</footer></body></html>"
+    )
+
+
+def _summary(report: Report) -> str:
+    rows = [
+        ("Inputs", _codes(report.inputs)),
+        ("Outputs", _codes(report.outputs)),
+        ("Batch dimension", escape(report.batch or "none")),
+        *((escape(name), size(count)) for name, count in report.sizes.items()),
+    ]
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows if value) + "</dl>"
+
+
+def _codes(items: Iterable[str]) -> str:
+    return "<br>".join(f"<code>{escape(item)}</code>" for item in items)
+
+
+def _list(items: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else ""
+
+
+def _attempts(attempts: Sequence[Attempt]) -> str:
+    rows = [
+        (f"<code>{escape(item.route)}</code>", _mark(not item.failure, "taken", "failed"), escape(item.failure))
+        for item in attempts
+    ]
+    return _table(("Route", "", "Why not"), rows)
+
+
+def _stages(stages: Sequence[Stage]) -> str:
+    rows = []
+    for stage in stages:
+        first = (escape(stage.name), f"{stage.seconds:.2f} s", escape(stage.detail))
+        proofs = [
+            (
+                f"<code>{escape(item.tensor)}</code>",
+                _mark(item.error <= item.tolerance, f"{item.error:.1e}", f"{item.error:.1e}"),
+                f"{item.tolerance:.0e}",
+                str(item.cases),
+            )
+            for item in stage.parity
+        ] or [("", "", "", "")]
+        rows += [(*(first if index == 0 else ("", "", "")), *proof) for index, proof in enumerate(proofs)]
+    return _table(("Stage", "Time", "", "Output", "Error", "Tolerance", "Cases"), rows)
+
+
+def _rewrites(rewrites: Sequence[Rewrite]) -> str:
+    rows = [
+        (
+            f"<code>{escape(item.rule)}</code>",
+            escape(item.kind),
+            str(item.matches),
+            "" if item.error is None else f"{item.error:.1e}",
+            _mark(False, "", "rejected") + f" {escape(item.rejected)}" if item.rejected else "",
+        )
+        for item in rewrites
+    ]
+    return _table(("Rule", "Graph", "Matches", "Error", ""), rows)
+
+
+def _mark(good: bool, yes: str, no: str) -> str:
+    return f'<span class="good">&#10003; {yes}</span>' if good else f'<span class="bad">&#10007; {no}</span>'
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    titles = "".join(f"<th>{title}</th>" for title in head)
+    cells = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table></div>'
+
+
+def _graphs(graphs: Sequence[GraphView]) -> str:
+    if not graphs:
+        return ""
+    names = [{node.name for node in graph.nodes} for graph in graphs]
+    marks: list[dict[str, str]] = [{} for _ in graphs]
+    for index, (before, after) in enumerate(pairwise(graphs)):
+        if _kind(before) == _kind(after):
+            marks[index] |= dict.fromkeys(names[index] - names[index + 1], "gone")
+            marks[index + 1] |= dict.fromkeys(names[index + 1] - names[index], "made")
+    legend = '<span class="gone">gone in the next graph</span><span class="made">not in the one before</span>'
+    shown = "".join(map(_graph, graphs, marks))
+    return f'{f"<p>{legend}</p>" if any(marks) else ""}<div class="graphs">{shown}</div>'
+
+
+def _kind(graph: GraphView) -> str:
+    """Return whether a graph is one of FX or ONNX, which its title begins with."""
+    return graph.title.partition(" ")[0]
+
+
+def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
+    root, flat = _Part(""), _Part("no module")
+    for node in graph.nodes:
+        (root.place(node.module.split(".", _DEEPEST)) if node.module else flat).nodes.append(node)
+    # A graph that does not tell modules is one long list, which must not be open from the start.
+    own = flat.unfolding(marks) if flat.count() > _LONGEST else flat.own(marks)
+    most = max(graph.operators.values(), default=1)
+    bars = [_bar(operator, count, most) for operator, count in graph.operators.items()]
+    more = bars[_MOST_BARS:]
+    rest = f"<details><summary>{len(more)} more operators</summary>{''.join(more)}</details>" if more else ""
+    return (
+        f"<article><h3>{escape(graph.title)} <small>{len(graph.nodes)} nodes</small></h3>"
+        f'<div class="bars">{"".join(bars[:_MOST_BARS])}{rest}</div>{own}{root.shown(marks)}</article>'
+    )
+
+
+def _bar(operator: str, count: int, most: int) -> str:
+    bar = f'<svg aria-hidden="true"><rect width="{100 * count / most:.1f}%" height="100%" rx="3"/></svg>'
+    return f'<div class="bar"><code>{escape(operator)}</code>{bar}<b>{count}</b></div>'
+
+
+@dataclass
+class _Part:
+    """A submodule, its own nodes and its parts."""
+
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+    parts: dict[str, _Part] = field(default_factory=dict)
+
+    def place(self, path: list[str]) -> _Part:
+        """Return the part at a path, made if need be."""
+        return self.parts.setdefault(path[0], _Part(path[0])).place(path[1:]) if path else self
+
+    def count(self) -> int:
+        return len(self.nodes) + sum(part.count() for part in self.parts.values())
+
+    def shown(self, marks: Mapping[str, str]) -> str:
+        """Return the part's nodes as a list, and its parts as lists that unfold."""
+        return self.own(marks) + "".join(part.unfolding(marks) for part in self.parts.values())
+
+    def own(self, marks: Mapping[str, str]) -> str:
+        rows = "".join(_row(node, marks.get(node.name, "")) for node in self.nodes)
+        return f"<ol>{rows}</ol>" if rows else ""
+
+    def unfolding(self, marks: Mapping[str, str]) -> str:
+        name, part = self.name, self
+        while not part.nodes and len(part.parts) == 1:  # a.b.c in one step where a and b hold nothing else
+            (part,) = part.parts.values()
+            name = f"{name}.{part.name}"
+        return _unfolding(name, part.count(), part.shown(marks))
+
+
+def _unfolding(name: str, count: int, content: str) -> str:
+    summary = f"<summary><code>{escape(name)}</code> <small>{count}</small></summary>"
+    return f"<details>{summary}{content}</details>"
+
+
+def _row(node: Node, mark: str) -> str:
+    inputs = f" <i>({escape(', '.join(node.inputs))})</i>" if node.inputs else ""
+    shape = f" <u>{escape(node.shape)}</u>" if node.shape else ""
+    source = f" <small>{escape(node.source)}</small>" if node.source else ""
+    start = f'<li class="{mark}">' if mark else "<li>"
+    return f"{start}<b>{escape(node.operator)}</b> {escape(node.name)}{shape}{inputs}{source}</li>"
+
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1d2433;--soft:#667085;--page:#f5f6f8;--card:#fff;--line:#e3e6ec;--key:#3564d4;
+--good:#18794e;--bad:#c4321c;--gone:#fdecea;--made:#e6f4ec}
+@media (prefers-color-scheme:dark){:root{--ink:#e4e7ee;--soft:#98a2b3;--page:#12151b;--card:#1a1f28;--line:#2b323e;
+--key:#7ea2ff;--good:#5fcf98;--bad:#ff8f7a;--gone:#3a2020;--made:#1a3327}}
+*{box-sizing:border-box}
+body{margin:0;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
+header,main,footer{max-width:1500px;margin:auto;padding:0 24px}
+header{padding-top:36px}h1{margin:0;font-size:30px;letter-spacing:-.02em}header p{margin:4px 0 20px;color:var(--soft)}
+section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 22px;margin:0 0 18px}
+h2{margin:0 0 12px;font-size:17px}h3{margin:0 0 10px;font-size:15px}small{color:var(--soft);font-weight:400}
+code,ol{font:13px/1.5 ui-monospace,monospace}code{overflow-wrap:anywhere}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 24px;margin:0}dt{color:var(--soft)}dd{margin:0}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%}
+th{text-align:left;font-weight:500;color:var(--soft);font-size:13px}th,td{padding:5px 18px 5px 0;vertical-align:top}
+tbody tr{border-top:1px solid var(--line)}td{font-variant-numeric:tabular-nums}
+td code{white-space:nowrap}
+.good{color:var(--good);white-space:nowrap}.bad{color:var(--bad);white-space:nowrap}
+.graphs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:18px;align-items:start}
+article{border:1px solid var(--line);border-radius:10px;padding:14px 16px;min-width:0}
+.bars{margin-bottom:14px}.bar{display:grid;grid-template-columns:minmax(0,1.3fr) 1fr 3.5em;gap:10px;align-items:center}
+.bar code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}.bar svg{width:100%;height:8px;fill:var(--key)}
+.bar b{font-weight:500;text-align:right;font-variant-numeric:tabular-nums}
+details{border-left:2px solid var(--line);padding-left:10px;margin:2px 0}summary{cursor:pointer;padding:2px 0}
+summary:hover{color:var(--key)}ol{list-style:none;margin:2px 0 6px;padding:0}
+li{padding:1px 6px;border-radius:5px;overflow-wrap:anywhere}ol li b{color:var(--key);font-weight:500}
+ol i{color:var(--soft);font-style:normal}u{text-decoration:none;color:var(--soft)}
+.gone{background:var(--gone)}.made{background:var(--made)}section p{margin:0 0 12px;font-size:13px}
+section p span{display:inline-block;padding:2px 8px;border-radius:5px;margin-right:6px}
+footer{padding-bottom:36px;color:var(--soft);font-size:13px}
+""".replace("\n", "")

@@ -1,0 +1,63 @@
+"""The export report as text for terminals, and as a page of HTML."""
+
+from __future__ import annotations
+
+from ingot.export.layout import size, table
+from ingot.export.report import GraphView, Node, Report, Stage
+from ingot.export.report_page import html as html
+
+
+def text(report: Report, nodes: bool = False) -> str:
+    """Return a report as text.
+
+    Args:
+        report: what to show.
+        nodes: list every operation of every graph, not only how often each operator stands in it.
+    """
+    lines = [f"{report.name}, exported from {report.source} at {report.created}"]
+    lines += _section("Inputs", [f"  {item}" for item in report.inputs])
+    lines += _section("Outputs", [f"  {item}" for item in report.outputs])
+    lines += ["", f"Batch dimension: {report.batch or 'none'}"]
+    lines += _section("Capture", [f"  {item.route}: {item.failure or 'taken'}" for item in report.attempts])
+    lines += _section("Stages", [line for stage in report.stages for line in _stage(stage)])
+    lines += _section("Rewrites", _rewrites(report))
+    for graph in report.graphs:
+        lines += _section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
+    lines += _section("Sizes", table([(name, size(count)) for name, count in report.sizes.items()]))
+    lines += _section("Outside the operator set", [f"  {item}" for item in report.outside_opset])
+    lines += _section("Notes", [f"  {item}" for item in report.notes])
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return "\n".join([*lines, "", f"Made with {versions or 'unknown versions'}; report format {report.schema_version}"])
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return ["", title, *lines] if lines else []
+
+
+def _stage(stage: Stage) -> list[str]:
+    detail = f": {stage.detail}" if stage.detail else ""
+    proofs = [
+        f"    {item.tensor}: error {item.error:.1e}, tolerance {item.tolerance:.0e}, {item.cases} cases"
+        for item in stage.parity
+    ]
+    return [f"  {stage.name}, {stage.seconds:.2f} s{detail}", *proofs]
+
+
+def _rewrites(report: Report) -> list[str]:
+    rows = []
+    for item in report.rewrites:
+        error = "" if item.error is None else f"error {item.error:.1e}"
+        rows.append(
+            (item.rule, item.kind, f"{item.matches}x", error, f"rejected: {item.rejected}" if item.rejected else "")
+        )
+    return table(rows)
+
+
+def _graph(graph: GraphView, nodes: bool) -> list[str]:
+    counts = table([(operator, str(count)) for operator, count in graph.operators.items()])
+    return [*counts, *(_node(node) for node in graph.nodes)] if nodes else counts
+
+
+def _node(node: Node) -> str:
+    where = " ".join(item for item in (node.module, node.source) if item)
+    return f"  {node.name} {node.shape} = {node.operator}({', '.join(node.inputs)})" + (f"  # {where}" if where else "")

@@ -1,0 +1,321 @@
+"""One run of the export pipeline: capture, rewrite, lower, rewrite, pack, with a proof after each stage."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from ingot.errors import ExportError, InvalidArgument, ParityError
+from ingot.export import report_page, report_view, views
+from ingot.export.capture import assumptions, exported, ladder
+from ingot.export.examples import Examples
+from ingot.export.lower import aoti, packed, partition
+from ingot.export.lower import onnx as lower_onnx
+from ingot.export.lower import program as lower_program
+from ingot.export.lower.packed import Packed
+from ingot.export.lower.translations import TRANSLATIONS
+from ingot.export.parity import prove, rows_touch, tolerance
+from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
+from ingot.export.program import Captured, Eager, Program, Runner
+from ingot.export.report import Journal, Rewrite
+from ingot.export.subject import Subject
+from ingot.model_store import (
+    Archive,
+    BlobFolder,
+    Evidence,
+    Golden,
+    ParityEvidence,
+    Provenance,
+    Serving,
+    add_variant,
+    onnx_graph,
+)
+from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.tensors import Array, DType, Signature, TensorSpec, symbols
+
+# Cases that each rewrite rule is proved on; the end of a stage is proved on all.
+_CASES_OF_A_RULE = 2
+# Elements of the inputs of a case.
+_LARGEST_CASE = 1 << 26
+
+LOWERINGS: dict[str, Callable[[Program, BlobFolder, Options], Packed]] = {
+    "aoti": lambda program, blobs, options: aoti.pack(program, blobs, device=options.device),
+    "pt2": lambda program, blobs, options: lower_program.pack(program, blobs),
+    "partitioned": lambda program, blobs, options: partition.pack(
+        program, blobs, opset=options.opset, translations=TRANSLATIONS
+    ),
+}
+"""Targets other than ONNX, whose graph is rewritten before it is packed."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to export; each is described at :func:`ingot.export.export_model`."""
+
+    name: str
+    source: str
+    batch_dim: str | None
+    opset: int | None
+    capture: str
+    fx_rules: tuple[FxPass, ...]
+    onnx_rules: tuple[OnnxPass, ...]
+    target: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Original:
+    """What everything is held against, and inputs to ask it."""
+
+    runner: Runner
+    examples: Examples
+    eager: Eager | None = None
+
+    def prove(
+        self, candidate: Runner, signature: Signature, most: int | None = None
+    ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
+        """Hold a candidate against the original; see :func:`ingot.export.parity.prove`."""
+        exact = _InDouble(self.eager) if self.eager is not None else None
+        return prove(self.runner, candidate, signature, self.examples, exact=exact, most=most)
+
+
+class _InDouble:
+    """The original in double precision, which is made only where rounding is in question."""
+
+    def __init__(self, eager: Eager):
+        self._eager = eager
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self._eager.in_double().run(inputs)
+
+
+class Run:
+    """One export.
+
+    Args:
+        original: what the result must equal.
+        options: how to export.
+        journal: keeps what is done.
+    """
+
+    def __init__(self, original: Original, options: Options, journal: Journal):
+        self._original = original
+        self._options = options
+        self._journal = journal
+        self._blobs = BlobFolder.scratch()
+
+    def from_module(self, subject: Subject) -> Archive:
+        """Export a module.
+
+        Raises:
+            ExportError: it cannot be captured or lowered.
+            ParityError: no form of it is equal.
+        """
+        journal, options = self._journal, self._options
+        journal.note(*(f"fixed in the graph: {constant}" for constant in subject.eager.arguments.constants))
+        captured = self._capture(subject)
+        journal.note(*captured.log)
+        if isinstance(captured, ladder.Legacy):
+            if options.target != "onnx":
+                raise InvalidArgument(f"TorchScript goes to ONNX only, not to target '{options.target}'")
+            return self.from_onnx(captured.model, captured.signature)
+        journal.graphs.append(views.of_fx("FX graph as captured", captured.exported.graph))
+        program = self._rewrite_program(captured, subject)
+        if program is not captured:
+            journal.graphs.append(views.of_fx("FX graph rewritten", program.exported.graph))
+        if options.target != "onnx":
+            with journal.stage("lower", f"Translating to {options.target}"):
+                lowered = LOWERINGS[options.target](program, self._blobs, options)
+            return self._archive(lowered, packed.precision(program), program.signature)
+        with journal.stage("lower", "Translating to ONNX"):
+            model = lower_onnx.lower(program, options.opset, translations=TRANSLATIONS)
+        return self.from_onnx(model, program.signature)
+
+    def from_onnx(self, model: ir.Model, signature: Signature) -> Archive:
+        """Rewrite an ONNX model and pack it.
+
+        Raises:
+            ExportError: it does not load.
+            ParityError: it is not equal to the original.
+        """
+        # The rules and their proofs then handle a small graph, whatever the weights.
+        onnx_graph.externalize(model, self._blobs)
+        self._journal.graphs.append(views.of_onnx("ONNX graph as translated", model))
+        model, modified = self._rewrite_model(model, signature)
+        if modified:
+            self._journal.graphs.append(views.of_onnx("ONNX graph rewritten", model))
+        precision = _precision(model, signature)
+        graph, weights = onnx_graph.pack(model, self._blobs)
+        requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
+        return self._archive(Packed(graph, weights, "onnx", requires), precision, signature)
+
+    def _capture(self, subject: Subject) -> ladder.Captured:
+        task = ladder.Task(
+            subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, self._options.opset
+        )
+        with self._journal.stage("capture") as stage:
+
+            def check(captured: ladder.Captured) -> None:
+                if isinstance(captured, Program):  # an ONNX model is proved when it is packed
+                    stage.parity = self._prove_captured(captured, subject)
+
+            captured, attempts = ladder.capture(task, self._options.capture, check, self._journal.progress)
+            stage.detail = attempts[-1].route
+        self._journal.attempts.extend(attempts)
+        return captured
+
+    def _prove_captured(self, program: Program, subject: Subject) -> tuple[ParityEvidence, ...]:
+        """Prove a program, also at sizes that its guards forbid: what comes after it has no guards."""
+        assumed = assumptions.find(program.exported, subject.inputs)
+        broken = assumptions.broken(assumed, subject.examples.default_sizes, subject.ranges)
+        conditions = [item.text for item in assumed if not all(map(item.holds, broken))]
+        for sizes in broken:
+            if _elements(subject.inputs, sizes) > _LARGEST_CASE:
+                shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                raise ParityError(
+                    f"the capture is right only where {'; '.join(conditions)}, which is not so at {shown}: too large "
+                    "to be tried; give the dimensions ranges"
+                )
+        self._original = replace(self._original, examples=self._original.examples.at(broken))
+        graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
+        try:
+            parity, _ = self._original.prove(graph, program.signature)
+        except ParityError as error:
+            if not broken:
+                raise
+            raise ParityError(f"{error}; the capture is right only where {'; '.join(conditions)}") from error
+        return parity
+
+    def _rewrite_program(self, program: Program, subject: Subject) -> Program:
+        """Apply the FX rules and capture the result anew, which brings its shapes and metadata up to date."""
+
+        def proof(graph: Any) -> float:
+            candidate = Captured(graph, program.signature, subject.eager.device)
+            parity, _ = self._original.prove(candidate, program.signature, _CASES_OF_A_RULE)
+            return max(item.error for item in parity)
+
+        with self._journal.stage("rewrite the FX graph", "Rewriting the FX graph") as stage:
+            graph, records = PassManager(self._options.fx_rules, proof).run(exported.unguarded(program.exported))
+            if any(record.matches and not record.rejected for record in records):
+                try:
+                    rewritten = self._traced_again(graph, program, subject)
+                    stage.parity = self._prove_captured(rewritten, subject)
+                except ExportError as error:
+                    reason = f"the rewritten graph is left out: {error}"
+                    records = tuple(replace(item, rejected=item.rejected or reason) for item in records if item.matches)
+                else:
+                    program = rewritten
+            stage.detail = self._note_rewrites(records)
+        return program
+
+    def _traced_again(self, graph: Any, program: Program, subject: Subject) -> Program:
+        example = subject.eager.tensors(subject.example)
+        try:
+            traced = exported.trace(
+                exported.positional(graph), subject.inputs, subject.ranges, example, **program.options
+            )
+        except Exception as error:  # torch.export raises many kinds
+            raise ExportError(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        made = exported.program(traced, subject.inputs, subject.ranges, subject.output_names, program.log)
+        return replace(made, options=program.options)
+
+    def _rewrite_model(self, model: ir.Model, signature: Signature) -> tuple[ir.Model, bool]:
+        def proof(graph: ir.Model) -> float:
+            descriptor, _ = onnx_graph.pack(graph.clone(), self._blobs)
+            with contextlib.closing(load_engine(self._blobs.path(descriptor), device="cpu")) as engine:
+                parity, _ = self._original.prove(engine, signature, _CASES_OF_A_RULE)
+            return max(item.error for item in parity)
+
+        with self._journal.stage("rewrite the ONNX graph", "Rewriting the ONNX graph") as stage:
+            model, records = PassManager(self._options.onnx_rules, proof).run(model)
+            stage.detail = self._note_rewrites(records)
+        return model, bool(stage.detail)
+
+    def _note_rewrites(self, records: Sequence[PassRecord]) -> str:
+        """Keep what rules did, and say which of them changed the graph."""
+        self._journal.rewrites.extend(Rewrite(**asdict(record)) for record in records)
+        for record in records:
+            if record.rejected:
+                self._journal.note(f"rule '{record.rule}' ({record.kind}) was left out: {record.rejected}")
+        return ", ".join(f"{item.rule} {item.matches}x" for item in records if item.matches and not item.rejected)
+
+    def _archive(self, lowered: Packed, precision: str, signature: Signature) -> Archive:
+        """Prove the packed model, measure it, and put it into an archive with the report of it all."""
+        journal, options = self._journal, self._options
+        signature, notes = self._with_batch(signature)
+        journal.note(*lowered.notes, *notes)
+        with contextlib.closing(self._load(lowered)) as engine:
+            with journal.stage("pack", "Proving that the graph equals the model") as stage:
+                stage.parity, goldens = self._original.prove(engine, signature)
+            with journal.stage("measure", "Measuring"):
+                latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
+        worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
+        serving = Serving(
+            name=options.name,
+            variant=precision if lowered.format == "onnx" else f"{precision}-{lowered.format}",
+            format=lowered.format,
+            precision=precision,
+            signature=signature,
+            requires=lowered.requires,
+            golden_tolerance=min(10 * worst, 1),
+            provenance=Provenance.of(options.source, ("ingot", "torch", "onnx-ir", "onnxscript"), journal.notes),
+            evidence=Evidence(machine=devices.describe(), parity=stage.parity, latency=latency),
+        )
+        sizes = {"graph": lowered.graph.size, "weights": sum(item.size for item in lowered.weights)}
+        report = journal.report(serving, sizes)
+        documents = {
+            "report.json": report.model_dump_json(indent=1).encode(),
+            "report.html": report_page.html(report).encode(),
+            "report.txt": report_view.text(report).encode(),
+        }
+        variant = add_variant(self._blobs, serving, lowered.graph, lowered.weights, goldens, documents)
+        return Archive.create(self._blobs, [variant])
+
+    def _load(self, lowered: Packed) -> Engine:
+        path = self._blobs.path(lowered.graph)
+        device = "cpu" if lowered.format == "onnx" else self._options.device
+        try:
+            return load_engine(path, format=lowered.format, device=device, allow_code=True)  # we have made it
+        except InvalidArgument as error:
+            reason = str(error).replace(f" {path.name}", "")
+            raise ExportError(f"the graph was exported, but does not load: {reason}") from error
+
+    def _with_batch(self, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
+        """Decide whether requests may be joined, by the declared dimension and by a proof that rows do not touch."""
+        batch = self._options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
+        if batch is None:
+            return signature, ("served without batching: no input has a dimension named 'batch'",)
+        check_batch_dim(batch, signature.inputs)
+        reason = rows_touch(self._original.runner, signature, batch, self._original.examples)
+        if reason is not None:
+            return replace(signature, batch=None), (f"served without batching: {reason}",)
+        return replace(signature, batch=batch), ()
+
+
+def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape) for spec in inputs)
+
+
+def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidArgument if no input has a dimension of that name."""
+    known = symbols(inputs)
+    if batch not in known:
+        raise InvalidArgument(f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(known) or 'none'}")
+
+
+def _precision(model: ir.Model, signature: Signature) -> str:
+    """Return the type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``, ``int8``."""
+    totals: dict[str, int] = {}
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            label = DType.from_onnx(int(value.dtype)).value.lower()
+            totals[label] = totals.get(label, 0) + value.const_value.nbytes
+    if totals:
+        return max(totals, key=lambda label: totals[label])
+    floats = [spec.dtype for spec in signature.inputs if spec.dtype.is_float]
+    return floats[0].value.lower() if floats else "fp32"

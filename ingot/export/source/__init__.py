@@ -1,0 +1,96 @@
+"""What ``ingot export`` is pointed at: a module by import path, a saved model, or a folder that holds one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ingot import arrays
+from ingot.errors import InvalidArgument, NotFound
+from ingot.export.source import checkpoint as checkpoints
+from ingot.export.source import files, imported, repositories
+from ingot.export.source.checkpoint import load_checkpoint
+from ingot.export.source.text import one_line
+
+_SUFFIXES = (".onnx", ".pt", ".pth", ".pt2")
+
+__all__ = ["load_checkpoint", "load_example", "load_source"]
+
+
+def load_source(
+    source: str, checkpoint: str | Path | None = None, map_location: str = "cpu", *, trust: bool = False
+) -> nn.Module | Path:
+    """Return the module that ``source`` names, or the path if it is an ``.onnx`` file.
+
+    Args:
+        source: ``package.module:attribute`` (a module, class or factory), a TorchScript ``.pt``, an ExportedProgram
+            ``.pt2`` or an ``.onnx`` file, ``folder:entry`` of a local torch.hub repository, or the folder of a
+            transformers model.
+        checkpoint: a file with the module's ``state_dict``. The ``hyper_parameters`` that one of a LightningModule
+            carries are the arguments of the class.
+        map_location: the device that tensors are loaded to, as in ``torch.load``.
+        trust: load a ``.pt2`` file, which can run code.
+
+    Raises:
+        NotFound: the file, the Python module or the attribute does not exist.
+        InvalidArgument: the attribute gives no ``nn.Module``, the checkpoint does not fit it, or trust is needed.
+        Unsupported: the package that the source needs is not installed.
+    """
+    saved = _saved(source, map_location, trust)
+    if saved is not None and checkpoint is not None:
+        raise InvalidArgument(f"{source} holds its weights already; --checkpoint goes with package.module:attribute")
+    if saved is not None:
+        return saved
+    found = imported.find(source)
+    if checkpoint is None:
+        return imported.make(found, source.partition(":")[2])
+    path = Path(checkpoint).expanduser()
+    arguments = checkpoints.hyperparameters(path) if isinstance(found, type) else None
+    module = imported.make(found, source.partition(":")[2], arguments)
+    load_checkpoint(module, path, map_location)
+    return module
+
+
+def names_code(source: str) -> bool:
+    """Tell whether a source is an import path, not a file or folder."""
+    path, folder = Path(source).expanduser(), Path(source.rpartition(":")[0]).expanduser()
+    return path.suffix not in _SUFFIXES and not path.is_dir() and not (":" in source and folder.is_dir())
+
+
+def load_example(text: str | None) -> Any:
+    """Return example inputs: the arrays of an ``.npz`` file, or what ``package.module:attribute`` holds or gives.
+
+    Raises:
+        NotFound: there is no such file, Python module or attribute.
+        InvalidArgument: it is no ``.npz`` file, or importing or calling it fails.
+    """
+    if text is None:
+        return None
+    if ":" not in text or Path(text).is_file():
+        return arrays.load_npz(text)
+    found = imported.find(text)
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise InvalidArgument(f"calling {text} failed: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _saved(source: str, map_location: str, trust: bool) -> nn.Module | Path | None:
+    """Return the model that a file or folder holds, or None if ``source`` names none."""
+    path = Path(source).expanduser()
+    if path.suffix in _SUFFIXES:
+        if not path.is_file():
+            raise NotFound(f"there is no file {source}")
+        if path.suffix == ".onnx":
+            return path
+        return files.load_program(path, trust) if path.suffix == ".pt2" else files.load_torchscript(path, map_location)
+    if path.is_dir():
+        return repositories.load_pretrained(path)
+    folder, _, entry = source.rpartition(":")
+    if folder and Path(folder).expanduser().is_dir():
+        return repositories.load_hub(Path(folder).expanduser(), entry)
+    return None

@@ -1,0 +1,51 @@
+"""Saved models: TorchScript ``.pt`` and ExportedProgram ``.pt2`` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ingot.errors import InvalidArgument
+from ingot.export.program import quiet
+from ingot.export.source.checkpoint import check_device
+from ingot.export.source.text import one_line
+
+
+def load_torchscript(path: Path, map_location: str) -> nn.Module:
+    """Load a TorchScript file.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    check_device(map_location)
+    try:
+        with quiet():
+            return torch.jit.load(str(path), map_location=map_location)  # type: ignore[no-any-return, no-untyped-call]
+    except (RuntimeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{path} is not a TorchScript file. A whole module pickled by torch.save cannot be read safely: save its "
+            f"state_dict instead. For a state_dict, name the model's code and pass this file by "
+            f"--checkpoint: ingot export my_model:Net --checkpoint {path.name}"
+        ) from error
+
+
+def load_program(path: Path, trust: bool) -> nn.Module:
+    """Load what ``torch.export.save`` wrote.
+
+    Raises:
+        InvalidArgument: it is no such file, or ``trust`` is not set: loading one can run code.
+    """
+    if not trust:
+        raise InvalidArgument(
+            f"loading {path} can run code that it holds; if you trust where it comes from, use --trust, else name the "
+            "module that it was made from"
+        )
+    try:
+        with quiet():
+            return torch.export.load(path).module()
+    except Exception as error:
+        raise InvalidArgument(
+            f"{path} holds no exported program (torch.export.save writes one): {one_line(error)}"
+        ) from error

@@ -1,0 +1,76 @@
+"""A module by its import path: ``package.module:attribute``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.export.source.text import one_line
+
+
+def find(source: str) -> Any:
+    """Import what ``package.module:attribute`` names, with the current folder on the import path.
+
+    Raises:
+        NotFound: there is no such Python module or attribute.
+        InvalidArgument: importing it fails.
+    """
+    module_name, colon, attribute = source.partition(":")
+    if not colon or not attribute:
+        raise InvalidArgument(
+            f"'{source}' is not a model source; write package.module:attribute, or name a .onnx, .pt or .pt2 file, "
+            "a folder with a hubconf.py (folder:entry), or a folder with a transformers model"
+        )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # so that a user's own file next to him is found, as with uvicorn
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidArgument(f"importing {module_name} failed: {error}; install what it needs") from error
+        raise NotFound(f"there is no Python module '{module_name}' here ({Path.cwd()}) or installed") from error
+    except Exception as error:  # the user's code may raise anything
+        raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {one_line(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = ", ".join([name for name in dir(found) if not name.startswith("_")][:12])
+            raise NotFound(f"'{module_name}' has no attribute '{attribute}'; it has: {known}")
+        found = getattr(found, part)
+    return found
+
+
+def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return what was found as a module: itself, or what it gives when it is called with ``arguments``.
+
+    Raises:
+        InvalidArgument: it is no module and gives none.
+    """
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise InvalidArgument(f"'{attribute}' is a {type(found).__name__}, not a module, a class or a factory")
+    try:
+        made = found(**arguments or {})
+    except Exception as error:
+        given = f"with {', '.join(arguments)}" if arguments else "without arguments"
+        raise InvalidArgument(
+            f"calling {attribute}{_parameters(found)} {given} failed: {type(error).__name__}: "
+            f"{one_line(error)}; name a factory that needs none"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise InvalidArgument(f"{attribute}() gave a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+def _parameters(found: Any) -> str:
+    try:
+        return str(inspect.signature(found))
+    except ValueError:  # some built-in ones have none
+        return "(...)"

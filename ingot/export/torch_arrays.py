@@ -1,0 +1,23 @@
+"""Arrays to tensors and back, bfloat16 included."""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.errors import ExportError
+from ingot.runtime.engines.torch_engine import from_torch as from_torch
+from ingot.tensors import Array, DType
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """Return a copy of an array as a tensor.
+
+    Raises:
+        ExportError: the array holds text, which PyTorch has no tensor for.
+    """
+    dtype = DType.of(array)
+    if dtype is DType.BYTES:
+        raise ExportError("PyTorch models take no text tensors; tokenize before the model")
+    if dtype is DType.BF16:
+        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
