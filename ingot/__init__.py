@@ -14,6 +14,7 @@ from ingot import errors as errors
 if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
+    from ingot.export.ops import op as op
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.quant import quantize as quantize
@@ -32,10 +33,22 @@ _PUBLIC = {
     "IngotError": "ingot.errors",
     "Store": "ingot.model_store",
     "export_model": "ingot.export",
+    "op": "ingot.export.ops",
     "quantize": "ingot.quant",
     "serve": "ingot.server.main",
 }
-__all__ = ["Archive", "Client", "IngotError", "Store", "__version__", "errors", "export_model", "quantize", "serve"]
+__all__ = [
+    "Archive",
+    "Client",
+    "IngotError",
+    "Store",
+    "__version__",
+    "errors",
+    "export_model",
+    "op",
+    "quantize",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:

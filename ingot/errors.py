@@ -52,7 +52,14 @@ class InvalidArchive(InvalidArgument):
 
 
 class ExportError(InvalidArgument):
-    """A model cannot be captured or lowered."""
+    """A model cannot be captured or lowered.
+
+    ``detail`` shows, over several lines, the user's code that is to blame and an edit of it; it may be empty.
+    """
+
+    def __init__(self, message: str, detail: str = ""):
+        super().__init__(message)
+        self.detail = detail
 
 
 class ParityError(ExportError):
@@ -114,6 +121,7 @@ def public_text(error: IngotError) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a name of megabytes
 
 
-def missing_package(package: str, purpose: str, extra: str) -> Unsupported:
-    """Return the error for an optional dependency that is not installed."""
-    return Unsupported(f"{purpose} needs the package '{package}', which is not installed: pip install 'ingot[{extra}]'")
+def missing_package(package: str, purpose: str, extra: str | None) -> Unsupported:
+    """Return the error for an optional dependency that is not installed; ``extra`` None is a package of its own."""
+    install = package if extra is None else f"'ingot[{extra}]'"
+    return Unsupported(f"{purpose} needs the package '{package}', which is not installed: pip install {install}")

@@ -1,4 +1,4 @@
-"""``ingot export``, ``quantize``, ``inspect``, ``push`` and ``list``: making archives and keeping them."""
+"""``ingot quantize``, ``inspect``, ``push`` and ``list``: working with archives and keeping them."""
 
 from __future__ import annotations
 
@@ -21,74 +21,6 @@ StoreOption = Annotated[
 ]
 
 
-def export(
-    source: Annotated[
-        str,
-        typer.Argument(help="package.module:attribute (module, class or factory), a .onnx, or a TorchScript .pt."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; once for each."),
-    ] = None,
-    example: Annotated[
-        Path | None, typer.Option(help=".npz with example inputs by name, instead of generated ones.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
-    map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
-    name: Annotated[
-        str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
-    ] = None,
-    output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
-    ] = None,
-    batch_dim: Annotated[
-        str | None, typer.Option(help="The dimension that requests are joined along.", show_default="batch")
-    ] = None,
-    opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
-    as_json: Json = False,
-) -> None:
-    """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
-
-    The named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]. The one called batch is the batch
-    axis. A dimension may state its range: ids:int64\\[batch,seq=1..512].
-    """
-    _check_out(out)
-    with progress("Importing PyTorch") as step:
-        from ingot import arrays
-        from ingot.export import export_model, load_source
-        from ingot.model_store.references import name_from
-
-        examples = arrays.load_npz(example) if example else None
-        model = load_source(source, checkpoint, map_location)
-        default = source.rpartition(":")[2] if ":" in source else Path(source).stem
-        archive = export_model(
-            model,
-            examples,
-            inputs=inputs or (),
-            output_names=output_names or (),
-            name=name or name_from(default),
-            batch_dim=batch_dim,
-            opset=opset,
-            source=source,
-            progress=step,
-        )
-        step("Writing")
-        archive.save(out)
-    variant = archive.variant()
-    if as_json:
-        print_json(describe(archive))
-        return
-    for parity in variant.serving.evidence.parity:
-        note(
-            f"{parity.tensor}: equals the original in {parity.cases} cases, "
-            f"largest error {parity.error:.1e} (tolerance {parity.tolerance:.0e})"
-        )
-    if variant.signature.batch is None:
-        note(f"note: {variant.serving.provenance.notes[-1]}")
-    say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
-
-
 def quantize(
     model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
@@ -104,7 +36,7 @@ def quantize(
 
     The new variant becomes the preferred one; the original stays and is served as name#fp32.
     """
-    _check_out(out)
+    check_out(out)
     with progress("Importing") as step:
         from ingot.quant import StaticInt8
         from ingot.quant import quantize as run
@@ -138,12 +70,17 @@ def quantize(
 
 def inspect(
     model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Write the export's report to this file: .html, .json or .txt.")
+    ] = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Show what an archive holds, with every blob's digest checked."""
     archive = _open(model, store)
     archive.verify()
+    if report is not None:
+        _write_report(archive, report)
     if as_json:
         print_json(describe(archive))
         return
@@ -231,14 +168,25 @@ def _store(root: Path | None) -> Store:
     return Store(root)
 
 
-def _check_out(out: Path) -> None:
-    # Before minutes of work, not after.
+def check_out(out: Path) -> None:
+    """Raise InvalidArgument if a file cannot be written there: before minutes of work, not after."""
     if not out.parent.is_dir():
         raise InvalidArgument(f"cannot write {out}: there is no folder {out.parent}")
     if out.is_dir():
         raise InvalidArgument(f"cannot write {out}: it is a folder; name a file such as {out / 'model.ingot'}")
     if not os.access(out.parent, os.W_OK):
         raise InvalidArgument(f"cannot write {out}: the folder {out.parent} is read-only")
+
+
+def _write_report(archive: Archive, path: Path) -> None:
+    check_out(path)
+    for variant in archive.variants:
+        content = variant.document(f"report{path.suffix}")
+        if content is not None:
+            path.write_bytes(content)
+            note(f"the report of variant '{variant.name}' is in {path}")
+            return
+    raise NotFound(f"the archive carries no report{path.suffix}; exports carry .html, .json and .txt")
 
 
 def _latency(variant: Variant) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, demo, infer, serve
+from ingot.cli import archives, demo, export, infer, serve
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(archives.export)
+app.command()(export.export)
 app.command()(archives.quantize)
 app.command()(archives.inspect)
 app.command()(archives.push)
@@ -50,14 +50,16 @@ def main() -> None:
     try:
         app()
     except IngotError as error:
-        _fail(str(error), 70 if error.code is Code.INTERNAL else 1)
+        _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
     except Exception as error:
         if os.environ.get("INGOT_TRACEBACK"):
             raise
         _fail(f"{type(error).__name__}: {error}. This is a bug in Ingot; INGOT_TRACEBACK=1 shows where.", 70)
 
 
-def _fail(text: str, code: int) -> None:
+def _fail(text: str, code: int, detail: str = "") -> None:
     stderr.print("[bold red]error:[/]", end=" ")
     note(text)
+    if detail:
+        note(f"\n{detail}")
     sys.exit(code)

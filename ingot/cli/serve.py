@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,17 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 is any free one.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 is any free one.", show_default="8001")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="auto")] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="Load archives of formats that can run code of whoever made them; ONNX cannot.",
+            show_default="False",
+        ),
+    ] = False,
+    ort_library: Annotated[
+        Path | None, typer.Option(help="A library of custom operators for ONNX Runtime.", show_default="None")
+    ] = None,
     instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
     max_queue: Annotated[
@@ -55,6 +67,8 @@ def serve(
         "http_port": http_port,
         "grpc_port": grpc_port,
         "device": device,
+        "allow_code": allow_code or None,  # so that the variable counts where the option is not given
+        "ort_library": ort_library,
         "instances": instances,
         "max_batch": max_batch,
         "max_queue": max_queue,

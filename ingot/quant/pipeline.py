@@ -100,9 +100,9 @@ def _parent(archive: Archive, config: StaticInt8) -> Variant:
                 f"'{archive.name}' has a variant '{config.precision}' already; "
                 "quantize the archive that it was made from"
             )
-    floats = [variant for variant in archive.variants if variant.serving.recipe is None]
+    floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
-        raise InvalidArgument(f"'{archive.name}' has no floating-point variant to quantize")
+        raise InvalidArgument(f"'{archive.name}' has no floating-point variant of format 'onnx' to quantize")
     return floats[0]
 
 

@@ -1,0 +1,232 @@
+"""``ingot export``: from a model to an archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.archives import Json, check_out, describe
+from ingot.cli.output import note, print_json, progress, say, size
+from ingot.errors import ExportError, IngotError, InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.export.plan import Plan
+    from ingot.model_store import Archive
+
+_CAPTURE = "Capture route: auto, export, strict, inferred, oblivious, fx, script or trace."
+_RULES = "Rewrite rule, or default, all or none; once for each."
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:attribute (module, class or factory), a .onnx, TorchScript .pt or ExportedProgram "
+            ".pt2 file, the folder of a transformers model, or folder:entry of a hubconf.py."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The archive file to write.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; once for each."),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or gives them."),
+    ] = None,
+    constants: Annotated[
+        list[str] | None,
+        typer.Option("--constant", help="A keyword of forward that is fixed, such as use_cache=false; once for each."),
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
+    map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
+    trust: Annotated[bool, typer.Option("--trust", help="Load a .pt2 file, which can run code.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
+    ] = None,
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
+    ] = None,
+    batch_dim: Annotated[
+        str | None, typer.Option(help="The dimension that requests are joined along.", show_default="batch")
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
+    capture: Annotated[str, typer.Option(help=_CAPTURE)] = "auto",
+    rules: Annotated[list[str] | None, typer.Option("--rule", help=_RULES, show_default="default")] = None,
+    lift_state: Annotated[
+        bool, typer.Option("--lift-state", help="Make state that the model changes inputs and outputs.")
+    ] = False,
+    target: Annotated[
+        str, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
+    ] = "onnx",
+    partition: Annotated[
+        bool, typer.Option("--partition", help="Run what ONNX cannot express in PyTorch, the rest in ONNX Runtime.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="What an AOTInductor package is compiled for: cpu or cuda.")] = "cpu",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Tell what the model costs and which ways are open, without its weights.")
+    ] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Find the first operation whose result departs from the original's.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="If the model cannot be captured, look for all that is in the way.")
+    ] = False,
+    explain_limit: Annotated[float, typer.Option(help="Seconds that --explain may take.")] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
+
+    The named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]. The one called batch is the batch
+    axis. A dimension may state its range: ids:int64\\[batch,seq=1..512]. Inputs inside dicts and tuples are named by
+    the path to them: batch.image, past.0.1.
+    """
+    if out is not None:
+        check_out(out)
+    elif not plan and not bisect:
+        raise InvalidArgument("nothing says where the archive goes; give --out FILE")
+    fixed = _constants(constants or [])
+    call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
+    with progress("Importing PyTorch") as step:
+        from ingot.export import export_model, load_source
+        from ingot.export.source import load_example
+
+        given = load_example(example)
+        if plan:
+            planned = _plan(_maker(source, map_location, trust), inputs or (), given, fixed, batch_dim, opset)
+            _print(planned, as_json)
+            return
+        model = load_source(source, checkpoint, map_location, trust=trust)
+        call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state, "progress": step}
+        if bisect:
+            _bisect(model, given, call)
+            return
+        try:
+            archive = export_model(
+                model,
+                given,
+                name=name or _name(source),
+                batch_dim=batch_dim,
+                rewrite=rules or "default",
+                target=target,
+                partition=partition,
+                device=device,
+                source=source,
+                **call,
+            )
+        except ExportError as error:
+            if explain:
+                step(f"Looking for all that is in the way, {explain_limit:.0f} s at most")
+                recipe = {"checkpoint": checkpoint, "map_location": map_location, "trust": trust, "example": example}
+                _explain(error, explain_limit, source=source, inputs=tuple(inputs or ()), constants=fixed, **recipe)
+            raise
+        step("Writing")
+        if out is not None:  # which is so, past --plan and --bisect
+            archive.save(out)
+    if as_json:
+        print_json(describe(archive))
+    else:
+        _show(archive, out)
+
+
+def _maker(source: str, map_location: str, trust: bool) -> Callable[[], Any]:
+    """Return what makes the model. Its code is imported first: only the making is to happen without memory."""
+    from ingot.export import load_source
+    from ingot.export.source import imported, names_code
+
+    if not names_code(source):
+        return partial(load_source, source, None, map_location, trust=trust)
+    return partial(imported.make, imported.find(source), source.partition(":")[2])
+
+
+def _plan(
+    load: Callable[[], Any],
+    inputs: Sequence[str],
+    given: Any,
+    constants: dict[str, Any],
+    batch_dim: str | None,
+    opset: int | None,
+) -> Plan:
+    from ingot.export.pipeline import parse_inputs
+    from ingot.export.plan import plan
+
+    specs, ranges = parse_inputs(inputs)
+    return plan(load, specs, ranges, example_inputs=given, constants=constants, batch_dim=batch_dim, opset=opset)
+
+
+def _print(planned: Plan, as_json: bool) -> None:
+    from ingot.export.plan import lines
+
+    if as_json:
+        print_json(asdict(planned))
+        return
+    for line in lines(planned):
+        say(line)
+
+
+def _bisect(model: Any, given: Any, call: dict[str, Any]) -> None:
+    from ingot.export.bisection import bisect_model
+
+    if not hasattr(model, "forward"):
+        raise InvalidArgument("an .onnx file is taken as it is: there is nothing to compare it with")
+    departure, cases = bisect_model(model, given, **call)
+    if departure is None:
+        say(f"no operation departs from the original's, at {cases} sizes")
+        return
+    say(departure.text())
+    raise typer.Exit(1)
+
+
+def _explain(error: ExportError, limit: float, **recipe: Any) -> None:
+    """Add to an error what a deeper search finds."""
+    from ingot.export.explain.deep import Recipe, explain_deep
+
+    try:
+        found = explain_deep(Recipe(**{key: _plain(value) for key, value in recipe.items()}), limit)
+    except IngotError as failure:
+        note(f"--explain found nothing more: {failure}")
+        return
+    error.detail = "\n\n".join(item.text() for item in found) or error.detail
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _name(source: str) -> str:
+    from ingot.model_store.references import name_from
+
+    return name_from(source.rpartition(":")[2] if ":" in source else Path(source).stem)
+
+
+def _constants(items: list[str]) -> dict[str, Any]:
+    """Parse ``name=value``: JSON where it is, text otherwise."""
+    constants: dict[str, Any] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise InvalidArgument(f"'{item}' is no constant; write name=value, such as use_cache=false")
+        try:
+            constants[name] = json.loads(value)
+        except ValueError:
+            constants[name] = value
+    return constants
+
+
+def _show(archive: Archive, out: Path | None) -> None:
+    variant = archive.variant()
+    for parity in variant.serving.evidence.parity:
+        note(
+            f"{parity.tensor}: equals the original in {parity.cases} cases, "
+            f"largest error {parity.error:.1e} (tolerance {parity.tolerance:.0e})"
+        )
+    for remark in variant.serving.provenance.notes:
+        if not remark.startswith("captured by torch.export, torch"):
+            note(f"note: {remark}")
+    say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
