@@ -19,7 +19,7 @@ from ingot.model_store import Archive
 from ingot.runtime import load_engine
 from ingot.tensors import Array, DType, Range
 from tests.export import models
-from tests.export.test_source import torchscript
+from tests.export.source.test_imported import torchscript
 
 
 class Bounds(NamedTuple):
@@ -206,10 +206,10 @@ class TestOutputs:
             (lambda x: 3, {}, "the model returns int, which holds no tensor"),
             (lambda x: None, {}, "holds no tensor"),
             (lambda x: (x * 2, 3), {}, "returns 3 beside tensors"),
-            (lambda x: {"x": x * 2}, {}, "'x' names an input and an output"),
+            (lambda x: x * 2, {"output_names": ["x"]}, "'x' names an input and an output"),
             (lambda x: (x, x * 2), {"output_names": ["a"]}, "has 2 outputs, but 1 names were given: a"),
             (lambda x: (x, x * 2), {"output_names": ["a", "a"]}, "names must differ: a, a"),
-            (lambda x: torch.complex(x, x), {}, "unknown data type 'complex64'"),
+            (lambda x: torch.complex(x, x), {}, "arrays of type complex64 cannot be tensors"),
         ],
     )
     def test_outputs_that_cannot_be_served(self, function: Any, options: Mapping[str, Any], message: str) -> None:
@@ -279,9 +279,9 @@ class TestRefusals:
         ("given", "message"),
         [
             ([torch.ones(1, 4)] * 2, "2 example inputs were given, but the model takes x"),
-            ({"x": torch.ones(1, 4), "y": torch.ones(1)}, "unknown input 'y'"),
-            ({}, "input 'x' is missing"),
-            ([[[1.0, 2.0, 3.0, 4.0]]], "input 'x' has datatype FP64"),
+            ({"x": torch.ones(1, 4), "y": torch.ones(1)}, "the model has no parameter 'y'"),
+            ({}, "the example inputs hold no tensor"),
+            ([[[1.0, 2.0, 3.0, 4.0]]], "not numbers or lists of them"),
             (torch.ones(1, 5), "dimension 1 of input 'x' is 5, the model takes 4"),
         ],
     )
@@ -328,8 +328,8 @@ class TestRefusals:
         """The exporter is made to get one weight wrong, as real ones have."""
         lower = lower_onnx.lower
 
-        def miscompile(*arguments: Any) -> ir.Model:
-            model: ir.Model = lower(*arguments)
+        def miscompile(*arguments: Any, **options: Any) -> ir.Model:
+            model: ir.Model = lower(*arguments, **options)
             value = next(item for item in model.graph.initializers.values() if len(item.shape or ()) == 2)
             assert value.const_value is not None
             wrong = value.const_value.numpy().copy()
@@ -363,14 +363,14 @@ def test_a_torchscript_file_is_exported_by_the_names_of_its_inputs(tmp_path: Pat
     assert np.allclose(ask(archive, x=x)["output"], torch_answer(module, x), atol=1e-5)
 
 
-def test_a_torchscript_model_takes_its_inputs_in_order(tmp_path: Path) -> None:
+def test_a_torchscript_model_takes_its_inputs_in_any_order(tmp_path: Path) -> None:
     module = load_source(str(torchscript(models.Pair(), tmp_path / "pair.pt")))
     assert isinstance(module, nn.Module)
     archive = export_model(module, inputs=["left:float32[batch,3]", "right:float32[batch,5]"], name="pair")
     left, right = np.ones((2, 3), np.float32), np.full((2, 5), 2, np.float32)
     assert ask(archive, left=left, right=right)["output"].tolist() == [-17, -17]
-    with pytest.raises(ExportError, match="in their order: left, right"):
-        export_model(module, inputs=["right:float32[batch,5]", "left:float32[batch,3]"], name="pair")
+    turned = export_model(module, inputs=["right:float32[batch,5]", "left:float32[batch,3]"], name="pair")
+    assert ask(turned, left=left, right=right)["output"].tolist() == [-17, -17]
 
 
 def notes(archive: Archive) -> str:

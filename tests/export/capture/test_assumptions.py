@@ -1,0 +1,74 @@
+"""Conditions that a model's code puts on its sizes: a capture that follows one side of them is never taken for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ingot.errors import ExportError, ParityError
+from ingot.export import export_model
+from ingot.export.capture import assumptions
+from ingot.export.capture.assumptions import Assumption
+from ingot.tensors import Range
+from tests.export.models import Function
+
+SPEC = "x:float32[batch,seq]"
+
+
+@pytest.mark.parametrize(
+    ("condition", "shown"),
+    [
+        (lambda rows, columns: rows * columns % 2 == 1, r"\(seq\*batch\) % 2"),
+        (lambda rows, columns: rows * columns > 1000, r"seq\*batch <= 1000"),
+        (lambda rows, columns: rows * columns == 77, r"\(seq\*batch\) != 77"),
+    ],
+    ids=["parity", "product", "one-pair"],
+)
+def test_a_branch_on_sizes_is_refused_with_its_condition(condition: Callable[[int, int], bool], shown: str) -> None:
+    """None of these is broken by the sizes that every export tries: the conditions themselves tell which to try."""
+    module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
+    with pytest.raises(ParityError, match=f"the capture is right only where .*{shown}"):
+        export_model(module, inputs=SPEC)
+
+
+def test_a_branch_whose_sides_are_equal_is_no_obstacle() -> None:
+    module = Function(lambda x: x + x if x.shape[0] * x.shape[1] > 1000 else x * 2)
+    assert export_model(module, inputs=SPEC).signature.batch == "batch"
+
+
+def test_a_range_within_the_condition_is_taken() -> None:
+    module = Function(lambda x: x * 2 if x.shape[0] * x.shape[1] > 1000 else x)
+    archive = export_model(module, inputs="x:float32[batch=1..20,seq=1..50]")
+    assert archive.signature.range("seq") == Range(1, 50)
+
+
+def test_a_factor_that_torch_cannot_follow_is_captured() -> None:
+    module = Function(lambda x: torch.nn.functional.interpolate(x[:, None], scale_factor=3.0))
+    assert export_model(module, inputs=SPEC).signature.symbols == ("batch", "seq")
+
+
+def test_sizes_that_break_a_condition_are_found_and_the_smallest_is_given() -> None:
+    def broken(holds: Callable[[int, int], bool], **ranges: Range) -> list[dict[str, int]]:
+        assumption = Assumption("", lambda sizes: holds(sizes["a"], sizes["b"]))
+        return assumptions.broken([assumption], {"a": 3, "b": 5}, ranges)
+
+    assert broken(lambda a, b: True) == []
+    assert broken(lambda a, b: a != 1)[0]["a"] == 1
+    assert broken(lambda a, b: (a, b) != (7, 11)) == [{"a": 7, "b": 11}]
+    assert broken(lambda a, b: a != b)[0] == {"a": 1, "b": 1}
+    assert broken(lambda a, b: a < 100, a=Range(1, 99)) == []
+
+
+def test_a_dimension_that_the_example_allows_at_one_size_only_is_refused() -> None:
+    """Cutting or repeating the example gives inputs that the model rejects: nothing would be known of other sizes."""
+
+    def strict(x: torch.Tensor) -> torch.Tensor:
+        if not bool((x.sum(0) == 6).all()):
+            raise ValueError("the columns must add up to 6")
+        return x * 2
+
+    example = torch.tensor([[1.0, 2.0], [2.0, 2.0], [3.0, 2.0]])
+    with pytest.raises(ExportError):
+        export_model(Function(strict), example, inputs=SPEC)

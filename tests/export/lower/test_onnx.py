@@ -1,0 +1,79 @@
+"""What has no ONNX form is named, with the line of the user's code; the rest of lowering is tested by what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from onnxscript import opset20 as onnx_ops
+from torch import Tensor, nn
+
+from ingot.errors import ExportError
+from ingot.export.lower.onnx import lower, outside
+from ingot.export.program import Program, quiet
+from ingot.tensors import DType, Signature, TensorSpec
+from tests.export.models import Function
+from tests.export.ops import operators
+
+
+def capture(function: Callable[..., Any]) -> Program:
+    """Capture a function of one tensor [batch, 4] of float32."""
+    with quiet():
+        dims = ({0: torch.export.Dim("batch")},)
+        exported = torch.export.export(Function(function), (torch.randn(3, 4),), dynamic_shapes=dims)
+    specs = (TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, ("batch", 4)),)
+    return Program(exported, Signature(*specs))
+
+
+def exotic(x: Tensor) -> Tensor:
+    result: Tensor = torch.special.i1e(x) + torch.special.i1e(x + 1) + torch.special.airy_ai(x)
+    return result
+
+
+def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_model() -> None:
+    program = capture(lambda x: torch.relu(exotic(x)))
+    first, second = outside(program)
+    assert first.startswith("prims.bessel_i1e.default (models.py:")
+    assert second.startswith("aten.special_airy_ai.default (models.py:")
+    assert outside(program.exported) == (first, second)
+    with pytest.raises(
+        ExportError, match=r"the model has no ONNX form: nothing translates prims\.bessel_i1e\.default \("
+    ):
+        lower(program)
+
+
+def test_what_is_translated_otherwise_is_not_listed() -> None:
+    program = capture(lambda x: operators.scale(torch.special.airy_ai(x), 2.0))
+    assert [item.split()[0] for item in outside(program)] == ["aten.special_airy_ai.default"]
+    table = {torch.ops.aten.special_airy_ai.default: lambda x: onnx_ops.Cos(x)}
+    assert outside(program, translations=table) == ()
+    assert [node.op_type for node in lower(program, translations=table).graph] == ["Cos", "scale"]
+
+
+def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() -> None:
+    program = capture(lambda x: torch.histc(x, 4))
+    assert outside(program) == ()
+    with pytest.raises(ExportError, match=r"form: aten\.histc\.default \(models\.py:\d+\): aten_histc with min == max"):
+        lower(program)
+
+
+@pytest.mark.parametrize(
+    ("function", "opset", "message"),
+    [
+        (nn.LayerNorm(4), 13, "LayerNormalization needs opset 17"),
+        (lambda x: x.chunk(2, 1)[0], 17, "Split needs opset 18"),
+    ],
+    ids=["operator", "attribute"],
+)
+def test_an_opset_that_cannot_be_reached_names_what_needs_a_newer_one(
+    function: Callable[..., Any], opset: int, message: str
+) -> None:
+    with pytest.raises(ExportError, match=f"cannot be expressed in opset {opset}: {message}"):
+        lower(capture(function), opset)
+
+
+@pytest.mark.parametrize("opset", [16, 18])
+def test_an_opset_that_can_be_reached(opset: int) -> None:
+    assert lower(capture(torch.cos), opset).opset_imports[""] == opset

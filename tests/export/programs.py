@@ -1,0 +1,78 @@
+"""Captured programs and archives of them, for the tests of lowerings and of the engines that run them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from ingot.export.arguments import from_names
+from ingot.export.capture import exported
+from ingot.export.examples import Examples
+from ingot.export.lower.packed import Packed
+from ingot.export.parity import prove
+from ingot.export.program import Eager, Program
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
+from ingot.runtime import load_engine
+from ingot.runtime.engine import Engine
+from ingot.tensors import parse_spec
+
+
+class Case(NamedTuple):
+    """A model, what was captured of it, and inputs to ask both."""
+
+    eager: Eager
+    program: Program
+    examples: Examples
+
+
+class Lowered(NamedTuple):
+    """A model, and the blobs that it was lowered to."""
+
+    case: Case
+    packed: Packed
+    blobs: BlobFolder
+
+    def engine(self, device: str = "cpu", threads: int | None = 1) -> Engine:
+        path = self.blobs.path(self.packed.graph)
+        return load_engine(path, format=self.packed.format, device=device, threads=threads, allow_code=True)
+
+    def errors(self) -> dict[str, float]:
+        """Return the largest departure of each output from the model, over all sizes; fails beyond the tolerance."""
+        engine = self.engine()
+        try:
+            evidence, _ = prove(self.case.eager, engine, self.case.program.signature, self.case.examples)
+        finally:
+            engine.close()
+        return {item.tensor: item.error for item in evidence}
+
+
+def capture(module: nn.Module, *inputs: str) -> Case:
+    """Capture a module whose inputs are described as for ``ingot export``; ``batch`` is the batch."""
+    parsed = [parse_spec(text) for text in inputs]
+    specs = tuple(spec for spec, _ in parsed)
+    ranges = {symbol: bounds for _, stated in parsed for symbol, bounds in stated.items()}
+    eager = Eager(module.eval(), from_names(module, [spec.name for spec in specs], {}))
+    examples = Examples(specs, ranges)
+    example = examples.make(examples.default_sizes)
+    traced = exported.trace(eager.flat(), specs, ranges, eager.tensors(example))
+    return Case(eager, exported.program(traced, specs, ranges, tuple(eager.run(example))), examples)
+
+
+def archive(lowered: Lowered, batch: str | None = "batch") -> Archive:
+    """Return an archive of one variant, with one golden case."""
+    case, packed, blobs = lowered
+    inputs = case.examples.make(case.examples.default_sizes)
+    signature = case.program.signature
+    serving = Serving(
+        name="model",
+        variant="fp32",
+        format=packed.format,
+        precision="fp32",
+        signature=type(signature)(signature.inputs, signature.outputs, batch, signature.ranges),
+        requires=packed.requires,
+        golden_tolerance=1e-3,
+        provenance=Provenance(source="tests", created="2026-01-02T03:04:05Z"),
+    )
+    golden = Golden(inputs, case.eager.run(inputs))
+    return Archive.create(blobs, [add_variant(blobs, serving, packed.graph, packed.weights, [golden])])

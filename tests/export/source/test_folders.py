@@ -1,0 +1,175 @@
+"""Saved programs, torch.hub folders, transformers folders and LightningModules as the source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.export import export_model, load_source
+from ingot.runtime import load_engine
+from tests.export import models
+from tests.support import RunIngot
+
+
+def save_program(path: Path) -> Path:
+    example = (torch.randn(3, 4),)
+    shapes = ({0: torch.export.Dim("rows")},)
+    torch.export.save(torch.export.export(models.Net().eval(), example, dynamic_shapes=shapes), path)
+    return path
+
+
+class TestPrograms:
+    def test_one_that_is_trusted_describes_its_own_inputs(self, tmp_path: Path) -> None:
+        path = save_program(tmp_path / "net.pt2")
+        module = load_source(str(path), trust=True)
+        assert isinstance(module, nn.Module)
+        archive = export_model(module, name="net")
+        assert str(archive.signature.inputs[0]) == "x:float32[batch,4]"
+        assert archive.signature.batch == "batch"
+
+    def test_without_trust_it_is_not_even_opened(self, tmp_path: Path) -> None:
+        (tmp_path / "net.pt2").write_bytes(b"anything")
+        with pytest.raises(InvalidArgument, match=r"net\.pt2 can run code .* --trust"):
+            load_source(str(tmp_path / "net.pt2"))
+
+    def test_what_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "net.pt2").write_bytes(b"anything")
+        with pytest.raises(InvalidArgument, match=r"net\.pt2 holds no exported program"):
+            load_source(str(tmp_path / "net.pt2"), trust=True)
+
+
+HUBCONF = """
+import torch
+
+dependencies = ["torch"]
+
+
+def doubling():
+    '''Doubles.'''
+
+    class Doubling(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    return Doubling()
+
+
+def number():
+    return 3
+"""
+
+
+class TestHub:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        (tmp_path / "hubconf.py").write_text(HUBCONF)
+        return tmp_path
+
+    def test_an_entry_point(self, folder: Path, run_ingot: RunIngot) -> None:
+        out = folder / "a.ingot"
+        result = run_ingot("export", f"{folder}:doubling", "--input", "x:float32[batch,2]", "--out", out)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith(f"{out}: doubling, fp32")
+
+    def test_one_that_there_is_not(self, folder: Path) -> None:
+        with pytest.raises(NotFound, match=r"no entry point 'tripling'; it has: doubling, number"):
+            load_source(f"{folder}:tripling")
+
+    def test_one_that_gives_no_module(self, folder: Path) -> None:
+        with pytest.raises(InvalidArgument, match="gave a int, not a module"):
+            load_source(f"{folder}:number")
+
+    def test_a_folder_without_any(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match=r"no hubconf\.py"):
+            load_source(f"{tmp_path}:doubling")
+        with pytest.raises(NotFound, match=r"holds no transformers model \(config\.json\)"):
+            load_source(str(tmp_path))
+
+
+class Lit(nn.Module):
+    """As a LightningModule is: hyperparameters in its checkpoint, and an example of its input."""
+
+    def __init__(self, width: int, scale: float = 1.0):
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+        self.scale = scale
+        self.example_input_array = torch.randn(3, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale  # type: ignore[no-any-return]
+
+
+def lightning_checkpoint(path: Path, **hyperparameters: Any) -> nn.Module:
+    module = Lit(**hyperparameters)
+    content = {
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": module.state_dict(),
+        "hyper_parameters": hyperparameters,
+    }
+    torch.save(content, path)
+    return module
+
+
+class TestLightning:
+    def test_its_checkpoint_tells_how_it_is_made_and_it_tells_its_input(self, tmp_path: Path) -> None:
+        original = lightning_checkpoint(tmp_path / "last.ckpt", width=5, scale=3.0)
+        module = load_source("tests.export.source.test_folders:Lit", tmp_path / "last.ckpt")
+        assert isinstance(module, nn.Module)
+        archive = export_model(module)
+        assert str(archive.signature.inputs[0]) == "x:float32[batch,5]"
+        x = np.ones((2, 5), np.float32)
+        engine = load_engine(archive.variant().path(), device="cpu")
+        assert np.allclose(engine.run({"x": x})["output"], original(torch.tensor(x)).detach().numpy(), atol=1e-6)
+        engine.close()
+
+    def test_hyperparameters_that_the_class_does_not_take(self, tmp_path: Path) -> None:
+        lightning_checkpoint(tmp_path / "last.ckpt", width=5)
+        loaded = torch.load(tmp_path / "last.ckpt", weights_only=True)
+        loaded["hyper_parameters"] = {"depth": 3}
+        torch.save(loaded, tmp_path / "last.ckpt")
+        with pytest.raises(InvalidArgument, match=r"calling Lit\(.*\) with depth failed"):
+            load_source("tests.export.source.test_folders:Lit", tmp_path / "last.ckpt")
+
+
+class TestTransformers:
+    """Needs the package ``transformers``, which Ingot itself does not."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.BertConfig(
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            vocab_size=50,
+            max_position_embeddings=32,
+        )
+        transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+        return tmp_path
+
+    def test_a_saved_model_tells_its_inputs(self, folder: Path) -> None:
+        module = load_source(str(folder))
+        assert isinstance(module, nn.Module)
+        archive = export_model(module, name="bert")
+        assert [str(spec) for spec in archive.signature.inputs] == [
+            "input_ids:int64[batch,seq]",
+            "attention_mask:int64[batch,seq]",
+        ]
+        assert archive.signature.range("seq").high == 32
+        assert archive.signature.batch == "batch"
+        ids = np.concatenate([golden.inputs["input_ids"].ravel() for golden in archive.variant().goldens()])
+        assert ids.max() > 1  # proved on the whole vocabulary, not on its first two words
+
+    def test_an_architecture_that_there_is_not(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
+        with pytest.raises(InvalidArgument, match="architecture NoSuchModel, which transformers does not have"):
+            load_source(str(folder))

@@ -1,0 +1,237 @@
+"""Plans: what is measured on fake tensors is held against sums by hand and against real modules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.plan import Cost, Plan, Support, Weights, lines, plan
+from ingot.export.source import load_source
+from ingot.tensors import Range, parse_spec
+from tests.export import models
+from tests.export.source.test_imported import torchscript
+
+
+class Wide(nn.Module):
+    """Two matrix products of 64 x 64, with one buffer and one number that is no float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.ones(64))
+        self.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(self.first(x))) * self.scale
+
+
+X64 = [parse_spec("x:float32[batch,64]")[0]]
+X4 = [parse_spec("x:float32[batch,4]")[0]]
+
+
+def test_weights_and_costs_are_the_ones_of_paper() -> None:
+    found = plan(Wide, X64)
+    assert found.built == "fake"
+    assert found.weights == (
+        Weights("parameters", "float32", 3, 2 * 64 * 64 + 64, (2 * 64 * 64 + 64) * 4),
+        Weights("buffers", "float32", 1, 64, 256),
+        Weights("buffers", "int64", 1, 3, 24),
+    )
+    assert found.parameters == 8256
+    floats = 8256 + 64
+    assert found.sizes == {
+        "fp32": floats * 4 + 24,
+        "fp16": floats * 2 + 24,
+        "bf16": floats * 2 + 24,
+        "int8": floats + 24,
+        "int4": floats // 2 + 24,
+    }
+    row = 64 * 4
+    # The input, which the caller holds; what goes into an operator and what comes out.
+    assert found.costs == tuple(Cost({"batch": rows}, rows * 2 * 2 * 64 * 64, rows * 3 * row) for rows in (1, 8, 32))
+    assert found.routes == (Support("export"),)
+    assert found.formats == (Support("onnx"), Support("aoti"))
+    assert found.notes == ()
+
+
+def test_a_tensor_is_counted_until_nothing_refers_to_it_and_views_count_once() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            z = y.view(-1).view(x.shape).t()
+            del y
+            z = z.exp()
+            return torch.cat([z.sum(0), z.sum(0)])
+
+    (cost,) = plan(Chain, [parse_spec("x:float32[10,10]")[0]]).costs
+    assert cost == Cost({}, 0, 3 * 400)
+
+
+def test_attention_and_recurrent_layers_are_counted() -> None:
+    attention = models.Function(lambda x: nn.functional.scaled_dot_product_attention(x, x, x))
+    (cost, *_) = plan(lambda: attention, [parse_spec("x:float32[batch,2,10,8]")[0]]).costs
+    assert cost.flops == 2 * (2 * 2 * 10 * 10 * 8)
+    spec, ranges = parse_spec("input:float32[batch,seq=..7,4]")
+    (cost, *_) = plan(lambda: nn.LSTM(4, 8, batch_first=True), [spec], ranges).costs
+    assert cost.sizes == {"batch": 1, "seq": 7}
+    assert cost.flops == 7 * 2 * 4 * 8 * (4 + 8)
+
+
+def test_shared_weights_count_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+            self.head.weight = self.rows.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rows(x))  # type: ignore[no-any-return]
+
+    found = plan(Tied, [parse_spec("x:int64[batch,seq]")[0]])
+    assert found.weights == (Weights("parameters", "float32", 1, 40, 160),)
+
+
+def test_batches_stay_within_their_range() -> None:
+    spec = parse_spec("x:float32[rows,4]")[0]
+    for bounds, wanted in ((Range(1, 9), [1, 8]), (Range(3, 4), [3])):
+        costs = plan(models.Net, [spec], {"rows": bounds}, batch_dim="rows").costs
+        assert [cost.sizes["rows"] for cost in costs] == wanted
+
+
+class Huge(nn.Module):
+    """8.6 GB of parameters, which no test may allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16384, 16384) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def on_meta_only() -> nn.Module:
+    """Reads a number while it is built, as drop paths do, which no fake tensor gives."""
+    rates = [rate.item() for rate in torch.linspace(0, 1, 8, device="cpu")]
+    assert len(rates) == 8
+    return Huge()
+
+
+def test_huge_weights_are_never_allocated() -> None:
+    program = (
+        "import json\n"
+        "from dataclasses import asdict\n"
+        "from ingot.export.plan import plan\n"
+        "from ingot.tensors import parse_spec\n"
+        "from tests.export.test_plan import Huge, on_meta_only\n"
+        "found = [asdict(plan(make, [parse_spec('x:float32[batch,16384]')[0]])) for make in (Huge, on_meta_only)]\n"
+        "peak = next(row for row in open('/proc/self/status') if row.startswith('VmHWM'))\n"
+        "print(json.dumps([*found, int(peak.split()[1])]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    fake, meta, most = json.loads(done.stdout.splitlines()[-1])
+    assert most * 1024 < 1.5e9
+    assert (fake.pop("built"), meta.pop("built")) == ("fake", "meta")
+    assert fake == meta
+    assert fake["sizes"]["fp32"] == 8 * (16384 * 16384 + 16384) * 4
+    assert [cost["flops"] for cost in fake["costs"]] == [rows * 8 * 2 * 16384**2 for rows in (1, 8, 32)]
+    assert fake["formats"] == [{"name": "onnx", "obstacle": ""}, {"name": "aoti", "obstacle": ""}]
+
+
+class TestRealWeights:
+    def test_a_factory_that_needs_data_is_measured_as_it_is(self) -> None:
+        def factory() -> nn.Module:
+            module = models.Net()
+            (module.body[3].p, _) = (rate.item() for rate in torch.linspace(0, 1, 2))
+            return module
+
+        found = plan(factory, X4)
+        assert found.built == "real"
+        assert "the weights had to be made" in found.notes[0]
+        assert found.parameters == sum(item.numel() for item in models.Net().parameters())
+
+    def test_a_module_that_existed_is_left_as_it_was(self) -> None:
+        module = models.Net().train()
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        found = plan(lambda: module, X4)
+        assert found.built == "real"
+        assert all(part.training for part in module.modules())
+        assert all(type(value) is torch.Tensor for value in module.state_dict().values())
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert found.costs == plan(models.Net, X4).costs
+
+
+class TestObstacles:
+    def test_code_that_reads_values_has_no_costs_but_an_explanation(self) -> None:
+        found = plan(models.Branch, X4)
+        assert found.costs == ()
+        assert "does not run on fake tensors: its code decides by the values of a tensor" in found.notes[0]
+        assert [route.name for route in found.routes] == ["export", "strict", "inferred", "oblivious"]
+        assert all("models.py" in route.obstacle for route in found.routes)
+        assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 2
+
+    def test_an_operator_without_onnx_form_leaves_other_formats(self) -> None:
+        onnx, aoti = plan(lambda: models.Function(torch.special.bessel_j0), X4).formats
+        assert "bessel_j0" in onnx.obstacle
+        assert aoti == Support("aoti")
+
+    def test_what_cannot_be_planned_says_why(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match="nothing says what the model takes"):
+            plan(models.Net)
+        with pytest.raises(RuntimeError, match="no weights here"):
+            plan(models.failing, X4)
+        script = load_source(str(torchscript(models.Net(), tmp_path / "net.pt")))
+        assert isinstance(script, nn.Module)
+        with pytest.raises(ExportError, match="a TorchScript model holds its weights"):
+            plan(lambda: script, X4)
+
+
+def test_an_example_describes_the_inputs() -> None:
+    found = plan(models.Net, example_inputs=torch.ones(2, 4))
+    assert [cost.sizes for cost in found.costs] == [{"batch": rows} for rows in (1, 8, 32)]
+
+
+def test_a_plan_as_text() -> None:
+    shown = Plan(
+        "meta",
+        (Weights("parameters", "bfloat16", 1, 70_553_706_496, 141_107_412_992),),
+        {"fp32": 282_214_825_984, "int4": 35_276_853_248},
+        (Cost({"batch": 1, "seq": 512}, 999, 1023), Cost({"batch": 32, "seq": 512}, 72_000_000_000_000, 1_048_576)),
+        (Support("export", "too deep"), Support("strict")),
+        (Support("onnx"),),
+        ("a remark",),
+    )
+    assert lines(shown) == [
+        "Weights",
+        "  parameters  bfloat16  70.6 G in 1 tensors  131 GiB",
+        "",
+        "Size of the weights by precision",
+        "  fp32   263 GiB",
+        "  int4  32.9 GiB",
+        "",
+        "One run",
+        "  batch  seq  activations  FLOPs",
+        "  1      512       1023 B    999",
+        "  32     512        1 MiB   72 T",
+        "",
+        "Capture",
+        "  export: too deep",
+        "  strict: possible",
+        "",
+        "Formats",
+        "  onnx: possible",
+        "",
+        "The model was built on the meta device.",
+        "note: a remark",
+    ]
+    assert json.loads(json.dumps(asdict(shown)))["costs"][0]["flops"] == 999

@@ -1,0 +1,148 @@
+"""Ways in which a graph could be silently wrong although some inputs agree; each is refused or right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ingot
+from ingot.errors import ExportError, ParityError
+from ingot.export import export_model
+from ingot.export.examples import Examples
+from ingot.export.parity import prove, rows_touch
+from ingot.runtime import load_engine
+from ingot.tensors import Array, DType, Signature, TensorSpec
+from tests.export.models import Function
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_an_example_of_one_value_does_not_hide_that_rows_touch(value: float) -> None:
+    archive = export_model(Function(lambda x: x - x.mean(0)), torch.full((4, 3), value))
+    assert archive.signature.batch is None
+
+
+def test_an_example_of_one_value_does_not_hide_a_wrong_graph() -> None:
+    signature = Signature((TensorSpec("x", DType.FP32, ("n", 3)),), (TensorSpec("y", DType.FP32, ("n", 3)),))
+    examples = Examples(signature.inputs, {}, {"x": np.zeros((4, 3), np.float32)})
+    with pytest.raises(ParityError):
+        prove(Runs(np.sin), Runs(lambda x: x * 0), signature, examples)
+
+
+def test_a_trace_of_a_fixed_shape_is_asked_other_values() -> None:
+    for function in (sort_by_numpy, lambda x: x * 2 if x.sum() > 0 else x * 3):
+        with pytest.raises(ExportError):
+            export_model(Function(function), inputs="x:float32[4]", capture="trace")
+
+
+def sort_by_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.sort(x.detach().numpy()))
+
+
+@pytest.mark.parametrize(
+    "condition", [lambda rows: rows > 5000, lambda rows: rows == 100, lambda rows: rows < 3], ids=["far", "one", "few"]
+)
+def test_a_size_that_the_code_asks_for_is_tried(condition: Callable[[int], bool]) -> None:
+    with pytest.raises(ExportError):
+        export_model(Function(lambda x: x * 2 if condition(x.shape[0]) else x * 3), inputs="x:float32[batch,2]")
+
+
+def test_a_dimension_may_be_called_like_a_word_of_python() -> None:
+    module = Function(lambda x: torch.nn.functional.interpolate(x[:, None], scale_factor=3.0))
+    assert export_model(module, inputs="x:float32[batch,in]").signature.symbols == ("batch", "in")
+
+
+def test_rounding_excuses_a_little_and_not_much() -> None:
+    signature = Signature((TensorSpec("x", DType.FP32, ("n",)),), (TensorSpec("y", DType.FP32, ("n",)),))
+    examples = Examples(signature.inputs, {})
+    exact = Runs(lambda x: x * 1.05)
+    with pytest.raises(ParityError):
+        prove(Runs(lambda x: x), Runs(lambda x: x * 1.15), signature, examples, exact=exact)
+    (evidence,), _ = prove(Runs(lambda x: x), Runs(lambda x: x * 1.0005), signature, examples, exact=exact)
+    assert evidence.tolerance <= 1e-3
+
+
+def test_half_precision_does_not_hide_that_rows_touch() -> None:
+    shape = ("batch", 3)
+    signature = Signature((TensorSpec("x", DType.BF16, shape),), (TensorSpec("y", DType.BF16, shape),))
+    half = DType.BF16.numpy
+    mixing = Runs(lambda x: (x.astype(np.float32) - 0.1 * x.astype(np.float32).mean(0)).astype(half))
+    assert rows_touch(mixing, signature, "batch", Examples(signature.inputs, {})) is not None
+    assert rows_touch(Runs(lambda x: x), signature, "batch", Examples(signature.inputs, {})) is None
+
+
+def test_a_parameter_that_is_written_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.calls.add_(1)
+            return x * 2
+
+    with pytest.raises(ExportError, match="changes its parameter calls"):
+        export_model(Counting(), inputs="x:float32[batch,2]")
+
+
+def test_a_submodule_may_be_called_module() -> None:
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x) * self.weight  # type: ignore[no-any-return]
+
+    module = Wrapping()
+    archive = export_model(module, inputs="x:float32[batch,2]")
+    engine = load_engine(archive.variant().path(), device="cpu")
+    x = np.ones((3, 2), np.float32)
+    assert np.allclose(engine.run({"x": x})["output"], module(torch.tensor(x)).detach().numpy(), atol=1e-6)
+    engine.close()
+
+
+def test_the_body_of_an_operator_that_decides_by_sizes_is_refused() -> None:
+    @ingot.op("soundness::by_size", fake=torch.empty_like)
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 50 else x * 3
+
+    with pytest.raises(ExportError, match="decides by sizes"):
+        export_model(Function(lambda x: by_size(x)), inputs="x:float32[batch,2]")
+
+
+def test_a_state_is_proved_over_several_calls() -> None:
+    """Right at the first value of the state and wrong later."""
+    specs = (TensorSpec("x", DType.FP32, ("n",)), TensorSpec("s", DType.FP32, ()))
+    outputs = (TensorSpec("y", DType.FP32, ("n",)), TensorSpec("s_next", DType.FP32, ()))
+    examples = Examples(specs, {}, states={"s": np.zeros((), np.float32)})
+    right = Steps(lambda x, s: x + s)
+    with pytest.raises(ParityError):
+        prove(right, Steps(lambda x, s: x), Signature(specs, outputs), examples)
+    assert prove(right, right, Signature(specs, outputs), examples)
+
+
+class Runs:
+    """A function of one array as a model."""
+
+    def __init__(self, function: Callable[[Array], Array]):
+        self._function = function
+
+    def run(self, inputs: Any) -> dict[str, Array]:
+        return {"y": self._function(inputs["x"])}
+
+
+class Steps:
+    """A function of an input and a state that counts calls."""
+
+    def __init__(self, function: Callable[[Array, Array], Array]):
+        self._function = function
+
+    def run(self, inputs: Any) -> dict[str, Array]:
+        return {"y": self._function(inputs["x"], inputs["s"]), "s_next": inputs["s"] + np.float32(1)}

@@ -1,0 +1,106 @@
+"""State that a model changes: lifted to inputs and outputs, and fed back over several calls, or refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import ExportError, ParityError
+from ingot.export import export_model
+from ingot.runtime import load_engine
+from tests.export import models
+from tests.support import RunIngot
+
+ROWS = ["x:float32[batch,4]"]
+
+
+class Average(nn.Module):
+    """A running average kept in two buffers, one changed in place and one replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: torch.Tensor
+        self.mean: torch.Tensor
+        self.register_buffer("count", torch.full((), 2.0))
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.mean = self.mean + (x.mean(0) - self.mean) / self.count
+        return x - self.mean
+
+
+class Attribute(nn.Module):
+    """A state that is no buffer, which nothing can lift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+def test_a_lifted_state_follows_the_module_over_several_calls() -> None:
+    module = Average()
+    original = copy.deepcopy(module)
+    archive = export_model(module, inputs=ROWS, lift_state=True)
+    assert [spec.name for spec in archive.signature.inputs] == ["x", "count", "mean"]
+    assert [spec.name for spec in archive.signature.outputs] == ["output", "count_next", "mean_next"]
+    assert archive.signature.batch is None  # a state belongs to one caller
+    engine = load_engine(archive.variant().path(), device="cpu")
+    first = archive.variant().goldens()[0].inputs
+    state = {"count": first["count"], "mean": first["mean"]}  # the state that the module was exported with
+    for seed in range(4):
+        x = np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32)
+        answer = engine.run({"x": x, **state})
+        assert np.allclose(answer["output"], original(torch.tensor(x)).numpy(), atol=1e-6)
+        state = {name: answer[f"{name}_next"] for name in state}
+    engine.close()
+
+
+def test_the_export_leaves_the_state_of_the_module_alone() -> None:
+    module = Average()
+    export_model(module, inputs=ROWS, lift_state=True)
+    assert module.count.item() == 2
+    assert module.mean.tolist() == [1, 1, 1, 1]
+
+
+def test_an_input_that_is_overwritten_comes_back() -> None:
+    archive = export_model(models.Function(lambda x: x.add_(1) * 2), inputs=ROWS, lift_state=True)
+    assert [spec.name for spec in archive.signature.outputs] == ["output", "x_next"]
+    engine = load_engine(archive.variant().path(), device="cpu")
+    answer = engine.run({"x": np.zeros((1, 4), np.float32)})
+    engine.close()
+    assert answer["output"].tolist() == [[2, 2, 2, 2]]
+    assert answer["x_next"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_without_the_option_it_is_refused_by_name() -> None:
+    with pytest.raises(ExportError, match=r"changes count, mean while it runs.*--lift-state"):
+        export_model(Average(), inputs=ROWS)
+
+
+def test_a_state_that_is_no_buffer_is_named() -> None:
+    with pytest.raises(ParityError, match="attribute 'calls' changes from call to call; register it as a buffer"):
+        export_model(Attribute(), inputs=ROWS, lift_state=True)
+
+
+def test_the_command_line_lifts_too(run_ingot: RunIngot, tmp_path: Path) -> None:
+    result = run_ingot(
+        "export",
+        "tests.export.test_states:Average",
+        "--input",
+        ROWS[0],
+        "--lift-state",
+        "-o",
+        str(tmp_path / "a.ingot"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "count_next: equals the original" in result.stderr
