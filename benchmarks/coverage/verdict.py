@@ -1,0 +1,32 @@
+"""What became of one case with one exporter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATUSES = {
+    "correct": "equal to the module at every unseen size",
+    "wrong": "a file whose answers differ",
+    "broken": "a file that cannot be loaded, or fails on inputs that are declared valid",
+    "explained": "no file, and a message that names the place or the remedy",
+    "unexplained": "no file, and no such message; a crash; out of time or memory",
+}
+
+
+@dataclass
+class Verdict:
+    """A status of :data:`STATUSES`, and how far the exporter came.
+
+    ``error`` is the largest difference, as a share of an output's largest magnitude. ``seconds`` is what the export
+    took, without the judging.
+    """
+
+    name: str
+    family: str
+    exporter: str
+    status: str = "unexplained"
+    captured: bool = False
+    lowered: bool = False
+    error: float | None = None
+    seconds: float = 0.0
+    message: str = ""

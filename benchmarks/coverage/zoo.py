@@ -1,0 +1,17 @@
+"""All cases by name."""
+
+from __future__ import annotations
+
+from benchmarks.coverage import hf, own
+from benchmarks.coverage.case import Case
+
+CASES: tuple[Case, ...] = (*hf.CASES, *own.CASES)
+
+
+def find(name: str) -> Case:
+    """Return the case of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {case.name: case for case in CASES}[name]
