@@ -11,8 +11,10 @@ from onnxscript import opset20 as onnx_ops
 from torch import Tensor, nn
 
 from ingot.errors import ExportError
+from ingot.export import export_model
 from ingot.export.lower.onnx import lower, outside
 from ingot.export.program import Program, quiet
+from ingot.runtime import load_engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests.export.models import Function
 from tests.export.ops import operators
@@ -57,6 +59,18 @@ def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() ->
     assert outside(program) == ()
     with pytest.raises(ExportError, match=r"form: aten\.histc\.default \(models\.py:\d+\): aten_histc with min == max"):
         lower(program)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
+def test_a_number_less_a_tensor(dtype: str) -> None:
+    def functions(x: Tensor) -> tuple[Tensor, ...]:
+        return 1 - x, 0.1 - x, torch.rsub(x, 3, alpha=2), torch.rsub(x, 0.1)
+
+    archive = export_model(Function(functions), inputs=[f"x:{dtype}[batch,4]"], rewrite="none")
+    x = torch.arange(8).reshape(2, 4).to(getattr(torch, dtype))
+    actual = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    for expected, array in zip(functions(x), actual.values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(array), expected)
 
 
 @pytest.mark.parametrize(
