@@ -1,6 +1,6 @@
 """ONNX forms of operators beside those that PyTorch's exporter has.
 
-Most are of what the capture and the rewrite rules put into a graph; the rest are operators that the exporter gets wrong.
+Most are of what the capture and the rewrite rules put into a graph; the rest are of what the exporter gets wrong.
 """
 
 from __future__ import annotations
