@@ -153,11 +153,9 @@ def _plan(
     batch_dim: str | None,
     opset: int | None,
 ) -> Plan:
-    from ingot.export.pipeline import parse_inputs
     from ingot.export.plan import plan
 
-    specs, ranges = parse_inputs(inputs)
-    return plan(load, specs, ranges, example_inputs=given, constants=constants, batch_dim=batch_dim, opset=opset)
+    return plan(load, given, inputs=inputs, constants=constants, batch_dim=batch_dim, opset=opset)
 
 
 def _print(planned: Plan, as_json: bool) -> None:
@@ -171,7 +169,7 @@ def _print(planned: Plan, as_json: bool) -> None:
 
 
 def _bisect(model: Any, given: Any, call: dict[str, Any]) -> None:
-    from ingot.export.bisection import bisect_model
+    from ingot.export.diagnose.bisection import bisect_model
 
     if not hasattr(model, "forward"):
         raise InvalidArgument("an .onnx file is taken as it is: there is nothing to compare it with")
@@ -185,7 +183,7 @@ def _bisect(model: Any, given: Any, call: dict[str, Any]) -> None:
 
 def _explain(error: ExportError, limit: float, **recipe: Any) -> None:
     """Add to an error what a deeper search finds."""
-    from ingot.export.explain.deep import Recipe, explain_deep
+    from ingot.export.diagnose.deep import Recipe, explain_deep
 
     try:
         found = explain_deep(Recipe(**{key: _plain(value) for key, value in recipe.items()}), limit)

@@ -10,15 +10,16 @@ from typing import Any
 from torch import nn
 
 from ingot.errors import InvalidArgument, ParityError
-from ingot.export import defaults, onnx_source, rules
-from ingot.export.parity import Remembered, unrepeated
+from ingot.export import defaults, rules
 from ingot.export.passes.manager import FxPass, OnnxPass
+from ingot.export.proof.parity import Remembered, unrepeated
 from ingot.export.report import Journal, Progress
 from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
-from ingot.export.subject import Subject, prepare
+from ingot.export.source import onnx as onnx_source
+from ingot.export.subject import describe, parse_inputs, prepare
 from ingot.model_store import Archive
 from ingot.model_store.references import name_from, valid_name
-from ingot.tensors import Range, TensorSpec, parse_spec
+from ingot.tensors import Range, TensorSpec
 
 
 def export_model(
@@ -89,7 +90,8 @@ def export_model(
         return _from_onnx(Path(model), example_inputs, specs, ranges, options, journal)
     with evaluating(model):
         with journal.stage("probe", "Running the model on example inputs"):
-            subject = describe_module(model, example_inputs, inputs, constants, output_names, lift_state)
+            description = describe(model, example_inputs, inputs, constants)
+            subject = prepare(model, description, output_names, lift_state=lift_state)
         examples = subject.examples.signed() if capture == "trace" else subject.examples
         original = Original(Remembered(subject.eager), examples, subject.eager)
         return Run(original, options, journal).from_module(subject)
@@ -107,49 +109,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def describe_module(
-    model: nn.Module,
-    example_inputs: Any,
-    inputs: str | Sequence[str | TensorSpec],
-    constants: Mapping[str, Any] | None,
-    output_names: Sequence[str],
-    lift_state: bool,
-) -> Subject:
-    """Bind what the user says of a model's inputs, or else what the model itself does; see :func:`export_model`.
-
-    Raises:
-        InvalidArgument: that does not fit the model, or says nothing.
-        ExportError: the model does not run on it, or changes its state and ``lift_state`` is not set.
-        ParityError: the model does not repeat itself.
-    """
-    own = defaults.of(model)
-    specs, ranges = parse_inputs(inputs)
-    if example_inputs is None and not specs:
-        example_inputs = own.example
-        specs, ranges = parse_inputs(own.inputs)
-    given = {**own.constants, **(constants or {})}
-    return prepare(model, example_inputs, specs, ranges, given, output_names, lift_state)
-
-
-def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
-    """Return the descriptions of inputs, and the ranges that they state.
-
-    Raises:
-        InvalidArgument: one is malformed, an input is described twice, or a dimension has two ranges.
-    """
-    specs: list[TensorSpec] = []
-    ranges: dict[str, Range] = {}
-    for item in [inputs] if isinstance(inputs, str) else inputs:
-        spec, stated = parse_spec(item) if isinstance(item, str) else (item, {})
-        for symbol, bounds in stated.items():
-            if ranges.setdefault(symbol, bounds) != bounds:
-                raise InvalidArgument(f"dimension '{symbol}' has two ranges: {ranges[symbol]} and {bounds}")
-        if spec.name in {other.name for other in specs}:
-            raise InvalidArgument(f"input '{spec.name}' is described twice")
-        specs.append(spec)
-    return tuple(specs), ranges
 
 
 def _from_onnx(

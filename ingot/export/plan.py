@@ -28,17 +28,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ingot.errors import ExportError, InvalidArgument
-from ingot.export import arguments, defaults
-from ingot.export.capture import exported, ladder, recurrent
-from ingot.export.examples import Examples, infer_specs
+from ingot.errors import ExportError
+from ingot.export import arguments
+from ingot.export.capture import exported, ladder, layers
 from ingot.export.explain import explain
-from ingot.export.layout import count, size, table
 from ingot.export.lower.onnx import outside
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Eager, quiet
+from ingot.export.proof.examples import Examples, infer_specs
+from ingot.export.report.layout import count, size, table
+from ingot.export.subject import Description, describe
 from ingot.export.torch_arrays import from_torch, to_torch
-from ingot.tensors import Range, Signature, TensorSpec, parse_spec
+from ingot.tensors import Range, Signature, TensorSpec
 
 BATCHES = (1, 8, 32)
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
@@ -115,10 +116,9 @@ class Plan:
 
 def plan(
     make: Callable[[], nn.Module],
-    inputs: Sequence[TensorSpec] = (),
-    ranges: Mapping[str, Range] | None = None,
-    *,
     example_inputs: Any = None,
+    *,
+    inputs: str | Sequence[str | TensorSpec] = (),
     constants: Mapping[str, Any] | None = None,
     batch_dim: str | None = None,
     opset: int | None = None,
@@ -128,10 +128,9 @@ def plan(
     Args:
         make: builds the module. It is called on fake tensors, and again on real ones if it cannot be built otherwise;
             a module that existed before is measured as it is.
+        example_inputs: an example of the inputs, as for :func:`ingot.export.export_model`.
         inputs: the model's inputs, as for an export. Dimensions other than the batch are planned at the highest size of
             their range, or at a small one where there is no bound.
-        ranges: bounds of their named dimensions.
-        example_inputs: an example of the inputs, as for an export.
         constants: keywords of ``forward`` that are fixed in the graph.
         batch_dim: the dimension that is planned at several sizes; by default ``batch``.
         opset: the ONNX operator set; by default the exporter's.
@@ -148,7 +147,7 @@ def plan(
         notes.append("the weights had to be made: the model cannot be built on fake tensors, or existed already")
     try:
         module.eval()
-        subject = _describe(module, inputs, ranges or {}, example_inputs, constants or {})
+        subject = _bind(module, describe(module, example_inputs, inputs, constants))
         costs: tuple[Cost, ...] = ()
         try:
             costs = tuple(_measure(subject, sizes, mode) for sizes in _cases(subject, batch_dim or "batch"))
@@ -216,26 +215,14 @@ class _Subject:
         return tuple(mode.from_tensor(to_torch(arrays[spec.name])) for spec in self.inputs)
 
 
-def _describe(
-    module: nn.Module,
-    inputs: Sequence[TensorSpec],
-    ranges: Mapping[str, Range],
-    example: Any,
-    constants: Mapping[str, Any],
-) -> _Subject:
-    own = defaults.of(module)
-    constants = {**own.constants, **constants}
-    if example is None and not inputs:
-        example = own.example
-        for text in own.inputs:
-            spec, stated = parse_spec(text)
-            inputs, ranges = (*inputs, spec), {**ranges, **stated}
+def _bind(module: nn.Module, description: Description) -> _Subject:
+    inputs, ranges = description.inputs, description.ranges
+    if description.example is None:
+        call = arguments.from_names(module, [spec.name for spec in inputs], description.constants)
+        return _Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges))
+    call, tensors = arguments.from_example(module, description.example, description.constants)
     if inputs:
-        call = arguments.from_names(module, [spec.name for spec in inputs], constants)
-        return _Subject(Eager(module, call), tuple(inputs), ranges, Examples(inputs, ranges))
-    if example is None:
-        raise InvalidArgument("nothing says what the model takes; give --input, such as image:float32[batch,3,224,224]")
-    call, tensors = arguments.from_example(module, example, constants)
+        return _Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges))
     given = {name: from_torch(tensor) for name, tensor in tensors.items()}
     specs = infer_specs(call.names, given, "batch")
     return _Subject(Eager(module, call), specs, ranges, Examples(specs, ranges, given))
@@ -257,13 +244,9 @@ def _measure(subject: _Subject, sizes: Mapping[str, int], mode: FakeTensorMode) 
     args, kwargs = subject.eager.arguments.bind(tensors)
     flops = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     memory = _Memory(tensors, _tensors(subject.eager.module))
-    with quiet(), torch.no_grad(), _opaque(subject.eager.module), mode, memory, flops:
+    with quiet(), torch.no_grad(), layers.dynamic(subject.eager.module), mode, memory, flops:
         subject.eager.module(*args, **kwargs)
     return Cost(dict(sizes), flops.get_total_flops(), memory.peak)
-
-
-def _opaque(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    return recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext()
 
 
 class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -304,7 +287,7 @@ def _try(subject: _Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tu
     routes = []
     for name, options in ladder.EXPORTS.items():
         try:
-            with _opaque(module):
+            with layers.dynamic(module):
                 captured = exported.trace(subject.eager.flat(), subject.inputs, subject.ranges, tensors, **options)
             missing = outside(captured, opset, TRANSLATIONS)
         except Exception as error:  # noqa: BLE001 - torch.export raises many kinds

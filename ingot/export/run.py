@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from ingot.errors import ExportError, InvalidArgument, ParityError
-from ingot.export import report_page, report_view, views
 from ingot.export.capture import assumptions, exported, ladder
-from ingot.export.examples import Examples
 from ingot.export.lower import aoti, packed, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
-from ingot.export.parity import prove, rows_touch, tolerance
 from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
 from ingot.export.program import Captured, Eager, Program, Runner
-from ingot.export.report import Journal, Rewrite
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import prove, rows_touch, tolerance
+from ingot.export.report import Journal, Rewrite, graphs, page, view
 from ingot.export.subject import Subject
 from ingot.model_store import (
     Archive,
@@ -36,7 +35,7 @@ from ingot.model_store import (
     onnx_graph,
 )
 from ingot.runtime import Engine, devices, load_engine, profile
-from ingot.tensors import Array, DType, Signature, TensorSpec, symbols
+from ingot.tensors import Array, Signature, TensorSpec, symbols
 
 # Cases that each rewrite rule is proved on; the end of a stage is proved on all.
 _CASES_OF_A_RULE = 2
@@ -79,7 +78,7 @@ class Original:
     def prove(
         self, candidate: Runner, signature: Signature, most: int | None = None
     ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
-        """Hold a candidate against the original; see :func:`ingot.export.parity.prove`."""
+        """Hold a candidate against the original; see :func:`ingot.export.proof.parity.prove`."""
         exact = _InDouble(self.eager) if self.eager is not None else None
         return prove(self.runner, candidate, signature, self.examples, exact=exact, most=most)
 
@@ -124,14 +123,16 @@ class Run:
             if options.target != "onnx":
                 raise InvalidArgument(f"TorchScript goes to ONNX only, not to target '{options.target}'")
             return self.from_onnx(captured.model, captured.signature)
-        journal.graphs.append(views.of_fx("FX graph as captured", captured.exported.graph))
+        journal.graphs.append(graphs.of_fx("FX graph as captured", captured.exported.graph))
         program = self._rewrite_program(captured, subject)
         if program is not captured:
-            journal.graphs.append(views.of_fx("FX graph rewritten", program.exported.graph))
+            journal.graphs.append(graphs.of_fx("FX graph rewritten", program.exported.graph))
         if options.target != "onnx":
             with journal.stage("lower", f"Translating to {options.target}"):
                 lowered = LOWERINGS[options.target](program, self._blobs, options)
-            return self._archive(lowered, packed.precision(program), program.signature)
+            with contextlib.suppress(Exception):  # what ONNX would lack is a remark, which not every program can give
+                journal.outside_opset = lower_onnx.outside(program, options.opset, TRANSLATIONS)
+            return self._archive(lowered, packed.precision_of(program), program.signature)
         with journal.stage("lower", "Translating to ONNX"):
             model = lower_onnx.lower(program, options.opset, translations=TRANSLATIONS)
         return self.from_onnx(model, program.signature)
@@ -145,11 +146,11 @@ class Run:
         """
         # The rules and their proofs then handle a small graph, whatever the weights.
         onnx_graph.externalize(model, self._blobs)
-        self._journal.graphs.append(views.of_onnx("ONNX graph as translated", model))
+        self._journal.graphs.append(graphs.of_onnx("ONNX graph as translated", model))
         model, modified = self._rewrite_model(model, signature)
         if modified:
-            self._journal.graphs.append(views.of_onnx("ONNX graph rewritten", model))
-        precision = _precision(model, signature)
+            self._journal.graphs.append(graphs.of_onnx("ONNX graph rewritten", model))
+        precision = packed.precision(_weights(model), signature)
         graph, weights = onnx_graph.pack(model, self._blobs)
         requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
         return self._archive(Packed(graph, weights, "onnx", requires), precision, signature)
@@ -270,8 +271,8 @@ class Run:
         report = journal.report(serving, sizes)
         documents = {
             "report.json": report.model_dump_json(indent=1).encode(),
-            "report.html": report_page.html(report).encode(),
-            "report.txt": report_view.text(report).encode(),
+            "report.html": page.html(report).encode(),
+            "report.txt": view.text(report).encode(),
         }
         variant = add_variant(self._blobs, serving, lowered.graph, lowered.weights, goldens, documents)
         return Archive.create(self._blobs, [variant])
@@ -308,14 +309,7 @@ def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
         raise InvalidArgument(f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(known) or 'none'}")
 
 
-def _precision(model: ir.Model, signature: Signature) -> str:
-    """Return the type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``, ``int8``."""
-    totals: dict[str, int] = {}
+def _weights(model: ir.Model) -> Iterator[tuple[str, int]]:
     for value in model.graph.initializers.values():
-        if value.const_value is not None and value.dtype is not None and value.dtype.is_floating_point():
-            label = DType.from_onnx(int(value.dtype)).value.lower()
-            totals[label] = totals.get(label, 0) + value.const_value.nbytes
-    if totals:
-        return max(totals, key=lambda label: totals[label])
-    floats = [spec.dtype for spec in signature.inputs if spec.dtype.is_float]
-    return floats[0].value.lower() if floats else "fp32"
+        if value.const_value is not None and value.dtype is not None and value.dtype != ir.DataType.STRING:
+            yield value.dtype.numpy().name, value.const_value.nbytes

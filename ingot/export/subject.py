@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import arguments, probe
+from ingot.export import arguments, defaults
 from ingot.export.arguments import Arguments
-from ingot.export.examples import Examples, infer_specs
 from ingot.export.program import Eager, States
+from ingot.export.proof import probe
+from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.torch_arrays import from_torch
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
 
 
 @dataclass(frozen=True)
@@ -34,35 +35,78 @@ class Subject:
         return self.examples.make(self.examples.default_sizes)
 
 
-def prepare(
+@dataclass(frozen=True)
+class Description:
+    """What the user, or else the model itself, says of a model's inputs."""
+
+    example: Any
+    inputs: tuple[TensorSpec, ...]
+    ranges: Mapping[str, Range]
+    constants: Mapping[str, Any]
+
+
+def describe(
     module: nn.Module,
     example_inputs: Any,
-    inputs: Sequence[TensorSpec],
-    ranges: Mapping[str, Range],
-    constants: Mapping[str, Any],
-    output_names: Sequence[str],
-    lift_state: bool,
-) -> Subject:
-    """Bind descriptions and examples to a module, and run it on them.
+    inputs: str | Sequence[str | TensorSpec],
+    constants: Mapping[str, Any] | None,
+) -> Description:
+    """Return what is said of a model's inputs; the arguments are those of :func:`ingot.export.export_model`.
 
     Raises:
-        InvalidArgument: they do not fit the module or each other, or there are none.
-        ExportError: the module does not run on them, or changes its state and ``lift_state`` is not set.
-        ParityError: it does not repeat itself.
+        InvalidArgument: a description is malformed, or there is none.
     """
-    given: dict[str, Array] | None = None
-    if example_inputs is not None:
-        call, tensors = arguments.from_example(module, example_inputs, constants)
-        call, given = _called_as_described(call, tensors, inputs, by_name=isinstance(example_inputs, Mapping))
-        described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
-    elif inputs:
-        call = arguments.from_names(module, [spec.name for spec in inputs], constants)
-        described = tuple(inputs)
-    else:
+    own = defaults.of(module)
+    specs, ranges = parse_inputs(inputs)
+    if example_inputs is None and not specs:
+        example_inputs = own.example
+        specs, ranges = parse_inputs(own.inputs)
+    if example_inputs is None and not specs:
         raise InvalidArgument(
             "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
             "or example inputs (--example)"
         )
+    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})})
+
+
+def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
+    """Return the descriptions of inputs, and the ranges that they state.
+
+    Raises:
+        InvalidArgument: one is malformed, an input is described twice, or a dimension has two ranges.
+    """
+    specs: list[TensorSpec] = []
+    ranges: dict[str, Range] = {}
+    for item in [inputs] if isinstance(inputs, str) else inputs:
+        spec, stated = parse_spec(item) if isinstance(item, str) else (item, {})
+        for symbol, bounds in stated.items():
+            if ranges.setdefault(symbol, bounds) != bounds:
+                raise InvalidArgument(f"dimension '{symbol}' has two ranges: {ranges[symbol]} and {bounds}")
+        if spec.name in {other.name for other in specs}:
+            raise InvalidArgument(f"input '{spec.name}' is described twice")
+        specs.append(spec)
+    return tuple(specs), ranges
+
+
+def prepare(
+    module: nn.Module, description: Description, output_names: Sequence[str] = (), *, lift_state: bool = False
+) -> Subject:
+    """Bind a description to a module, and run it.
+
+    Raises:
+        InvalidArgument: the description does not fit the module, or its parts each other.
+        ExportError: the module does not run, or changes its state and ``lift_state`` is not set.
+        ParityError: it does not repeat itself.
+    """
+    inputs, ranges, constants = description.inputs, description.ranges, description.constants
+    given: dict[str, Array] | None = None
+    if description.example is None:
+        call = arguments.from_names(module, [spec.name for spec in inputs], constants)
+        described = inputs
+    else:
+        call, tensors = arguments.from_example(module, description.example, constants)
+        call, given = _called_as_described(call, tensors, inputs, by_name=isinstance(description.example, Mapping))
+        described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
     eager = Eager(module, call, output_names)
     examples = Examples(described, ranges, given)
     example = examples.make(examples.default_sizes)

@@ -8,10 +8,10 @@ from torch import nn
 
 from ingot.export.arguments import from_names
 from ingot.export.capture import exported
-from ingot.export.examples import Examples
 from ingot.export.lower.packed import Packed
-from ingot.export.parity import prove
 from ingot.export.program import Eager, Program
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import prove
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.runtime import load_engine
 from ingot.runtime.engine import Engine

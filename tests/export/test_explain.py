@@ -21,8 +21,9 @@ from torch import fx, nn
 from torch.export import Dim
 
 from ingot.errors import DeadlineExceeded, ExportError
-from ingot.export.explain import Explanation, deep, draft, explain
-from ingot.export.explain.deep import Recipe, explain_deep
+from ingot.export.diagnose import deep, draft
+from ingot.export.diagnose.deep import Recipe, explain_deep
+from ingot.export.explain import Explanation, explain
 from ingot.export.program import quiet
 
 COUNT = itertools.count()
@@ -451,9 +452,14 @@ class TestDeep:
                 time.sleep(0.05)
             signal.pthread_kill(main, signal.SIGINT)
 
-        threading.Thread(target=interrupt, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            explain_deep(Recipe("waiting_net:Net", ("x:float32[batch,4]",)), limit=300)
+        # A shell without job control starts what it puts in the background with the signal ignored.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            threading.Thread(target=interrupt, daemon=True).start()
+            with pytest.raises(KeyboardInterrupt):
+                explain_deep(Recipe("waiting_net:Net", ("x:float32[batch,4]",)), limit=300)
+        finally:
+            signal.signal(signal.SIGINT, before)
         with pytest.raises(ProcessLookupError):
             os.kill(int(started.read_text()), 0)
 

@@ -15,7 +15,6 @@ from torch import nn
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.plan import Cost, Plan, Support, Weights, lines, plan
 from ingot.export.source import load_source
-from ingot.tensors import Range, parse_spec
 from tests.export import models
 from tests.export.source.test_imported import torchscript
 
@@ -34,12 +33,12 @@ class Wide(nn.Module):
         return torch.relu(self.second(self.first(x))) * self.scale
 
 
-X64 = [parse_spec("x:float32[batch,64]")[0]]
-X4 = [parse_spec("x:float32[batch,4]")[0]]
+X64 = "x:float32[batch,64]"
+X4 = "x:float32[batch,4]"
 
 
 def test_weights_and_costs_are_the_ones_of_paper() -> None:
-    found = plan(Wide, X64)
+    found = plan(Wide, inputs=X64)
     assert found.built == "fake"
     assert found.weights == (
         Weights("parameters", "float32", 3, 2 * 64 * 64 + 64, (2 * 64 * 64 + 64) * 4),
@@ -72,16 +71,15 @@ def test_a_tensor_is_counted_until_nothing_refers_to_it_and_views_count_once() -
             z = z.exp()
             return torch.cat([z.sum(0), z.sum(0)])
 
-    (cost,) = plan(Chain, [parse_spec("x:float32[10,10]")[0]]).costs
+    (cost,) = plan(Chain, inputs="x:float32[10,10]").costs
     assert cost == Cost({}, 0, 3 * 400)
 
 
 def test_attention_and_recurrent_layers_are_counted() -> None:
     attention = models.Function(lambda x: nn.functional.scaled_dot_product_attention(x, x, x))
-    (cost, *_) = plan(lambda: attention, [parse_spec("x:float32[batch,2,10,8]")[0]]).costs
+    (cost, *_) = plan(lambda: attention, inputs="x:float32[batch,2,10,8]").costs
     assert cost.flops == 2 * (2 * 2 * 10 * 10 * 8)
-    spec, ranges = parse_spec("input:float32[batch,seq=..7,4]")
-    (cost, *_) = plan(lambda: nn.LSTM(4, 8, batch_first=True), [spec], ranges).costs
+    (cost, *_) = plan(lambda: nn.LSTM(4, 8, batch_first=True), inputs="input:float32[batch,seq=..7,4]").costs
     assert cost.sizes == {"batch": 1, "seq": 7}
     assert cost.flops == 7 * 2 * 4 * 8 * (4 + 8)
 
@@ -96,14 +94,13 @@ def test_shared_weights_count_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.rows(x))  # type: ignore[no-any-return]
 
-    found = plan(Tied, [parse_spec("x:int64[batch,seq]")[0]])
+    found = plan(Tied, inputs="x:int64[batch,seq]")
     assert found.weights == (Weights("parameters", "float32", 1, 40, 160),)
 
 
 def test_batches_stay_within_their_range() -> None:
-    spec = parse_spec("x:float32[rows,4]")[0]
-    for bounds, wanted in ((Range(1, 9), [1, 8]), (Range(3, 4), [3])):
-        costs = plan(models.Net, [spec], {"rows": bounds}, batch_dim="rows").costs
+    for bounds, wanted in (("..9", [1, 8]), ("3..4", [3])):
+        costs = plan(models.Net, inputs=f"x:float32[rows={bounds},4]", batch_dim="rows").costs
         assert [cost.sizes["rows"] for cost in costs] == wanted
 
 
@@ -132,9 +129,8 @@ def test_huge_weights_are_never_allocated() -> None:
         "import json\n"
         "from dataclasses import asdict\n"
         "from ingot.export.plan import plan\n"
-        "from ingot.tensors import parse_spec\n"
         "from tests.export.test_plan import Huge, on_meta_only\n"
-        "found = [asdict(plan(make, [parse_spec('x:float32[batch,16384]')[0]])) for make in (Huge, on_meta_only)]\n"
+        "found = [asdict(plan(make, inputs='x:float32[batch,16384]')) for make in (Huge, on_meta_only)]\n"
         "peak = next(row for row in open('/proc/self/status') if row.startswith('VmHWM'))\n"
         "print(json.dumps([*found, int(peak.split()[1])]))\n"
     )
@@ -155,7 +151,7 @@ class TestRealWeights:
             (module.body[3].p, _) = (rate.item() for rate in torch.linspace(0, 1, 2))
             return module
 
-        found = plan(factory, X4)
+        found = plan(factory, inputs=X4)
         assert found.built == "real"
         assert "the weights had to be made" in found.notes[0]
         assert found.parameters == sum(item.numel() for item in models.Net().parameters())
@@ -163,17 +159,17 @@ class TestRealWeights:
     def test_a_module_that_existed_is_left_as_it_was(self) -> None:
         module = models.Net().train()
         before = {name: value.clone() for name, value in module.state_dict().items()}
-        found = plan(lambda: module, X4)
+        found = plan(lambda: module, inputs=X4)
         assert found.built == "real"
         assert all(part.training for part in module.modules())
         assert all(type(value) is torch.Tensor for value in module.state_dict().values())
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-        assert found.costs == plan(models.Net, X4).costs
+        assert found.costs == plan(models.Net, inputs=X4).costs
 
 
 class TestObstacles:
     def test_code_that_reads_values_has_no_costs_but_an_explanation(self) -> None:
-        found = plan(models.Branch, X4)
+        found = plan(models.Branch, inputs=X4)
         assert found.costs == ()
         assert "does not run on fake tensors: its code decides by the values of a tensor" in found.notes[0]
         assert [route.name for route in found.routes] == ["export", "strict", "inferred", "oblivious"]
@@ -181,7 +177,7 @@ class TestObstacles:
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 2
 
     def test_an_operator_without_onnx_form_leaves_other_formats(self) -> None:
-        onnx, aoti = plan(lambda: models.Function(torch.special.bessel_j0), X4).formats
+        onnx, aoti = plan(lambda: models.Function(torch.special.bessel_j0), inputs=X4).formats
         assert "bessel_j0" in onnx.obstacle
         assert aoti == Support("aoti")
 
@@ -189,11 +185,11 @@ class TestObstacles:
         with pytest.raises(InvalidArgument, match="nothing says what the model takes"):
             plan(models.Net)
         with pytest.raises(RuntimeError, match="no weights here"):
-            plan(models.failing, X4)
+            plan(models.failing, inputs=X4)
         script = load_source(str(torchscript(models.Net(), tmp_path / "net.pt")))
         assert isinstance(script, nn.Module)
         with pytest.raises(ExportError, match="a TorchScript model holds its weights"):
-            plan(lambda: script, X4)
+            plan(lambda: script, inputs=X4)
 
 
 def test_an_example_describes_the_inputs() -> None:

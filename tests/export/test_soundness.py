@@ -13,8 +13,8 @@ from torch import nn
 import ingot
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
-from ingot.export.examples import Examples
-from ingot.export.parity import prove, rows_touch
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import prove, rows_touch
 from ingot.runtime import load_engine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.export.models import Function

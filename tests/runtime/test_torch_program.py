@@ -15,7 +15,7 @@ from torch import nn
 from ingot.errors import ExportError, InternalError, InvalidArgument, Unsupported
 from ingot.export.capture import recurrent
 from ingot.export.lower import program as lower_program
-from ingot.export.lower.packed import precision
+from ingot.export.lower.packed import precision_of
 from ingot.model_store import BlobFolder
 from ingot.runtime import Repository, Settings, load_engine
 from ingot.server.config import ServerConfig
@@ -129,9 +129,9 @@ class TestOneProgram:
         assert example == b""
 
     def test_its_precision_is_that_of_most_of_its_weights(self, many: Lowered) -> None:
-        assert precision(many.case.program) == "fp32"
-        assert precision(capture(nn.Linear(2, 2).bfloat16(), "x:bfloat16[2]").program) == "bf16"
-        assert precision(capture(Inverse(), "x:float64[2,2]").program) == "fp64"
+        assert precision_of(many.case.program) == "fp32"
+        assert precision_of(capture(nn.Linear(2, 2).bfloat16(), "x:bfloat16[2]").program) == "bf16"
+        assert precision_of(capture(Inverse(), "x:float64[2,2]").program) == "fp64"
 
 
 def test_decomposed_it_holds_core_operators_only(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+import sympy
 import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
@@ -41,7 +44,7 @@ class Assumption:
 
 def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> tuple[Assumption, ...]:
     """Return the conditions of a program on sizes of its inputs."""
-    return (*_guards(exported, inputs), *_bounds(exported, inputs))
+    return (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
 
 
 def broken(assumptions: Sequence[Assumption], default: Sizes, ranges: Mapping[str, Range]) -> list[dict[str, int]]:
@@ -82,22 +85,71 @@ _BUILTINS = {"min": min, "max": max, "abs": abs, "int": int}
 _NAMES: dict[str, Any] = {"math": math, "torch": torch, "__builtins__": _BUILTINS}
 
 
+def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
+    """Yield the conditions that were left to the graph to check; those on what depends on values are the model's own.
+
+    They are read where the trace keeps them: a graph without operations is not given its checks.
+    """
+    dims = list(_dims(exported, inputs))
+    names = {size.node.expr: dim for dim, size in dims}
+    environments = {id(size.node.shape_env): size.node.shape_env for _, size in dims}.values()
+    left = [
+        env.simplify(item.expr)
+        for env in environments
+        for items in env.deferred_runtime_asserts.values()
+        for item in items
+    ]
+    for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        value = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+        if isinstance(value, torch.SymBool):
+            left.append(value.node.expr)
+    for expr in dict.fromkeys(left):
+        if free_unbacked_symbols(expr):
+            continue
+        text = str(expr.subs({symbol: sympy.Symbol(dim) for symbol, dim in names.items()}))
+        if not expr.free_symbols <= names.keys():
+            raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
+        if expr != sympy.true:
+            numbers = tuple(int(number) for number in expr.atoms(sympy.Integer))
+            yield Assumption(text, partial(_true, expr, names), numbers)
+
+
+def _true(expr: sympy.Expr, names: Mapping[sympy.Symbol, str], sizes: Sizes) -> bool:
+    try:
+        return bool(expr.xreplace({symbol: sympy.Integer(sizes[dim]) for symbol, dim in names.items()}))
+    except ZeroDivisionError:
+        return False
+
+
 def _bounds(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
+    first: dict[sympy.Expr, str] = {}
+    for dim, size in _dims(exported, inputs):
+        if not size.node.expr.is_symbol:
+            raise ExportError(f"the capture takes for granted that '{dim}' is {size.node.expr} of some whole number")
+        other = first.setdefault(size.node.expr, dim)
+        if other != dim:
+            yield Assumption(f"{other} == {dim}", partial(_alike, other, dim))
+        bounds = exported.range_constraints.get(size.node.expr)
+        if bounds is not None:
+            numbers = tuple(int(end) for end in (bounds.lower, bounds.upper) if abs(end) != int_oo)
+            text = f"{bounds.lower} <= {dim} <= {bounds.upper}"
+            yield Assumption(text, partial(_within, dim, bounds.lower, bounds.upper), numbers)
+
+
+def _dims(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[tuple[str, Any]]:
+    """Yield each named dimension of each input that is dynamic in the program, with its size there."""
     nodes = {node.name: node for node in exported.graph.nodes}
     for spec, node_name in zip(inputs, exported.graph_signature.user_inputs, strict=True):
         sizes: Any = nodes[str(node_name)].meta["val"].shape
-        for dim, size in zip(spec.shape, sizes, strict=True):
-            if not isinstance(dim, str) or isinstance(size, int):
-                continue
-            if not size.node.expr.is_symbol:
-                raise ExportError(
-                    f"the capture takes for granted that '{dim}' is {size.node.expr} of some whole number"
-                )
-            bounds = exported.range_constraints.get(size.node.expr)
-            if bounds is not None:
-                numbers = tuple(int(end) for end in (bounds.lower, bounds.upper) if abs(end) != int_oo)
-                text = f"{bounds.lower} <= {dim} <= {bounds.upper}"
-                yield Assumption(text, partial(_within, dim, bounds.lower, bounds.upper), numbers)
+        yield from (
+            (dim, size)
+            for dim, size in zip(spec.shape, sizes, strict=True)
+            if isinstance(dim, str) and not isinstance(size, int)
+        )
+
+
+def _alike(one: str, other: str, sizes: Sizes) -> bool:
+    return sizes[one] == sizes[other]
 
 
 def _within(dim: str, low: Any, high: Any, sizes: Sizes) -> bool:

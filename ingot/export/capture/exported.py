@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx, nn
+from torch._dynamo.exc import UserError
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
@@ -37,25 +39,82 @@ def trace(
         ranges: their bounds.
         example: inputs to trace with; named dimensions should be 2 or more and distinct.
         strict: read the module's bytecode, instead of running it on symbolic tensors.
-        oblivious: treat sizes of 0 and 1 like any other.
-        inferred: let torch find how far each dimension can be dynamic, instead of telling it; what it finds is
-            narrower at times, which :mod:`ingot.export.capture.assumptions` tells.
+        oblivious: treat sizes of 0 and 1 like any other, leave conditions on sizes to the graph, and narrow the ranges
+            where torch asks for it.
+        inferred: let torch find how far each dimension can be dynamic, instead of telling it.
+
+    The last two may give a program for narrower ranges than are declared, which
+    :mod:`ingot.export.capture.assumptions` tells.
 
     Raises:
         Exception: whatever ``torch.export`` raises.
     """
-    dims: dict[str, Any] = {symbol: _dim(symbol, ranges.get(symbol, Range())) for symbol in symbols(inputs)}
-    if inferred:
-        dims = dict.fromkeys(dims, torch.export.Dim.AUTO)
-    shapes = tuple({axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs)
+    shapes = dynamic_shapes(inputs, ranges, inferred=inferred)
     patch = _CONFIG.patch(backed_size_oblivious=True) if oblivious else contextlib.nullcontext()
-    with quiet(), torch.no_grad(), patch:
-        return torch.export.export(flat, example, dynamic_shapes=(shapes,), strict=strict)
+
+    def export(shapes: Any) -> torch.export.ExportedProgram:
+        return torch.export.export(
+            flat,
+            example,
+            dynamic_shapes=shapes,
+            strict=strict,
+            prefer_deferred_runtime_asserts_over_guards=oblivious,
+        )
+
+    with quiet(), torch.no_grad(), patch, _idle_conversions():
+        try:
+            return export(shapes)
+        except UserError as error:
+            narrower = _narrowed(shapes, str(error.msg)) if oblivious else None
+            if narrower is None:
+                raise
+            return export(narrower)
+
+
+@contextlib.contextmanager
+def _idle_conversions() -> Iterator[None]:
+    """Let a module that converts a part of itself to the type that it has, as some routers do, go on with it as it is.
+
+    PyTorch would make new parameters, which a module under capture cannot take.
+    """
+    convert = nn.Module._apply
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        weights = (*self.parameters(recurse), *self.buffers(recurse))
+        before = [(weight.dtype, weight.device, weight.shape) for weight in weights]
+        after = [(weight.dtype, weight.device, weight.shape) for weight in map(function, weights)]
+        return self if before == after else convert(self, function, recurse)  # type: ignore[no-untyped-call]
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = convert  # type: ignore[method-assign]
+
+
+def _narrowed(shapes: Any, message: str) -> Any:
+    """Return dimensions with the ranges that torch suggests in an error's message, or None if it suggests none."""
+    try:
+        return refine_dynamic_shapes_from_suggested_fixes(message, shapes)
+    except Exception:  # noqa: BLE001 - another message, or dimensions that depend on each other
+        return None
+
+
+def dynamic_shapes(
+    inputs: Sequence[TensorSpec], ranges: Mapping[str, Range], *, inferred: bool = False
+) -> tuple[tuple[dict[int, Any], ...]]:
+    """Return what ``torch.export`` is told of a module of flat tensors, whose one argument is variadic."""
+    dims = {
+        symbol: torch.export.Dim.AUTO if inferred else _dim(symbol, ranges.get(symbol, Range()))
+        for symbol in symbols(inputs)
+    }
+    return (tuple({axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs),)
 
 
 def unguarded(exported: torch.export.ExportedProgram) -> fx.GraphModule:
     """Return a program's graph module without its conditions on sizes, which ONNX does not have either."""
-    module = exported.module(check_guards=False)
+    module: fx.GraphModule = exported.module(check_guards=False)
+    module.validate_inputs = False  # type: ignore[assignment]
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
             module.graph.erase_node(node)

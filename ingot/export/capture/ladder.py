@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +12,11 @@ import torch
 from torch import fx, nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.capture import exported, recurrent, torchscript
-from ingot.export.examples import Examples
+from ingot.export.capture import exported, layers, torchscript
 from ingot.export.explain import explain
-from ingot.export.probe import output_specs
 from ingot.export.program import Eager, Program, quiet
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.probe import output_specs
 from ingot.export.report import Attempt
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
@@ -48,8 +47,7 @@ class Task:
 
     def program(self, module: nn.Module, route: str, **options: bool) -> Program:
         """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`, and describe it."""
-        single = recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext()
-        with single:
+        with layers.dynamic(module):
             traced = exported.trace(module, self.inputs, self.ranges, self.eager.tensors(self.example), **options)
         log = f"captured by {route}, torch {torch.__version__}"
         found = exported.program(traced, self.inputs, self.ranges, self.output_names, (log,))

@@ -1,19 +1,24 @@
 """Recurrent layers as single operators, so that the length of what they read stays dynamic.
 
 ``torch.export`` unrolls ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` over the example's sequence, which fixes its length.
-While :func:`opaque` is entered, each layer becomes one operator with the meaning of ONNX's LSTM, GRU or RNN.
+While :func:`opaque` is entered, each layer becomes one operator with the meaning of ONNX's LSTM, GRU or RNN. A packed
+sequence is captured as a padded one with the lengths beside it, which these operators take too: how many elements are
+packed, and so the shape of what PyTorch packs, depends on the lengths' values.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from onnxscript import opset18
+from onnxscript import ir, opset18
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules import rnn
+from torch.nn.utils import rnn as packing
 
 Tensor = torch.Tensor
 op: Any = opset18
@@ -23,14 +28,24 @@ _BLOCKS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 @contextlib.contextmanager
 def opaque() -> Iterator[None]:
-    """Replace the functions that recurrent layers call."""
-    layers: Any = rnn
-    original = layers._VF
-    layers._VF = _Layers(original)
+    """Replace the functions that recurrent layers, and the packing of sequences, call."""
+    modules: list[Any] = [rnn, packing]
+    functions = torch._VF
+    check = nn.RNNBase.check_forward_args
+
+    def check_unpacked(self: nn.RNNBase, x: Tensor, hidden: Tensor, sizes: Any) -> None:
+        if not isinstance(sizes, _Lengths):  # whose rows it would fix
+            check(self, x, hidden, sizes)
+
+    for module in modules:
+        module._VF = _Layers(functions)
+    nn.RNNBase.check_forward_args = check_unpacked  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        layers._VF = original
+        nn.RNNBase.check_forward_args = check  # type: ignore[method-assign]
+        for module in modules:
+            module._VF = functions
 
 
 def used_by(module: nn.Module) -> bool:
@@ -38,8 +53,34 @@ def used_by(module: nn.Module) -> bool:
     return any(isinstance(part, nn.RNNBase) for part in module.modules())
 
 
+class _Lengths:
+    """What stands for the ``batch_sizes`` of a packed sequence: the lengths [B] of the sequences, padded to S steps."""
+
+    device = torch.device("cpu")  # where PyTorch wants the batch sizes
+
+    def __init__(self, lengths: Tensor, steps: int, rows: int):
+        self.lengths = lengths
+        self.steps = steps
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> int:
+        """Return how many sequences have a first element: all."""
+        return self.rows
+
+    @functools.cached_property
+    def longest(self) -> int:
+        longest: Any = self.lengths.max().item()
+        torch._check(longest >= 0)  # type: ignore[no-untyped-call]
+        torch._check(longest <= self.steps)  # type: ignore[no-untyped-call]
+        return longest  # type: ignore[no-any-return]
+
+    def size(self, dim: int) -> int:
+        """Return the longest sequence's length."""
+        return self.longest
+
+
 class _Layers:
-    """``torch._VF`` with the recurrent functions replaced. Packed sequences and projections go to the original."""
+    """``torch._VF`` with the recurrent functions replaced. Projections go to the original."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -47,28 +88,51 @@ class _Layers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
+    def _pack_padded_sequence(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Any]:
+        if batch_first:
+            x = x.transpose(0, 1)
+        return x, _Lengths(lengths, *x.shape[:2])  # not flat: it is but handed on to what follows
+
+    def _pad_packed_sequence(
+        self, x: Tensor, sizes: _Lengths, batch_first: bool, padding: float, total: int
+    ) -> tuple[Tensor, Tensor]:
+        if total is sizes.longest:  # which is what PyTorch passes unless the user says otherwise
+            x = x.narrow(0, 0, total)
+        else:
+            x = functional.pad(x, (0, 0) * (x.dim() - 1) + (0, total - sizes.steps))
+        beyond = torch.arange(x.shape[0], device=x.device)[:, None] >= sizes.lengths.to(x.device)
+        x = x.masked_fill(beyond.reshape(*beyond.shape, *(1,) * (x.dim() - 2)), padding)
+        return x.transpose(0, 1) if batch_first else x, sizes.lengths
+
     def lstm(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if torch.is_tensor(args[1]) or args[1][0].shape[2] != args[1][1].shape[2]:
+        x, states, lengths, rest = _arguments(args)
+        if torch.is_tensor(states) or states[0].shape[2] != states[1].shape[2]:
             return self._original.lstm(*args)  # type: ignore[no-any-return]
-        x, (h, c), weights, *options = args
-        y, final = _stack("LSTM", "", x, (h, c), weights, *options)
+        y, final = _stack("LSTM", "", x, states, lengths, *rest)
         return y, final[0], final[1]
 
     def gru(self, *args: Any) -> tuple[Tensor, Tensor]:
-        return self._single("GRU", "", self._original.gru, args)
+        return self._single("GRU", "", args)
 
     def rnn_tanh(self, *args: Any) -> tuple[Tensor, Tensor]:
-        return self._single("RNN", "Tanh", self._original.rnn_tanh, args)
+        return self._single("RNN", "Tanh", args)
 
     def rnn_relu(self, *args: Any) -> tuple[Tensor, Tensor]:
-        return self._single("RNN", "Relu", self._original.rnn_relu, args)
+        return self._single("RNN", "Relu", args)
 
-    def _single(self, kind: str, activation: str, original: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        if torch.is_tensor(args[2]):
-            return original(*args)  # type: ignore[no-any-return]
-        x, h, weights, *options = args
-        y, final = _stack(kind, activation, x, (h,), weights, *options)
+    def _single(self, kind: str, activation: str, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        x, state, lengths, rest = _arguments(args)
+        y, final = _stack(kind, activation, x, (state,), lengths, *rest)
         return y, final[0]
+
+
+def _arguments(args: tuple[Any, ...]) -> tuple[Tensor, Any, _Lengths | None, Sequence[Any]]:
+    """Return the input, the states, the lengths and the rest; packed sequences come in another order."""
+    if isinstance(args[1], _Lengths):
+        data, sizes, states, *rest = args
+        return data, states, sizes, (*rest, False)
+    x, states, *rest = args
+    return x, states, None, rest
 
 
 def _stack(
@@ -76,6 +140,7 @@ def _stack(
     activation: str,
     x: Tensor,  # [S, B, I], or [B, S, I] with batch_first
     states: Sequence[Tensor],  # each [L * D, B, H]
+    sizes: _Lengths | None,
     weights: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -88,6 +153,7 @@ def _stack(
     each = 4 if has_biases else 2
     if batch_first:
         x = x.transpose(0, 1)
+    lengths = None if sizes is None else sizes.lengths
     finals = []
     for layer in range(num_layers):
         first = layer * directions * each
@@ -100,11 +166,11 @@ def _stack(
             b = w.new_zeros(directions, 2 * w.shape[1])
         own = [state[rows] for state in states]
         if kind == "LSTM":
-            y, *final = torch.ops.ingot.lstm(x, w, r, b, *own)
+            y, *final = torch.ops.ingot.lstm(x, w, r, b, *own, lengths)
         elif kind == "GRU":
-            y, *final = torch.ops.ingot.gru(x, w, r, b, *own)
+            y, *final = torch.ops.ingot.gru(x, w, r, b, *own, lengths)
         else:
-            y, *final = torch.ops.ingot.rnn(x, w, r, b, *own, activation)
+            y, *final = torch.ops.ingot.rnn(x, w, r, b, *own, activation, lengths)
         finals.append(final)
         x = y.transpose(1, 2).flatten(2)  # [S, D, B, H] -> [S, B, D * H]
     stacked = [torch.cat([final[index] for final in finals]) for index in range(len(states))]
@@ -127,45 +193,64 @@ def _blocks(kind: str, weight: Tensor) -> list[Tensor]:
     return [weight[index * size : (index + 1) * size] for index in range(len(_BLOCKS[kind]))]
 
 
-def _run(kind: str, function: Any, x: Tensor, w: Tensor, r: Tensor, b: Tensor, states: Any) -> Any:
-    """Run PyTorch's own function on weights in ONNX's order."""
+def _run(
+    kind: str, name: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor, states: Sequence[Tensor], lengths: Tensor | None
+) -> Any:
+    """Run PyTorch's own function on weights in ONNX's order; results beyond a sequence's length are zero."""
+    function = getattr(torch._C._VariableFunctions, name)
     flat = []
     for index in range(w.shape[0]):
         biases = b[index].chunk(2)
         flat += [_restore(kind, part) for part in (w[index], r[index], *biases)]
-    y, *final = function(x, states, flat, True, 1, 0.0, False, w.shape[0] == 2, False)
+    options = (flat, True, 1, 0.0, False, w.shape[0] == 2)
+    if lengths is None:
+        y, *final = function(x, states if kind == "LSTM" else states[0], *options, False)
+    else:
+        packed = packing.pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        there, back = packed.sorted_indices, packed.unsorted_indices
+        states = [state[:, there] for state in states]
+        data, *final = function(packed.data, packed.batch_sizes, states if kind == "LSTM" else states[0], *options)
+        y, _ = packing.pad_packed_sequence(packed._replace(data=data), total_length=x.shape[0])
+        final = [state[:, back] for state in final]
     steps, rows = y.shape[:2]
     return y.reshape(steps, rows, w.shape[0], -1).transpose(1, 2).contiguous(), *final
 
 
 @torch.library.custom_op("ingot::lstm", mutates_args=())
-def _lstm(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _run("LSTM", torch._C._VariableFunctions.lstm, x, w, r, b, (h, c))  # type: ignore[no-any-return]
+def _lstm(
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, c: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _run("LSTM", "lstm", x, w, r, b, (h, c), lengths)  # type: ignore[no-any-return]
 
 
 @_lstm.register_fake
-def _(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, c: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     return _shape(x, r), torch.empty_like(h), torch.empty_like(c)
 
 
 @torch.library.custom_op("ingot::gru", mutates_args=())
-def _gru(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    return _run("GRU", torch._C._VariableFunctions.gru, x, w, r, b, h)  # type: ignore[no-any-return]
+def _gru(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return _run("GRU", "gru", x, w, r, b, (h,), lengths)  # type: ignore[no-any-return]
 
 
 @_gru.register_fake
-def _(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return _shape(x, r), torch.empty_like(h)
 
 
 @torch.library.custom_op("ingot::rnn", mutates_args=())
-def _rnn(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    function = getattr(torch._C._VariableFunctions, f"rnn_{activation.lower()}")
-    return _run("RNN", function, x, w, r, b, h)  # type: ignore[no-any-return]
+def _rnn(
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, activation: str, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return _run("RNN", f"rnn_{activation.lower()}", x, w, r, b, (h,), lengths)  # type: ignore[no-any-return]
 
 
 @_rnn.register_fake
-def _(x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor, h: Tensor, activation: str, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     return _shape(x, r), torch.empty_like(h)
 
 
@@ -173,23 +258,24 @@ def _shape(x: Tensor, r: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], r.shape[0], x.shape[1], r.shape[2])  # [S, D, B, H]
 
 
-def _onnx(x: Any, w: Any, r: Any, b: Any, h: Any) -> tuple[list[Any], dict[str, Any]]:
+def _onnx(x: Any, w: Any, r: Any, b: Any, h: Any, lengths: Any) -> tuple[list[Any], dict[str, Any]]:
     direction = "bidirectional" if r.shape[0] == 2 else "forward"
-    return [x, w, r, b, None, h], {"direction": direction, "hidden_size": int(r.shape[2])}
+    counts = None if lengths is None else op.Cast(lengths, to=ir.DataType.INT32)
+    return [x, w, r, b, counts, h], {"direction": direction, "hidden_size": int(r.shape[2])}
 
 
-def _onnx_lstm(x: Any, w: Any, r: Any, b: Any, h: Any, c: Any) -> Any:
-    inputs, attributes = _onnx(x, w, r, b, h)
+def _onnx_lstm(x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, lengths: Any = None) -> Any:
+    inputs, attributes = _onnx(x, w, r, b, h, lengths)
     return op.LSTM(*inputs, c, **attributes)
 
 
-def _onnx_gru(x: Any, w: Any, r: Any, b: Any, h: Any) -> Any:
-    inputs, attributes = _onnx(x, w, r, b, h)
+def _onnx_gru(x: Any, w: Any, r: Any, b: Any, h: Any, lengths: Any = None) -> Any:
+    inputs, attributes = _onnx(x, w, r, b, h, lengths)
     return op.GRU(*inputs, linear_before_reset=1, **attributes)
 
 
-def _onnx_rnn(x: Any, w: Any, r: Any, b: Any, h: Any, activation: str) -> Any:
-    inputs, attributes = _onnx(x, w, r, b, h)
+def _onnx_rnn(x: Any, w: Any, r: Any, b: Any, h: Any, activation: str, lengths: Any = None) -> Any:
+    inputs, attributes = _onnx(x, w, r, b, h, lengths)
     return op.RNN(*inputs, activations=[activation] * int(r.shape[0]), **attributes)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 _EXPORT = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -26,6 +26,11 @@ class Place:
     file: str
     line: int
     function: str
+
+    @property
+    def short(self) -> str:
+        """The file's name and the line: reports travel, the user's folders need not."""
+        return f"{Path(self.file).name}:{self.line}"
 
 
 def find_place(error: BaseException) -> Place | None:
@@ -45,6 +50,12 @@ def innermost(frames: Iterable[Place]) -> Place | None:
     """Return the last of the frames that is in the user's code, or None."""
     own = [place for place in frames if _is_users(place.file)]
     return own[-1] if own else None
+
+
+def of_node(node: fx.Node) -> Place | None:
+    """Return the line of the user's code that a node of a captured graph comes from, or failing that of a library's."""
+    frames = told(node.meta.get("stack_trace") or "")
+    return innermost(frames) or (frames[-1] if frames else None)
 
 
 def told(text: str) -> list[Place]:

@@ -20,7 +20,8 @@ from torch.onnx._internal.exporter import _core, _dispatching, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ingot.errors import ExportError
-from ingot.export.lower import contiguous
+from ingot.export.explain import places
+from ingot.export.lower import complex_numbers, contiguous
 from ingot.export.ops import functions
 from ingot.export.program import Program, quiet, user_path
 
@@ -31,7 +32,6 @@ Translations = Mapping[Any, Callable[..., Any]]
 
 # The exporter writes this opset and later ones; models of an older one are converted from it.
 _OLDEST = 18
-_PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _NODE = re.compile(r"translating node %(\w+)")
 
 
@@ -78,6 +78,8 @@ def make_registry(opset: int | None, translations: Translations | None) -> ONNXR
     registry.functions = {target: list(found) for target, found in known}
     for target, function in {**(translations or {}), **functions.translations()}.items():
         registry.register_op(target, function)
+    for target, function in complex_numbers.TRANSLATIONS.items():
+        registry.register_op(target, function, is_complex=True)
     return registry
 
 
@@ -156,10 +158,8 @@ def _decompose(exported: torch.export.ExportedProgram, registry: ONNXRegistry) -
 
 
 def _shown(node: fx.Node) -> str:
-    places = _PLACE.findall(node.meta.get("stack_trace") or "")
-    user = [place for place in places if "/torch/" not in place[0]] or places
-    # The file's name only: reports travel, the user's folders need not.
-    return f"{node.target} ({user[-1][0].rpartition('/')[2]}:{user[-1][1]})" if user else str(node.target)
+    place = places.of_node(node)
+    return f"{node.target} ({place.short})" if place is not None else str(node.target)
 
 
 def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: ONNXRegistry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from ingot.export.program import Program
 from ingot.model_store import BlobFolder, manifest
 from ingot.model_store.manifest import Descriptor, Format
 from ingot.model_store.plan import TorchHeader
-from ingot.tensors import DType
+from ingot.tensors import Signature
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,23 @@ def release() -> str:
     return torch.__version__.partition("+")[0]
 
 
-def precision(program: Program) -> str:
-    """Return the type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``."""
-    totals: dict[str, int] = {}
-    for value in (*program.exported.state_dict.values(), *program.exported.constants.values()):
-        if torch.is_tensor(value) and value.is_floating_point():
-            label = DType.parse(str(value.dtype).removeprefix("torch.")).value.lower()
-            totals[label] = totals.get(label, 0) + value.nbytes
-    floats = [spec.dtype.value.lower() for spec in program.signature.inputs if spec.dtype.is_float]
-    return max(totals, key=lambda label: totals[label], default=floats[0] if floats else "fp32")
+def precision(weights: Iterable[tuple[str, int]], signature: Signature) -> str:
+    """Return the floating-point type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``.
+
+    Args:
+        weights: the type of each, such as ``float32``, and its bytes.
+        signature: tells the type of a model without weights.
+    """
+    totals: Counter[str] = Counter()
+    for name, size in weights:
+        if "float" in name:
+            totals[name.replace("bfloat", "bf").replace("float", "fp")] += size
+    floats = [spec.dtype.value.lower() for spec in signature.inputs if spec.dtype.is_float]
+    return totals.most_common(1)[0][0] if totals else (*floats, "fp32")[0]
+
+
+def precision_of(program: Program) -> str:
+    """Return the precision of a program's weights."""
+    tensors = (*program.exported.state_dict.values(), *program.exported.constants.values())
+    held = [(str(item.dtype).removeprefix("torch."), item.nbytes) for item in tensors if torch.is_tensor(item)]
+    return precision(held, program.signature)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError
 from ingot.export.ops.tracing import trace
+from ingot.export.passes.fx_graph import Memory
 from ingot.export.passes.manager import FxPass, PassResult
 
 # No formula holds these numbers: where one turns up in a traced formula, the argument that had it is used as it is.
@@ -93,7 +94,9 @@ class _Formula:
         return self.graph.output_node().all_input_nodes
 
     def fits(self, match: InternalMatch, graph: fx.Graph, pattern: fx.Graph) -> bool:
-        """Tell whether tensors and numbers stand where the operator takes them, and constants are the same."""
+        """Tell whether tensors and numbers stand where the operator takes them, constants are the same, and nothing is
+        written in between.
+        """
         for node in (leaf for leaf in pytree.tree_leaves(self.arguments) if isinstance(leaf, fx.Node)):
             found: Any = match.nodes_map[node]
             if node in self.numbers:
@@ -102,7 +105,10 @@ class _Formula:
             elif not (isinstance(found, fx.Node) and isinstance(found.meta.get("val"), torch.Tensor)):
                 return False
         constants = pattern.find_nodes(op="get_attr")
-        return all(torch.equal(_constant(node), _constant(match.nodes_map[node])) for node in constants)
+        if not all(torch.equal(_constant(node), _constant(match.nodes_map[node])) for node in constants):
+            return False
+        calls = {match.nodes_map[node] for node in pattern.nodes if node.op == "call_function"}
+        return Memory(graph).unchanged(calls, max(calls))
 
 
 def _read(function: Callable[..., Any], arguments: Mapping[str, Any]) -> _Formula:

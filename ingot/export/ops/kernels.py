@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
-from ingot.export.parity import TOLERANCE
+from ingot.export.proof.parity import TOLERANCE
 from ingot.export.torch_arrays import from_torch
 from ingot.tensors import DType
 

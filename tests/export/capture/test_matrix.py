@@ -22,9 +22,7 @@ SPEC = ["x:float32[batch,seq=1..64,4]"]
 LADDER = {"auto", "export", "strict", "inferred", "oblivious"}
 # What each kind is refused by; every other route captures it. Those that change their state are refused by all.
 REFUSED = {
-    "convnet": {"oblivious"},
     "transformer": {"script"},
-    "recurrent": {"oblivious"},
     "branch": LADDER | {"fx", "trace"},
     "cond": {"fx", "script", "trace"},
     "nested": {"script"},

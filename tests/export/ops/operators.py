@@ -16,7 +16,7 @@ _helpers = onnxscript.values.Opset("helpers", 1)
 
 @ingot.op("tests::gated_norm", example=(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8)))
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight * torch.sigmoid(gate)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight * torch.tanh(gate)
 
 
 @ingot.op("tests::add_norm", example=(torch.ones(2, 8), torch.ones(2, 8)))

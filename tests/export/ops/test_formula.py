@@ -81,8 +81,8 @@ def test_sizes_in_the_formula_may_be_fixed_or_dynamic(dynamic: bool) -> None:
     [
         (lambda x: gated(x, x + 1, 2.0, 1e-3), GATED),
         (lambda x: gated(x, x + 1, W, W[0]), GATED),
-        (lambda x: W * x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3) * torch.sigmoid(x + 1), GATED),
-        (lambda x: (scale := torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3), x * scale * W * torch.sigmoid(x + 1)), GATED),
+        (lambda x: W * x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3) * torch.tanh(x + 1), GATED),
+        (lambda x: (scale := torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3), x * scale * W * torch.tanh(x + 1)), GATED),
         (lambda x: ops.shuffle.body(x, 2), ops.shuffle.rule()),
     ],
     ids=["number-for-tensor", "tensor-for-number", "another-order", "inner-result-used", "another-integer"],
@@ -91,9 +91,19 @@ def test_what_only_looks_like_it_is_left(function: Callable[..., Any], rule: FxP
     assert rewrite(function, rule) == ([], PassRecord(rule.name, "fx", 0))
 
 
+def test_what_is_written_in_between_is_left() -> None:
+    def written(x: Tensor) -> Tensor:
+        x = x + 1
+        scale = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3)
+        x.mul_(2)
+        return x * scale * W * torch.tanh(x)
+
+    assert rewrite(written, GATED) == ([], PassRecord(GATED.name, "fx", 0))
+
+
 def test_another_spelling_is_found_if_it_is_given() -> None:
     def other(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return torch.sigmoid(gate) * functional.rms_norm(x, x.shape[-1:], weight, eps)
+        return torch.tanh(gate) * functional.rms_norm(x, x.shape[-1:], weight, eps)
 
     @ingot.op("tests::spelt", example=ops.gated_norm.example, spellings=[other])
     def spelt(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:

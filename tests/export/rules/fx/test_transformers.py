@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.parity import prove
 from ingot.export.passes.manager import PassManager, PassRecord
 from ingot.export.program import Captured, quiet
+from ingot.export.proof.parity import prove
 from ingot.export.rules.fx import RULES, TRANSLATIONS
 from tests.export.programs import Case, capture
 from tests.export.rules.fx.support import Session, assert_equal, onnx_operators, recapture

@@ -9,13 +9,14 @@ from torch import nn
 
 from ingot.errors import ExportError
 from ingot.export.capture import ladder
-from ingot.export.departure import Departure, find_departure
+from ingot.export.diagnose.departure import Departure, find_departure
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower.translations import TRANSLATIONS
-from ingot.export.parity import tolerance
-from ingot.export.pipeline import describe_module, evaluating
+from ingot.export.pipeline import evaluating
 from ingot.export.program import Program
+from ingot.export.proof.parity import tolerance
 from ingot.export.report import Progress
+from ingot.export.subject import describe, prepare
 from ingot.tensors import TensorSpec
 
 
@@ -41,7 +42,8 @@ def bisect_model(
     """
     with evaluating(model):
         progress("Running the model on example inputs")
-        subject = describe_module(model, example_inputs, inputs, constants, output_names, lift_state)
+        description = describe(model, example_inputs, inputs, constants)
+        subject = prepare(model, description, output_names, lift_state=lift_state)
         task = ladder.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
         captured, _ = ladder.capture(task, capture, lambda captured: None, progress)
         if not isinstance(captured, Program):

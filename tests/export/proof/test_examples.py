@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.examples import Examples, infer_specs
+from ingot.export.proof.examples import Examples, infer_specs
 from ingot.tensors import DType, Range, parse_spec
 
 

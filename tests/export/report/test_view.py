@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
-from ingot.export.report_view import html, text
+from ingot.export.report.view import html, text
 from ingot.model_store import ParityEvidence
 
 

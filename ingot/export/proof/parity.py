@@ -13,8 +13,8 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import ExportError, IngotError, ParityError
-from ingot.export.examples import Examples
 from ingot.export.program import NEXT, Runner
+from ingot.export.proof.examples import Examples
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
 
@@ -93,8 +93,10 @@ def prove(
         try:
             actual = candidate.run(inputs)
         except IngotError as failure:
+            cause = " ".join(str(failure.__cause__ or "").split())[:300]
             raise ParityError(
                 f"the exported graph fails where the model does not ({_shapes(inputs)}): {failure}"
+                + (f": {cause}" if cause and cause not in str(failure) else "")
             ) from failure
         for name in worst:
             error = arrays.departure(expected[name], actual[name])

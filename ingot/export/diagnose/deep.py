@@ -51,7 +51,7 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, REQUEST).write_text(json.dumps(asdict(recipe)), encoding="utf-8")
-        command = [sys.executable, "-m", "ingot.export.explain.draft", folder]
+        command = [sys.executable, "-m", "ingot.export.diagnose.draft", folder]
         # draft_export leaves logs in the folder for temporary files.
         environment = os.environ | {"TMPDIR": folder}
         with subprocess.Popen(

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from ingot.errors import InvalidArgument
-from ingot.export.examples import Examples
+from ingot.export.proof.examples import Examples
 from ingot.export.torch_arrays import from_torch
 from ingot.model_store import onnx_graph
 from ingot.runtime import load_engine

@@ -1,8 +1,7 @@
-"""The child process of :mod:`ingot.export.explain.deep`: ``python -m ingot.export.explain.draft FOLDER``."""
+"""The child process of :mod:`ingot.export.diagnose.deep`: ``python -m ingot.export.diagnose.draft FOLDER``."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
@@ -15,15 +14,13 @@ import torch
 from torch import nn
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.export import defaults
-from ingot.export.capture import recurrent
+from ingot.export.capture import exported, layers
+from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain import Explanation, explain, explain_at
 from ingot.export.explain.causes import Cause, Kind
-from ingot.export.explain.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain.places import Place, innermost
 from ingot.export.source import load_example, load_source
-from ingot.export.subject import Subject, prepare
-from ingot.tensors import Range, parse_spec, symbols
+from ingot.export.subject import Subject, describe, prepare
 
 _SHAPE = re.compile(r"Tensor\(shape: torch\.Size\((\[.*?\])\)")
 _SIGNS = {"Eq": "==", "Ne": "!="}
@@ -34,14 +31,14 @@ def search(recipe: Recipe) -> list[Explanation]:
     module = load_source(recipe.source, recipe.checkpoint, recipe.map_location, trust=recipe.trust)
     if not isinstance(module, nn.Module):
         raise InvalidArgument(f"{recipe.source} is a graph already, which nothing captures")
-    subject = _prepare(module.eval(), recipe)
-    single = recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext()
+    description = describe(module.eval(), load_example(recipe.example), recipe.inputs, recipe.constants)
+    subject = prepare(module, description, lift_state=True)
     try:
-        with torch.no_grad(), single:  # not quiet: the findings are what torch logs
+        with torch.no_grad(), layers.dynamic(module):  # not quiet: the findings are what torch logs
             drafted = torch.export.draft_export(
                 subject.eager.flat(),
                 subject.eager.tensors(subject.example),
-                dynamic_shapes=(_shapes(subject),),
+                dynamic_shapes=exported.dynamic_shapes(subject.inputs, subject.ranges),
             )
     except Exception as error:  # noqa: BLE001 - what even a draft cannot pass, of any kind
         return [explain(error, module)]
@@ -49,31 +46,6 @@ def search(recipe: Recipe) -> list[Explanation]:
     found = [_explained(item.failure_type.name, item.data, report.str_to_filename, subject) for item in report.failures]
     # One line is often met several times, the later ones being consequences of the first.
     return list({item.place or item.cause: item for item in reversed(found)}.values())[::-1]
-
-
-def _prepare(module: nn.Module, recipe: Recipe) -> Subject:
-    own = defaults.of(module)
-    given = load_example(recipe.example)
-    if given is None and not recipe.inputs:
-        given = own.example
-    specs = []
-    ranges: dict[str, Range] = {}
-    for text in recipe.inputs or (own.inputs if given is None else ()):
-        spec, stated = parse_spec(text)
-        specs.append(spec)
-        ranges |= stated
-    return prepare(module, given, specs, ranges, {**own.constants, **recipe.constants}, (), lift_state=True)
-
-
-def _shapes(subject: Subject) -> tuple[dict[int, Any], ...]:
-    bounds = {name: subject.ranges.get(name, Range()) for name in symbols(subject.inputs)}
-    dims = {
-        name: torch.export.Dim(name, min=size.low if size.low > 1 else None, max=size.high)
-        for name, size in bounds.items()
-    }
-    return tuple(
-        {axis: dims[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in subject.inputs
-    )
 
 
 def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], subject: Subject) -> Explanation:

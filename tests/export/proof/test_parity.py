@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import ParityError
-from ingot.export.examples import Examples
-from ingot.export.parity import prove, rows_touch, tolerance, unrepeated
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import prove, rows_touch, tolerance, unrepeated
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 

@@ -105,6 +105,7 @@ class Journal:
         self.rewrites: list[Rewrite] = []
         self.graphs: list[GraphView] = []
         self.notes: list[str] = []
+        self.outside_opset: tuple[str, ...] = ()
         self._stages: list[Stage] = []
 
     @contextlib.contextmanager
@@ -138,4 +139,5 @@ class Journal:
             graphs=tuple(self.graphs),
             sizes=sizes,
             notes=tuple(self.notes),
+            outside_opset=self.outside_opset,
         )

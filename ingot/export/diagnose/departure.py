@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from ingot import arrays
-from ingot.export import intermediates
+from ingot.export.diagnose import intermediates
 from ingot.export.explain.places import innermost, told
 from ingot.export.program import Eager, Program, user_path
 from ingot.tensors import Array

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from ingot.export.layout import size
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
+from ingot.export.report.layout import size
 
 # As many operators as a glance takes in; the rest is folded away.
 _MOST_BARS = 12

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ingot.export.layout import size, table
 from ingot.export.report import GraphView, Node, Report, Stage
-from ingot.export.report_page import html as html
+from ingot.export.report.layout import size, table
+from ingot.export.report.page import html as html
 
 
 def text(report: Report, nodes: bool = False) -> str:

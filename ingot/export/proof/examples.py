@@ -14,7 +14,7 @@ from ingot.errors import ExportError
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 # Sizes that are tried for named dimensions: distinct, so that two dimensions are never equal by accident.
-_SIZES = (3, 5, 7, 11, 13, 17, 19, 23)
+_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 
 
 class Examples:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, ParityError
-from ingot.export.examples import Examples
-from ingot.export.parity import unrepeated
 from ingot.export.program import Eager, States
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import unrepeated
 from ingot.tensors import Array, DType, TensorSpec
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from types import BuiltinFunctionType
@@ -11,10 +10,9 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
+from ingot.export.explain import places
 from ingot.export.program import user_path
 from ingot.export.report import GraphView, Node
-
-_PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 
 
 def of_fx(title: str, graph: fx.Graph) -> GraphView:
@@ -35,16 +33,14 @@ def _view(title: str, nodes: Iterable[Node]) -> GraphView:
 def _fx_node(node: fx.Node) -> Node:
     stack = list(node.meta.get("nn_module_stack", {}).values())
     value: Any = node.meta.get("val")
-    places = _PLACE.findall(node.meta.get("stack_trace") or "")
-    places = [place for place in places if "/torch/" not in place[0]] or places
+    place = places.of_node(node)
     return Node(
         name=node.name,
         operator=_target(node),
         inputs=tuple(item.name for item in node.all_input_nodes),
         shape=f"[{','.join(map(str, value.shape))}]" if hasattr(value, "shape") else "",
         module=user_path(str(stack[-1][0])) if stack else "",
-        # The file's name only: the report travels, the user's folders need not.
-        source=f"{places[-1][0].rpartition('/')[2]}:{places[-1][1]}" if places else "",
+        source=place.short if place is not None else "",
     )
 
 

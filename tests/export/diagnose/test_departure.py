@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export import arguments, intermediates
+from ingot.export import arguments
 from ingot.export.capture import exported, ladder, recurrent
-from ingot.export.departure import Departure, find_departure
-from ingot.export.examples import Examples
+from ingot.export.diagnose import intermediates
+from ingot.export.diagnose.departure import Departure, find_departure
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.program import Eager, Program, quiet
+from ingot.export.proof.examples import Examples
 from ingot.tensors import Array, parse_spec
 from tests.export import models
 

@@ -1,0 +1,105 @@
+"""Functions of ``torch.nn.functional`` whose capture would fix a dynamic size, written for any size.
+
+Adaptive pooling is captured by PyTorch as so many windows of known length, and an affine grid as so many points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+Tensor = torch.Tensor
+
+
+@contextlib.contextmanager
+def dynamic() -> Iterator[None]:
+    """Replace the functions, where a size that matters is dynamic."""
+    module: Any = functional
+    originals = {name: getattr(module, name) for name in _FUNCTIONS}
+    for name, make in _FUNCTIONS.items():
+        setattr(module, name, functools.wraps(originals[name])(make(originals[name])))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+def _adaptive(
+    rank: int, along: Callable[[Tensor, int], Tensor], needed: bool, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def pool(input: Tensor, output_size: Any, *options: Any, **named: Any) -> Any:  # noqa: A002 - PyTorch's name
+        counts = (output_size,) * rank if isinstance(output_size, int) else tuple(output_size)
+        pairs = zip(input.shape[-rank:], counts, strict=True)
+        free = needed or _any_dynamic(size for size, count in pairs if count not in (None, 1))
+        if not free or any((*options, *named.values())):  # such as return_indices
+            return original(input, output_size, *options, **named)
+        result = input
+        for axis, count in enumerate(counts, start=-rank):
+            if count is not None:
+                result = along(result.movedim(axis, -1), count).movedim(-1, axis)
+        return result
+
+    return pool
+
+
+def _mean(x: Tensor, count: int) -> Tensor:
+    inside, lengths = _windows(x.shape[-1], count, x.device)
+    return x @ (inside / lengths).to(x.dtype).T
+
+
+def _most(x: Tensor, count: int) -> Tensor:
+    inside, _ = _windows(x.shape[-1], count, x.device)
+    return x.unsqueeze(-2).masked_fill(~inside, -math.inf).amax(-1)
+
+
+def _windows(size: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return which places [count, size] are in which window, and each window's length [count, 1]."""
+    index = torch.arange(count, device=device)[:, None]
+    begin = torch.div(index * size, count, rounding_mode="floor")
+    end = torch.div((index + 1) * size + count - 1, count, rounding_mode="floor")
+    place = torch.arange(size, device=device)
+    return (begin <= place) & (place < end), end - begin
+
+
+def _affine_grid(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+        if not _any_dynamic(size[2:]):
+            return original(theta, size, align_corners)
+        lines = [_line(count, bool(align_corners), theta) for count in reversed(size[2:])]  # x first, then y
+        points = torch.meshgrid(*reversed(lines), indexing="ij")
+        ends = torch.stack([*reversed(points), torch.ones_like(points[0])], dim=-1)  # [(D,) H, W, rank + 1]
+        flat = ends.reshape(1, -1, len(size) - 1) @ theta.transpose(1, 2)
+        return flat.reshape(-1, *size[2:], len(size) - 2)
+
+    return grid
+
+
+def _line(count: int, corners: bool, like: Tensor) -> Tensor:
+    """Return ``count`` places between -1 and 1: with the ends, or the middles of equal parts."""
+    place = torch.arange(count, dtype=like.dtype, device=like.device)
+    if not corners:
+        return (2 * place + 1) / count - 1
+    return torch.where(torch.full_like(place, count) > 1, 2 * place / (count - 1) - 1, 0)
+
+
+def _any_dynamic(sizes: Any) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+# The maximum is always written so: PyTorch's own has no ONNX form even where all sizes are fixed.
+_FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "affine_grid": _affine_grid,
+    "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
+    "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
+    "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, False),
+    "adaptive_max_pool1d": functools.partial(_adaptive, 1, _most, True),
+    "adaptive_max_pool2d": functools.partial(_adaptive, 2, _most, True),
+    "adaptive_max_pool3d": functools.partial(_adaptive, 3, _most, True),
+}

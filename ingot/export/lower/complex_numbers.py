@@ -1,0 +1,86 @@
+"""ONNX forms of operators on complex numbers that PyTorch's exporter has for real ones only.
+
+ONNX has no arithmetic of complex numbers: the exporter makes of each tensor one of real numbers with a last dimension
+of 2, the real and the imaginary parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from onnxscript import ir, opset18
+from onnxscript.function_libs.torch_lib.ops import core
+
+aten = torch.ops.aten
+op: Any = opset18
+
+
+def _axis(dim: int) -> int:
+    """Return a dimension of a complex tensor as one of the tensor of its parts."""
+    return dim if dim >= 0 else dim - 1
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return op.Gather(x, 0, axis=-1), op.Gather(x, 1, axis=-1)
+
+
+def _of_parts(real: Any, imaginary: Any) -> Any:
+    return op.Concat(op.Unsqueeze(real, [-1]), op.Unsqueeze(imaginary, [-1]), axis=-1)
+
+
+def unsqueeze(x: Any, dim: int) -> Any:
+    """Express ``aten.unsqueeze``."""
+    return op.Unsqueeze(x, [_axis(dim)])
+
+
+def select(x: Any, dim: int, index: Any) -> Any:
+    """Express ``aten.select.int``."""
+    return op.Gather(x, index, axis=_axis(dim))
+
+
+def expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
+    """Express ``aten.expand``."""
+    return core.aten_expand(x, [*size, 2])
+
+
+def zeros_like(x: Any, **options: Any) -> Any:
+    """Express ``aten.zeros_like``."""
+    return op.ConstantOfShape(op.Shape(x), value=ir.tensor(np.zeros(1, x.dtype.numpy())))
+
+
+def product(left: Any, right: Any) -> Any:
+    """Express ``aten.mm`` and ``aten.bmm``."""
+    return _bilinear(op.MatMul, left, right)
+
+
+def einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
+    """Express ``aten.einsum`` of two tensors, or of one."""
+    if len(tensors) == 1:
+        return _of_parts(*(op.Einsum(part, equation=equation) for part in _parts(tensors[0])))
+    left, right = tensors  # more are an error, which names the operator
+    return _bilinear(lambda a, b: op.Einsum(a, b, equation=equation), left, right)
+
+
+def _bilinear(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    (a, b), (c, d) = _parts(left), _parts(right)
+    return _of_parts(
+        op.Sub(function(a, c), function(b, d)),
+        op.Add(function(a, d), function(b, c)),
+    )
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.unsqueeze.default: unsqueeze,
+    aten.select.int: select,
+    aten.expand.default: expand,
+    aten.zeros_like.default: zeros_like,
+    aten.mm.default: product,
+    aten.bmm.default: product,
+    aten.einsum.default: einsum,
+    # Places in the leading dimensions do not touch the last.
+    aten.index.Tensor: core.aten_index,
+}
+"""By operator, for the exporter's registry."""

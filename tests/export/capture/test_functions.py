@@ -1,0 +1,61 @@
+"""Functions that PyTorch captures at one size only are captured at any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ingot.export import export_model
+from ingot.runtime import load_engine
+
+IMAGE = "x:float32[batch,3,height,width]"
+VOLUME = "x:float32[batch,2,depth,height,width]"
+
+
+def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> None:
+    """Export a module and ask it at sizes that it was not captured at."""
+    archive = export_model(module, inputs=inputs)
+    tensors = [torch.randn(*shape) for shape in shapes]
+    names = [spec.name for spec in archive.signature.inputs]
+    feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    (actual,) = load_engine(archive.variants[0].path()).run(feed).values()
+    torch.testing.assert_close(torch.from_numpy(actual), module(*tensors), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Avg", "Max"])
+@pytest.mark.parametrize("wanted", [4, (3, None), (1, 5)], ids=str)
+def test_adaptive_pooling_of_images_of_any_size(kind: str, wanted: int | tuple[int | None, int | None]) -> None:
+    layer = getattr(nn, f"Adaptive{kind}Pool2d")(wanted)
+    for height, width in ((9, 4), (1, 40)):
+        equal(layer, [IMAGE], (2, 3, height, width))
+
+
+def test_adaptive_pooling_of_lines_and_volumes() -> None:
+    equal(nn.AdaptiveAvgPool1d(3), ["x:float32[batch,2,length]"], (2, 2, 17))
+    equal(nn.AdaptiveMaxPool1d(3), ["x:float32[batch,2,length]"], (2, 2, 2))
+    equal(nn.AdaptiveAvgPool3d((2, 1, 3)), [VOLUME], (1, 2, 9, 8, 4))
+
+
+def test_the_maximum_of_a_fixed_size() -> None:
+    equal(nn.AdaptiveMaxPool2d(3), ["x:float32[batch,3,8,9]"], (4, 3, 8, 9))
+
+
+class Grid(nn.Module):
+    def __init__(self, corners: bool) -> None:
+        super().__init__()
+        self.corners = corners
+
+    def forward(self, x: Tensor, theta: Tensor) -> Tensor:
+        return functional.affine_grid(theta, list(x.shape), align_corners=self.corners)
+
+
+@pytest.mark.filterwarnings("ignore:Since version")
+@pytest.mark.parametrize("corners", [False, True])
+def test_affine_grids(corners: bool) -> None:
+    for height, width in ((9, 4), (1, 6)):
+        equal(Grid(corners), [IMAGE, "theta:float32[batch,2,3]"], (2, 3, height, width), (2, 2, 3))
+    equal(Grid(corners), [VOLUME, "theta:float32[batch,3,4]"], (2, 2, 3, 8, 5), (2, 3, 4))

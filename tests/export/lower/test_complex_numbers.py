@@ -1,0 +1,54 @@
+"""Complex numbers inside a model: what PyTorch's exporter lacks is exported too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ingot.export import export_model
+from ingot.runtime import load_engine
+from tests.export.models import Function
+
+WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: z.unsqueeze(1) * z.unsqueeze(-1),
+        lambda z: z.unsqueeze(-2) + WEIGHTS,
+        lambda z: z[:, 1] * z[0, -1],
+        lambda z: z.select(-1, 2),
+        lambda z: z.unsqueeze(1).expand(-1, 2, -1) * 2,
+        lambda z: torch.cat([z, torch.zeros_like(z)], dim=-1),
+        lambda z: z @ WEIGHTS,
+        lambda z: torch.bmm(z.unsqueeze(1), WEIGHTS.expand(z.shape[0], 3, 3)),
+        lambda z: torch.einsum("bi,ij->bj", z, WEIGHTS),
+        lambda z: torch.einsum("bi->ib", z),
+        lambda z: z[:, torch.tensor([2, 0])],
+    ],
+    ids=[
+        "unsqueeze",
+        "unsqueeze-from-the-end",
+        "index",
+        "select",
+        "expand",
+        "zeros",
+        "mm",
+        "bmm",
+        "einsum",
+        "einsum-of-one",
+        "indices",
+    ],
+)
+def test_it_equals_the_model(function: Callable[[Tensor], Tensor]) -> None:
+    def whole(x: Tensor) -> Tensor:
+        return torch.view_as_real(function(torch.view_as_complex(x)).resolve_conj())
+
+    archive = export_model(Function(whole), inputs="x:float32[batch,3,2]", rewrite="none", batch_dim="batch")
+    x = torch.randn(4, 3, 2)
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), whole(x))
