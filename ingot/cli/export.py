@@ -105,7 +105,7 @@ def export(
         model = load_source(source, checkpoint, map_location, trust=trust)
         call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state, "progress": step}
         if bisect:
-            _bisect(model, given, call)
+            _bisect(model, given, call, as_json)
             return
         try:
             archive = export_model(
@@ -168,17 +168,20 @@ def _print(planned: Plan, as_json: bool) -> None:
         say(line)
 
 
-def _bisect(model: Any, given: Any, call: dict[str, Any]) -> None:
+def _bisect(model: Any, given: Any, call: dict[str, Any], as_json: bool) -> None:
     from ingot.export.diagnose.bisection import bisect_model
 
     if not hasattr(model, "forward"):
         raise InvalidArgument("an .onnx file is taken as it is: there is nothing to compare it with")
     departure, cases = bisect_model(model, given, **call)
-    if departure is None:
+    if as_json:
+        print_json({"departure": asdict(departure) if departure else None, "cases": cases})
+    elif departure is None:
         say(f"no operation departs from the original's, at {cases} sizes")
-        return
-    say(departure.text())
-    raise typer.Exit(1)
+    else:
+        say(departure.text())
+    if departure is not None:
+        raise typer.Exit(1)
 
 
 def _explain(error: ExportError, limit: float, **recipe: Any) -> None:

@@ -32,9 +32,10 @@ from ingot.errors import ExportError
 from ingot.export import arguments
 from ingot.export.capture import exported, ladder, layers
 from ingot.export.explain import explain
+from ingot.export.lower import program as lower_program
 from ingot.export.lower.onnx import outside
 from ingot.export.lower.translations import TRANSLATIONS
-from ingot.export.program import Eager, quiet
+from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.report.layout import count, size, table
 from ingot.export.subject import Description, describe
@@ -294,9 +295,19 @@ def _try(subject: _Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tu
             routes.append(Support(name, str(explain(error, module))))
             continue
         onnx = f"operators without an ONNX form: {', '.join(missing)}" if missing else ""
-        return (*routes, Support(name)), (Support("onnx", onnx), Support("aoti"))
+        own, foreign = _own_operators(Program(captured, Signature(subject.inputs, ())))
+        aoti = own or (f"operators that cannot be compiled: {', '.join(foreign)}" if foreign else "")
+        return (*routes, Support(name)), (Support("onnx", onnx), Support("aoti", aoti), Support("pt2", own))
     closed = "no route captures the model"
-    return tuple(routes), (Support("onnx", closed), Support("aoti", closed))
+    return tuple(routes), tuple(Support(name, closed) for name in ("onnx", "aoti", "pt2"))
+
+
+def _own_operators(program: Program) -> tuple[str, tuple[str, ...]]:
+    """Return why the operators that PyTorch does not have cannot be written out, and the names of those that stay."""
+    try:
+        return "", tuple(lower_program.foreign_operators(lower_program.inlined(program)))
+    except ExportError as error:
+        return str(error), ()
 
 
 def _weigh(module: nn.Module) -> tuple[Weights, ...]:

@@ -46,9 +46,11 @@ def test_the_plan_needs_no_place_for_an_archive(run_ingot: RunIngot) -> None:
 
 
 def test_bisecting_a_sound_model_finds_nothing(run_ingot: RunIngot) -> None:
-    result = run_ingot("export", "tests.export.models:net", "--input", ROWS, "--bisect")
+    result = run_ingot("export", "tests.export.models:net", "--input", ROWS, "--bisect", "--json")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("no operation departs")
+    found = json.loads(result.stdout)
+    assert found["departure"] is None
+    assert found["cases"] > 4
 
 
 def test_a_failure_shows_the_line_and_an_edit(run_ingot: RunIngot, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_weights_and_costs_are_the_ones_of_paper() -> None:
     # The input, which the caller holds; what goes into an operator and what comes out.
     assert found.costs == tuple(Cost({"batch": rows}, rows * 2 * 2 * 64 * 64, rows * 3 * row) for rows in (1, 8, 32))
     assert found.routes == (Support("export"),)
-    assert found.formats == (Support("onnx"), Support("aoti"))
+    assert found.formats == (Support("onnx"), Support("aoti"), Support("pt2"))
     assert found.notes == ()
 
 
@@ -141,7 +141,7 @@ def test_huge_weights_are_never_allocated() -> None:
     assert fake == meta
     assert fake["sizes"]["fp32"] == 8 * (16384 * 16384 + 16384) * 4
     assert [cost["flops"] for cost in fake["costs"]] == [rows * 8 * 2 * 16384**2 for rows in (1, 8, 32)]
-    assert fake["formats"] == [{"name": "onnx", "obstacle": ""}, {"name": "aoti", "obstacle": ""}]
+    assert fake["formats"] == [{"name": name, "obstacle": ""} for name in ("onnx", "aoti", "pt2")]
 
 
 class TestRealWeights:
@@ -174,12 +174,17 @@ class TestObstacles:
         assert "does not run on fake tensors: its code decides by the values of a tensor" in found.notes[0]
         assert [route.name for route in found.routes] == ["export", "strict", "inferred", "oblivious"]
         assert all("models.py" in route.obstacle for route in found.routes)
-        assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 2
+        assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 
     def test_an_operator_without_onnx_form_leaves_other_formats(self) -> None:
-        onnx, aoti = plan(lambda: models.Function(torch.special.bessel_j0), inputs=X4).formats
+        onnx, aoti, pt2 = plan(lambda: models.Function(torch.special.bessel_j0), inputs=X4).formats
         assert "bessel_j0" in onnx.obstacle
-        assert aoti == Support("aoti")
+        assert (aoti, pt2) == (Support("aoti"), Support("pt2"))
+
+    def test_a_layer_of_dynamic_length_goes_to_onnx_only(self) -> None:
+        onnx, *others = plan(lambda: nn.LSTM(4, 8, batch_first=True), inputs="input:float32[batch,seq,4]").formats
+        assert onnx == Support("onnx")
+        assert all("dimension 'seq'" in way.obstacle and "export to ONNX" in way.obstacle for way in others)
 
     def test_what_cannot_be_planned_says_why(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="nothing says what the model takes"):
