@@ -125,7 +125,7 @@ _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not D
 
 _NAME = r"[A-Za-z_][\w.\-/]*"
 _SPEC = re.compile(rf"^(?P<name>{_NAME}):(?P<dtype>\w+)\[(?P<shape>.*)\]$")
-_SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15}))?$")
+_SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15})(:(?P<step>[1-9]\d{0,14}))?)?$")
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,29 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Range:
-    """The sizes that a dynamic dimension may have, ends included; ``high`` None is unbounded."""
+    """The sizes that a dynamic dimension may have: multiples of ``step``, ends included; ``high`` None is unbounded."""
 
     low: int = 1
     high: int | None = None
+    step: int = 1
 
     def __post_init__(self) -> None:
-        if self.low < 0 or (self.high is not None and self.high < self.low):
+        if self.low < 0 or self.step < 1 or (self.high is not None and self.high < self.low):
             raise InvalidArgument(f"the range {self} is empty")
+        if any(end is not None and end % self.step for end in (self.low, self.high)):
+            raise InvalidArgument(f"the range {self} must begin and end at a multiple of {self.step}")
 
     def __contains__(self, size: int) -> bool:
-        return self.low <= size and (self.high is None or size <= self.high)
+        return self.low <= size and (self.high is None or size <= self.high) and size % self.step == 0
 
     def __str__(self) -> str:
-        return f"{self.low}..{'' if self.high is None else self.high}"
+        ends = f"{self.low}..{'' if self.high is None else self.high}"
+        return ends if self.step == 1 else f"{ends}:{self.step}"
+
+    def nearest(self, size: int) -> int:
+        """Return the size of the range that is nearest to ``size``, or nearest below it."""
+        size = max(size - size % self.step, self.low)
+        return size if self.high is None else min(size, self.high)
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,8 @@ def symbols(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
 def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
     """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``.
 
-    Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out.
+    Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out;
+    ``name=low..high:step`` means the multiples of ``step`` within it.
 
     Returns:
         The spec, and the ranges that it states.
@@ -241,15 +251,18 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
             continue
         symbol = _SYMBOL.match(part)
         if symbol is None:
-            raise InvalidArgument(f"dimension '{part}' of '{text}' is neither a size, a name, nor name=low..high")
+            raise InvalidArgument(
+                f"dimension '{part}' of '{text}' is neither a size, a name, nor name=low..high or name=low..high:step"
+            )
         if symbol["name"] in shape:
             raise InvalidArgument(f"dimension '{symbol['name']}' stands twice in '{text}'; give each axis its own name")
         shape.append(symbol["name"])
         if symbol["low"] is not None:
-            low, high = int(symbol["low"] or 1), int(symbol["high"]) if symbol["high"] else None
+            step = int(symbol["step"] or 1)
+            low, high = int(symbol["low"] or step), int(symbol["high"]) if symbol["high"] else None
             if high is not None and high < low:
                 raise InvalidArgument(f"the range of dimension '{part}' in '{text}' is empty")
-            ranges[symbol["name"]] = Range(low, high)
+            ranges[symbol["name"]] = Range(low, high, step)
     return TensorSpec(match["name"], DType.parse(match["dtype"]), tuple(shape)), ranges
 
 
@@ -279,6 +292,7 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
         elif size not in signature.range(dim):
             raise InvalidArgument(
                 f"dimension {axis} ('{dim}') of input '{spec.name}' is {size}, the model takes {signature.range(dim)}"
+                + (f", which are multiples of {step}" if (step := signature.range(dim).step) > 1 else "")
             )
         elif bound.setdefault(dim, size) != size:
             raise InvalidArgument(

@@ -30,6 +30,8 @@ from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inpu
         ("ids:int32[seq=..512]", TensorSpec("ids", DType.INT32, ("seq",)), {"seq": Range(1, 512)}),
         ("ids:int32[seq=4..]", TensorSpec("ids", DType.INT32, ("seq",)), {"seq": Range(4, None)}),
         ("ids:int32[seq=0..3]", TensorSpec("ids", DType.INT32, ("seq",)), {"seq": Range(0, 3)}),
+        ("x:int32[seq=..64:8]", TensorSpec("x", DType.INT32, ("seq",)), {"seq": Range(8, 64, 8)}),
+        ("x:int32[seq=0..:8]", TensorSpec("x", DType.INT32, ("seq",)), {"seq": Range(0, None, 8)}),
         ("ids:int32[seq=7..7]", TensorSpec("ids", DType.INT32, ("seq",)), {"seq": Range(7, 7)}),
         ("words:string[batch]", TensorSpec("words", DType.BYTES, ("batch",)), {}),
     ],

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import torch
@@ -24,7 +25,7 @@ from benchmarks.coverage.case import Case, Tensors, nest
 from benchmarks.coverage.judge import Broken, Candidate, Wrong, judge
 from benchmarks.coverage.verdict import Verdict
 from ingot.errors import IngotError
-from ingot.tensors import Array
+from ingot.tensors import Array, Range
 
 MEMORY = 12 << 30
 """Bytes of address space that one export may take."""
@@ -61,10 +62,7 @@ def run(case: Case, exporter: str) -> Verdict:
 
 def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:
     """Export by ``torch.onnx.export(dynamo=True)``, with the same dynamic dimensions and ranges."""
-    dims = {
-        symbol: torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
-        for symbol, bounds in case.ranges.items()
-    }
+    dims = {symbol: _dim(symbol, bounds) for symbol, bounds in case.ranges.items()}
     shapes = {
         spec.name: tuple(dims[dim] if isinstance(dim, str) else None for dim in spec.shape) for spec in case.specs
     }
@@ -86,6 +84,13 @@ def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     path = folder / "model.onnx"
     program.save(path)
     return lambda: _candidate(path)
+
+
+def _dim(symbol: str, bounds: Range) -> Any:
+    if bounds.step == 1:
+        return torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
+    low, high = bounds.low // bounds.step, None if bounds.high is None else bounds.high // bounds.step
+    return bounds.step * torch.export.Dim(f"{symbol}_part", min=low if low > 1 else None, max=high)
 
 
 def ingot(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:

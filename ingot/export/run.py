@@ -292,6 +292,8 @@ class Run:
         if batch is None:
             return signature, ("served without batching: no input has a dimension named 'batch'",)
         check_batch_dim(batch, signature.inputs)
+        if (step := signature.range(batch).step) > 1:
+            return replace(signature, batch=None), (f"served without batching: '{batch}' goes in steps of {step}",)
         reason = rows_touch(self._original.runner, signature, batch, self._original.examples)
         if reason is not None:
             return replace(signature, batch=None), (f"served without batching: {reason}",)

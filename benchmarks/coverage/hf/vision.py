@@ -10,7 +10,12 @@ from benchmarks.coverage.hf.architecture import TINY, build
 
 _FIXED = "pixel_values:float32[batch,3,32,32]"
 _FREE = "pixel_values:float32[batch,3,height=32..128,width=32..128]"
+# For models whose windows or strides PyTorch's capture cannot follow through other sizes.
+_STEPS = "pixel_values:float32[batch,3,height=32..128:32,width=32..128:32]"
 _VIT = {key: TINY[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
+
+
+_STEPPED = {"height": (64, 96, 32, 128), "width": (96, 64, 128, 32)}
 
 
 def _case(model_type: str, class_name: str, pixels: str, **config: Any) -> Case:
@@ -20,8 +25,7 @@ def _case(model_type: str, class_name: str, pixels: str, **config: Any) -> Case:
         partial(build, model_type, class_name, config),
         (pixels,),
         {"pixel_values": uniform(-1, 1)},
-        # Four different samples of Swin and the like, whose windows must be padded at most sizes.
-        sizes={"height": (48, 64, 40, 96), "width": (64, 40, 56, 48)},
+        sizes=_STEPPED if pixels == _STEPS else {"height": (48, 64, 40, 96), "width": (64, 40, 56, 48)},
     )
 
 
@@ -100,11 +104,11 @@ CASES = (
         depths=[1, 1, 1],
         key_dim=[8, 8, 8],
     ),
-    _case("mobilenet_v2", "MobileNetV2ForImageClassification", _FREE, depth_multiplier=0.25),
+    _case("mobilenet_v2", "MobileNetV2ForImageClassification", _STEPS, depth_multiplier=0.25),
     _case(
         "mobilevit",
         "MobileViTForImageClassification",
-        _FREE,
+        _STEPS,
         hidden_sizes=[16, 24, 32],
         neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
     ),
@@ -147,7 +151,7 @@ CASES = (
     _case(
         "swin",
         "SwinForImageClassification",
-        _FREE,
+        _STEPS,
         image_size=64,
         embed_dim=8,
         depths=[1, 2],
@@ -168,7 +172,7 @@ CASES = (
     _case(
         "upernet",
         "UperNetForSemanticSegmentation",
-        _FREE,
+        _STEPS,
         hidden_size=16,
         auxiliary_channels=8,
         auxiliary_in_channels=24,

@@ -90,9 +90,9 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
 
     They are read where the trace keeps them: a graph without operations is not given its checks.
     """
-    dims = list(_dims(exported, inputs))
-    names = {size.node.expr: dim for dim, size in dims}
-    environments = {id(size.node.shape_env): size.node.shape_env for _, size in dims}.values()
+    sizes = list(_sizes(exported, inputs))
+    known = {size.symbol: size for size in sizes}
+    environments = {id(size.environment): size.environment for size in sizes}.values()
     left = [
         env.simplify(item.expr)
         for env in environments
@@ -106,50 +106,80 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
     for expr in dict.fromkeys(left):
         if free_unbacked_symbols(expr):
             continue
-        text = str(expr.subs({symbol: sympy.Symbol(dim) for symbol, dim in names.items()}))
-        if not expr.free_symbols <= names.keys():
+        text = str(expr.subs({symbol: sympy.Symbol(size.dim) / size.factor for symbol, size in known.items()}))
+        if not expr.free_symbols <= known.keys():
             raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
         if expr != sympy.true:
             numbers = tuple(int(number) for number in expr.atoms(sympy.Integer))
-            yield Assumption(text, partial(_true, expr, names), numbers)
+            yield Assumption(text, partial(_true, expr, known), numbers)
 
 
-def _true(expr: sympy.Expr, names: Mapping[sympy.Symbol, str], sizes: Sizes) -> bool:
+def _true(expr: sympy.Expr, known: Mapping[sympy.Symbol, _Size], sizes: Sizes) -> bool:
     try:
-        return bool(expr.xreplace({symbol: sympy.Integer(sizes[dim]) for symbol, dim in names.items()}))
+        return bool(expr.xreplace({symbol: sympy.Integer(size.of(sizes)) for symbol, size in known.items()}))
     except ZeroDivisionError:
         return False
 
 
+@dataclass(frozen=True)
+class _Size:
+    """A named dimension that is dynamic in a program: a number of times a symbol of its."""
+
+    dim: str
+    factor: int
+    symbol: sympy.Symbol
+    environment: Any
+
+    def __str__(self) -> str:
+        return self.dim if self.factor == 1 else f"{self.dim}/{self.factor}"
+
+    def of(self, sizes: Sizes) -> int:
+        """Return the symbol's value at some sizes."""
+        return sizes[self.dim] // self.factor
+
+
 def _bounds(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
-    first: dict[sympy.Expr, str] = {}
-    for dim, size in _dims(exported, inputs):
-        if not size.node.expr.is_symbol:
-            raise ExportError(f"the capture takes for granted that '{dim}' is {size.node.expr} of some whole number")
-        other = first.setdefault(size.node.expr, dim)
-        if other != dim:
-            yield Assumption(f"{other} == {dim}", partial(_alike, other, dim))
-        bounds = exported.range_constraints.get(size.node.expr)
+    first: dict[sympy.Symbol, _Size] = {}
+    for size in _sizes(exported, inputs):
+        dim, factor = size.dim, size.factor
+        if factor > 1:
+            yield Assumption(f"{dim} is a multiple of {factor}", partial(_divides, dim, factor), (factor,))
+        other = first.setdefault(size.symbol, size)
+        if (other.dim, other.factor) != (dim, factor):
+            yield Assumption(f"{other} == {size}", partial(_alike, other, size))
+        bounds = exported.range_constraints.get(size.symbol)
         if bounds is not None:
-            numbers = tuple(int(end) for end in (bounds.lower, bounds.upper) if abs(end) != int_oo)
-            text = f"{bounds.lower} <= {dim} <= {bounds.upper}"
-            yield Assumption(text, partial(_within, dim, bounds.lower, bounds.upper), numbers)
+            low, high = (end if abs(end) == int_oo else end * factor for end in (bounds.lower, bounds.upper))
+            numbers = tuple(int(end) for end in (low, high) if abs(end) != int_oo)
+            yield Assumption(f"{low} <= {dim} <= {high}", partial(_within, dim, low, high), numbers)
 
 
-def _dims(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[tuple[str, Any]]:
-    """Yield each named dimension of each input that is dynamic in the program, with its size there."""
+def _sizes(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[_Size]:
+    """Yield each named dimension of each input that is dynamic in the program.
+
+    Raises:
+        ExportError: the program has it as something else than a multiple of a symbol.
+    """
     nodes = {node.name: node for node in exported.graph.nodes}
     for spec, node_name in zip(inputs, exported.graph_signature.user_inputs, strict=True):
         sizes: Any = nodes[str(node_name)].meta["val"].shape
-        yield from (
-            (dim, size)
-            for dim, size in zip(spec.shape, sizes, strict=True)
-            if isinstance(dim, str) and not isinstance(size, int)
-        )
+        for dim, size in zip(spec.shape, sizes, strict=True):
+            if not isinstance(dim, str) or isinstance(size, int):
+                continue
+            factor, symbol = size.node.expr.as_coeff_Mul()
+            if not symbol.is_symbol or not factor.is_integer:
+                raise ExportError(
+                    f"the capture takes for granted that '{dim}' is {size.node.expr} of some whole number"
+                )
+            yield _Size(dim, int(factor), symbol, size.node.shape_env)
 
 
-def _alike(one: str, other: str, sizes: Sizes) -> bool:
-    return sizes[one] == sizes[other]
+def _divides(dim: str, factor: int, sizes: Sizes) -> bool:
+    return sizes[dim] % factor == 0
+
+
+def _alike(one: _Size, other: _Size, sizes: Sizes) -> bool:
+    return one.of(sizes) == other.of(sizes)
 
 
 def _within(dim: str, low: Any, high: Any, sizes: Sizes) -> bool:
@@ -172,7 +202,7 @@ def _candidates(default: Sizes, ranges: Mapping[str, Range], numbers: Sequence[i
 
 
 def _choices(bounds: Range, numbers: Sequence[int]) -> list[int]:
-    high = min(_LARGEST, bounds.high or _LARGEST)
-    near = range(bounds.low, min(bounds.low + 64, high) + 1)
+    high = bounds.nearest(_LARGEST)
+    near = range(bounds.low, min(bounds.low + 64 * bounds.step, high) + 1)
     around = (size + step for size in (128, 256, 512, 1024, 2048, 4096, *numbers) for step in (-1, 0, 1))
-    return sorted({*near, *(size for size in around if size in bounds), max(high, bounds.low)})
+    return sorted({size for size in (*near, *around, high) if size in bounds})

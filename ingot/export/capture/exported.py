@@ -160,7 +160,10 @@ def program(
 
 
 def _dim(symbol: str, bounds: Range) -> Any:
-    return torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
+    if bounds.step == 1:
+        return torch.export.Dim(symbol, min=bounds.low if bounds.low > 1 else None, max=bounds.high)
+    low, high = bounds.low // bounds.step, None if bounds.high is None else bounds.high // bounds.step
+    return bounds.step * torch.export.Dim(f"{symbol}_part", min=low if low > 1 else None, max=high)
 
 
 def _signature(
@@ -170,7 +173,7 @@ def _signature(
     names: Sequence[str],
 ) -> Signature:
     nodes = {node.name: node for node in exported.graph.nodes}
-    renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+    renamed: dict[sympy.Symbol, sympy.Expr] = {}
     for spec, node_name in zip(inputs, exported.graph_signature.user_inputs, strict=True):
         value = nodes[str(node_name)].meta["val"]
         for axis, dim in enumerate(spec.shape):
@@ -182,7 +185,8 @@ def _signature(
             bounds = exported.range_constraints.get(size.node.expr)
             if bounds is not None and bounds.lower == bounds.upper and bounds.upper != int_oo:
                 raise _fixed(dim, spec, int(bounds.lower))
-            renamed[size.node.expr] = sympy.Symbol(dim, integer=True, positive=True)
+            factor, symbol = size.node.expr.as_coeff_Mul()
+            renamed[symbol] = sympy.Symbol(dim, integer=True, positive=True) / factor
     outputs = []
     for name, node_name in zip(names, exported.graph_signature.user_outputs, strict=True):
         value = nodes[str(node_name)].meta["val"]
@@ -194,11 +198,12 @@ def _signature(
     return Signature(tuple(inputs), tuple(outputs), ranges=dict(ranges))
 
 
-def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Symbol], own: str) -> int | str:
+def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Expr], own: str) -> int | str:
     """Return an output's dimension in the user's names; one that depends on values gets a name of its own."""
     if expr.is_number:
         return int(expr)
-    return str(expr) if expr.free_symbols <= set(renamed.values()) else own
+    known = {symbol for value in renamed.values() for symbol in value.free_symbols}
+    return str(expr) if expr.free_symbols <= known else own
 
 
 def _fixed(dim: str, spec: TensorSpec, size: int) -> ExportError:

@@ -10,6 +10,8 @@ from enum import Enum
 _LINE = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+|oo))?\)")
 _DERIVED = re.compile(r"(?:(\d+)\*)?(_\w+)(?: ([+-]) (\d+))?")
+# A dimension that goes in steps is told as so many of its parts.
+_STEPPED = re.compile(r"You marked \d+\*(\w+)_part as dynamic but your code specialized it to be a constant \((\d+)\)")
 _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
 
 
@@ -72,6 +74,7 @@ def _dimensions(text: str) -> Cause:
     """Return what is said of dynamic dimensions, in the syntax of ``--input``."""
     fixes = dict(_LINE.findall(text.partition("Suggested fixes:")[2]))
     sizes = {name: int(value) for name, value in fixes.items() if value.isdecimal()}
+    sizes |= {name: int(value) for name, value in _STEPPED.findall(text)}
     if sizes and all(size == 1 for size in sizes.values()):
         shown = _listed(f"'{name}'" for name in sizes)
         return Cause(
@@ -107,7 +110,7 @@ def _dimensions(text: str) -> Cause:
 
 
 def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[str | None, ...]]) -> Cause:
-    needs, narrower = [], []
+    needs, declared, narrower = [], [], []
     named = _listed(f"'{name}'" for name in found)
     for name, match in found.items():
         factor, base, sign, rest = int(match[1] or 1), match[2], match[3], int(match[4] or 0)
@@ -115,14 +118,20 @@ def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[st
         shown = f" {'less' if offset < 0 else 'plus'} {rest}" if offset else ""
         needs.append(f"'{name}' to be a multiple of {factor}{shown}")
         high = ranges.get(base, (None, None))[-1]
-        if high not in (None, "oo"):
+        last = "" if high in (None, "oo") else str(factor * int(high or 0))
+        declared += [f"{name}=..{last}:{factor}"] if not offset else []
+        if last:
             # PyTorch says so of integer division too, which works for all sizes whose quotient is 2 or more.
-            narrower.append(f"{name}={2 * factor}..{factor * int(high) + offset}")
-    other = f", or in a narrower range, such as {_listed(narrower)}" if narrower else ""
+            narrower.append(f"{name}={2 * factor}..{int(last) + offset}")
+    ways = [
+        *([f"declare {_listed(declared)}"] if len(declared) == len(found) else ["pad inside the model"]),
+        *([f"declare a narrower range, such as {_listed(narrower)}"] if narrower else []),
+        f"declare {named} as one size",
+    ]
     return Cause(
         Kind.OTHER,
-        f"the model's code needs {_listed(needs)}, which a dynamic dimension cannot promise",
-        f"pad inside the model, or declare {named} as one size{other}",
+        f"the model's code needs {_listed(needs)}, which a dynamic dimension does not promise",
+        ", or ".join(ways),
     )
 
 

@@ -59,8 +59,9 @@ class Examples:
         candidates = itertools.cycle(_SIZES)
         sizes = {}
         for symbol in self._signature.symbols:
-            size, own = next(candidates), self._own_sizes.get(symbol, 0)
-            sizes[symbol] = _clamp(self._signature.range(symbol), own if own > 1 else size)
+            bounds, own = self._signature.range(symbol), self._own_sizes.get(symbol, 0)
+            size = next(candidates) * bounds.step
+            sizes[symbol] = bounds.nearest(own if own > 1 else size)
         return sizes
 
     def at(self, more: Sequence[Mapping[str, int]]) -> Examples:
@@ -83,7 +84,8 @@ class Examples:
         seen = [default]
         yield default
         for size in (0, 2, 9, 33):
-            each = [{**default, symbol: _clamp(self._signature.range(symbol), size)} for symbol in default]
+            ranges = {symbol: self._signature.range(symbol) for symbol in default}
+            each = [{**default, symbol: bounds.nearest(size * bounds.step)} for symbol, bounds in ranges.items()]
             for sizes in (*self._more, *each):
                 if sizes not in seen:
                     seen.append(sizes)
@@ -149,11 +151,6 @@ def _varied(array: Array, rng: np.random.Generator) -> Array:
     if array.ndim == 1:
         return rng.permutation(array)
     return np.take_along_axis(array, rng.integers(0, len(array), array.shape), 0)  # mixed from the given rows
-
-
-def _clamp(bounds: Range, size: int) -> int:
-    size = max(size, bounds.low)
-    return size if bounds.high is None else min(size, bounds.high)
 
 
 def infer_specs(names: Sequence[str], arrays: Mapping[str, Array], batch: str) -> tuple[TensorSpec, ...]:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.capture import assumptions
 from ingot.export.capture.assumptions import Assumption
+from ingot.runtime import load_engine
 from ingot.tensors import Range
 from tests.export.models import Function
 
@@ -75,3 +78,38 @@ def test_a_dimension_that_the_example_allows_at_one_size_only_is_refused() -> No
     example = torch.tensor([[1.0, 2.0], [2.0, 2.0], [3.0, 2.0]])
     with pytest.raises(ExportError):
         export_model(Function(strict), example, inputs=SPEC)
+
+
+class UNet(nn.Module):
+    """Halves an image twice and joins what it doubles again, so sizes must be multiples of 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 3, 3, padding=1), nn.ConvTranspose2d(3, 3, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = functional.max_pool2d(self.down(x), 2)
+        quarter = functional.max_pool2d(self.down(half), 2)
+        return torch.cat([x, self.up(self.up(quarter) + half)], dim=1)
+
+
+def test_a_step_makes_multiples_of_a_dimension() -> None:
+    module = UNet().eval()
+    archive = export_model(module, inputs="x:float32[batch,3,height=..64:4,width=8..:4]")
+    assert archive.signature.ranges == {"height": Range(4, 64, 4), "width": Range(8, None, 4)}
+    assert archive.signature.outputs[0].shape == ("batch", 6, "height", "width")
+    x = torch.randn(2, 3, 40, 16)
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), module(x).detach())
+
+
+def test_sizes_within_a_step_are_named_in_parts_of_it() -> None:
+    archive = export_model(Function(lambda x: x.reshape(-1, 4) * 2), inputs="x:float32[n=..:8]")
+    assert archive.signature.outputs[0].shape == ("n/4", 4)
+
+
+def test_a_condition_that_the_steps_do_not_promise_fixes_the_dimension() -> None:
+    module = Function(lambda x: x * 2 if len(x) % 8 == 0 else x)
+    with pytest.raises(ExportError, match="declare 'n' as 12"):
+        export_model(module, inputs="x:float32[n=..:4]")
+    assert export_model(module, inputs="x:float32[n=..:8]").signature.ranges == {"n": Range(8, None, 8)}
