@@ -111,7 +111,16 @@ def prepare(
     examples = Examples(described, ranges, given)
     example = examples.make(examples.default_sizes)
     with probe.unchanged(module):
-        eager.run(example)  # before anything else: this failure is the user's, and reads best by itself
+        try:
+            eager.run(example)  # before anything else: this failure is the user's, and reads best by itself
+        except ExportError as error:
+            if given is not None or not examples.default_sizes:
+                raise
+            dim = list(examples.default_sizes)[-1]
+            raise ExportError(
+                f"{error}; the sizes were made up: declare those that the model takes, such as {dim}=..512, "
+                f"{dim}=..512:32 for multiples of 32, or a fixed size, or give an example"
+            ) from error
     limits = probe.index_limits(eager, example) if given is None else {}
     if limits:
         examples = Examples(described, ranges, limits=limits)
