@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.errors import ExportError, InvalidArgument, ParityError
-from ingot.export.capture import assumptions, exported, ladder
+from ingot.export.capture import assumptions, counterexamples, exported, ladder
 from ingot.export.lower import aoti, packed, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
@@ -107,6 +107,7 @@ class Run:
         self._options = options
         self._journal = journal
         self._blobs = BlobFolder.scratch()
+        self._unsure = ""
 
     def from_module(self, subject: Subject) -> Archive:
         """Export a module.
@@ -173,7 +174,7 @@ class Run:
     def _prove_captured(self, program: Program, subject: Subject) -> tuple[ParityEvidence, ...]:
         """Prove a program, also at sizes that its guards forbid: what comes after it has no guards."""
         assumed = assumptions.find(program.exported, subject.inputs)
-        broken = assumptions.broken(assumed, subject.examples.default_sizes, subject.ranges)
+        broken, unsure = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
         conditions = [item.text for item in assumed if not all(map(item.holds, broken))]
         for sizes in broken:
             if _elements(subject.inputs, sizes) > _LARGEST_CASE:
@@ -189,7 +190,12 @@ class Run:
         except ParityError as error:
             if not broken:
                 raise
-            raise ParityError(f"{error}; the capture is right only where {'; '.join(conditions)}") from error
+            where = "; ".join(conditions)
+            raise ParityError(
+                f"{error}; the capture is right only where {where}: declare ranges within that"
+            ) from error
+        if unsure:
+            self._unsure = f"held at all sizes that were tried, not at all: {'; '.join(item.text for item in unsure)}"
         return parity
 
     def _rewrite_program(self, program: Program, subject: Subject) -> Program:
@@ -249,7 +255,7 @@ class Run:
         """Prove the packed model, measure it, and put it into an archive with the report of it all."""
         journal, options = self._journal, self._options
         signature, notes = self._with_batch(signature)
-        journal.note(*lowered.notes, *notes)
+        journal.note(*lowered.notes, *notes, *filter(None, [self._unsure]))
         with contextlib.closing(self._load(lowered)) as engine:
             with journal.stage("pack", "Proving that the graph equals the model") as stage:
                 stage.parity, goldens = self._original.prove(engine, signature)

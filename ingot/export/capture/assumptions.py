@@ -6,11 +6,9 @@ has no guards. So the declared sizes are searched for some that break one, and t
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
@@ -21,41 +19,20 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
 
 from ingot.errors import ExportError
-from ingot.tensors import Range, TensorSpec
+from ingot.export.capture.counterexamples import Assumption, Sizes
+from ingot.tensors import TensorSpec
 
-Sizes = Mapping[str, int]
 # What a size is called in a guard of a flat module's program: strict capture has a name of its own.
 _SIZE = re.compile(r"L\['(?:tensors|flat_args)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
-_LARGEST = 1 << 12
-_MOST = 20_000
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """One condition on sizes; ``text`` is as PyTorch writes it, in the user's names."""
-
-    text: str
-    holds: Callable[[Sizes], bool]
-    numbers: tuple[int, ...] = ()
-    """Those that it compares sizes with: where it breaks, if it does, is near to them."""
+_NUMBER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 
 def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> tuple[Assumption, ...]:
     """Return the conditions of a program on sizes of its inputs."""
     return (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
-
-
-def broken(assumptions: Sequence[Assumption], default: Sizes, ranges: Mapping[str, Range]) -> list[dict[str, int]]:
-    """Return declared sizes at which assumptions do not hold: for each that has some, the smallest that were found."""
-    found: list[dict[str, int]] = []
-    for assumption in assumptions:
-        tried = _candidates(default, ranges, assumption.numbers)
-        wrong = [sizes for sizes in tried if not assumption.holds(sizes)]
-        if wrong:
-            found.append(min(wrong, key=lambda sizes: math.prod(sizes.values())))
-    return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
 
 
 def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
@@ -65,10 +42,16 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
             if re.search(r"\.(size|shape|stride|storage_offset)\b", text):
                 raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
             continue  # on a constant, which cannot change
+        dims = {str(inputs[int(place)].shape[int(axis)]) for place, axis in _SIZE.findall(code)}
         # Evaluated under names of our own: the user's may be words of Python.
         named = _SIZE.sub(lambda match: f"_size({str(inputs[int(match[1])].shape[int(match[2])])!r})", code)
-        numbers = tuple(int(number) for number in re.findall(r"(?<![\w.'])\d+(?![\w.'])", text))
-        yield Assumption(text, partial(_evaluate, compile(named, "<guard>", "eval")), numbers)
+        yield _written(text, named, sorted(dim for dim in dims if not dim.isdecimal()))
+
+
+def _written(text: str, named: str, dims: Sequence[str]) -> Assumption:
+    """Return a condition that is an expression of Python, with sizes as calls of ``_size``."""
+    numbers = tuple(map(int, _NUMBER.findall(text)))
+    return Assumption(text, partial(_evaluate, compile(named, "<guard>", "eval")), tuple(dims), numbers)
 
 
 def _evaluate(guard: CodeType, sizes: Sizes) -> bool:
@@ -82,6 +65,7 @@ def _evaluate(guard: CodeType, sizes: Sizes) -> bool:
 
 
 _BUILTINS = {"min": min, "max": max, "abs": abs, "int": int}
+_PRINTER = PythonPrinter()
 _NAMES: dict[str, Any] = {"math": math, "torch": torch, "__builtins__": _BUILTINS}
 
 
@@ -106,19 +90,14 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
     for expr in dict.fromkeys(left):
         if free_unbacked_symbols(expr):
             continue
-        text = str(expr.subs({symbol: sympy.Symbol(size.dim) / size.factor for symbol, size in known.items()}))
         if not expr.free_symbols <= known.keys():
-            raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
+            raise ExportError(f"the capture takes for granted what cannot be proved: {expr}")
         if expr != sympy.true:
-            numbers = tuple(int(number) for number in expr.atoms(sympy.Integer))
-            yield Assumption(text, partial(_true, expr, known), numbers)
-
-
-def _true(expr: sympy.Expr, known: Mapping[sympy.Symbol, _Size], sizes: Sizes) -> bool:
-    try:
-        return bool(expr.xreplace({symbol: sympy.Integer(size.of(sizes)) for symbol, size in known.items()}))
-    except ZeroDivisionError:
-        return False
+            text, named = (
+                _PRINTER.doprint(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
+                for write in (str, _Size.named)
+            )
+            yield _written(text, named, sorted({known[symbol].dim for symbol in expr.free_symbols}))
 
 
 @dataclass(frozen=True)
@@ -133,6 +112,10 @@ class _Size:
     def __str__(self) -> str:
         return self.dim if self.factor == 1 else f"{self.dim}/{self.factor}"
 
+    def named(self) -> str:
+        """Return the symbol's value as an expression for :func:`_written`."""
+        return f"(_size({self.dim!r}) // {self.factor})"
+
     def of(self, sizes: Sizes) -> int:
         """Return the symbol's value at some sizes."""
         return sizes[self.dim] // self.factor
@@ -143,15 +126,17 @@ def _bounds(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
     for size in _sizes(exported, inputs):
         dim, factor = size.dim, size.factor
         if factor > 1:
-            yield Assumption(f"{dim} is a multiple of {factor}", partial(_divides, dim, factor), (factor,))
+            text = f"{dim} is a multiple of {factor}"
+            yield Assumption(text, partial(_divides, dim, factor), (dim,), (factor,), simple=True)
         other = first.setdefault(size.symbol, size)
         if (other.dim, other.factor) != (dim, factor):
-            yield Assumption(f"{other} == {size}", partial(_alike, other, size))
+            yield Assumption(f"{other} == {size}", partial(_alike, other, size), (other.dim, dim), simple=True)
         bounds = exported.range_constraints.get(size.symbol)
         if bounds is not None:
             low, high = (end if abs(end) == int_oo else end * factor for end in (bounds.lower, bounds.upper))
             numbers = tuple(int(end) for end in (low, high) if abs(end) != int_oo)
-            yield Assumption(f"{low} <= {dim} <= {high}", partial(_within, dim, low, high), numbers)
+            text = f"{low} <= {dim} <= {high}"
+            yield Assumption(text, partial(_within, dim, low, high), (dim,), numbers, simple=True)
 
 
 def _sizes(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[_Size]:
@@ -184,25 +169,3 @@ def _alike(one: _Size, other: _Size, sizes: Sizes) -> bool:
 
 def _within(dim: str, low: Any, high: Any, sizes: Sizes) -> bool:
     return bool(low <= sizes[dim] <= high)
-
-
-def _candidates(default: Sizes, ranges: Mapping[str, Range], numbers: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Yield sizes: each dimension by itself, all alike, and all combinations, or many at random."""
-    choices = {symbol: _choices(ranges.get(symbol, Range()), numbers) for symbol in default}
-    for symbol, sizes in choices.items():
-        yield from ({**default, symbol: size} for size in sizes)
-    common = set.intersection(*(set(sizes) for sizes in choices.values())) if choices else set()
-    yield from (dict.fromkeys(choices, size) for size in sorted(common))
-    if math.prod(len(sizes) for sizes in choices.values()) <= _MOST:
-        yield from (dict(zip(choices, sizes, strict=True)) for sizes in itertools.product(*choices.values()))
-        return
-    rng = random.Random(0)
-    for _ in itertools.repeat(None, _MOST):
-        yield {symbol: rng.choice(sizes) for symbol, sizes in choices.items()}
-
-
-def _choices(bounds: Range, numbers: Sequence[int]) -> list[int]:
-    high = bounds.nearest(_LARGEST)
-    near = range(bounds.low, min(bounds.low + 64 * bounds.step, high) + 1)
-    around = (size + step for size in (128, 256, 512, 1024, 2048, 4096, *numbers) for step in (-1, 0, 1))
-    return sorted({size for size in (*near, *around, high) if size in bounds})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
@@ -88,6 +89,7 @@ class _Formula:
     graph: fx.Graph
     arguments: Mapping[str, Any]  # the operator's, with placeholders in them
     numbers: frozenset[fx.Node]
+    sizes: Mapping[fx.Node, sympy.Expr]  # placeholders of sizes, in the symbols of the formula's tensors
 
     @property
     def results(self) -> list[fx.Node]:
@@ -104,11 +106,28 @@ class _Formula:
                     return False
             elif not (isinstance(found, fx.Node) and isinstance(found.meta.get("val"), torch.Tensor)):
                 return False
+        if not self._sizes_fit(match.nodes_map):
+            return False
         constants = pattern.find_nodes(op="get_attr")
         if not all(torch.equal(_constant(node), _constant(match.nodes_map[node])) for node in constants):
             return False
         calls = {match.nodes_map[node] for node in pattern.nodes if node.op == "call_function"}
         return Memory(graph).unchanged(calls, max(calls))
+
+    def _sizes_fit(self, found: Mapping[fx.Node, Any]) -> bool:
+        """Tell whether the sizes that a match uses are those of its tensors, and not other numbers."""
+        actual: dict[sympy.Expr, sympy.Expr] = {}
+        for node in self.graph.find_nodes(op="placeholder"):
+            own, other = node.meta.get("val"), getattr(found.get(node), "meta", {}).get("val")
+            if isinstance(own, torch.Tensor) and isinstance(other, torch.Tensor) and own.ndim == other.ndim:
+                actual |= {_expr(size): _expr(real) for size, real in zip(own.shape, other.shape, strict=True)}
+        for node, expr in self.sizes.items():
+            if not expr.free_symbols <= actual.keys():  # of a tensor of another rank
+                return False
+            value = found[node].meta.get("val") if isinstance(found[node], fx.Node) else found[node]
+            if not isinstance(value, int | torch.SymInt) or sympy.expand(expr.xreplace(actual) - _expr(value)) != 0:
+                return False
+        return True
 
 
 def _read(function: Callable[..., Any], arguments: Mapping[str, Any]) -> _Formula:
@@ -126,11 +145,11 @@ def _read(function: Callable[..., Any], arguments: Mapping[str, Any]) -> _Formul
         graph = _traced(function, pytree.tree_unflatten(_replaced(leaves, free), spec))
     tensors = dict(zip(_places_of_tensors(leaves), graph.find_nodes(op="placeholder"), strict=True))
     numbers = {place: _free_number(graph, mark) for place, mark in free.items()}
-    _free_sizes(graph)
+    sizes = _free_sizes(graph)
     if not all(node.users for node in tensors.values()):
         raise ExportError("the formula does not use the values of all of its tensors, so some cannot be found in it")
     found = pytree.tree_unflatten(_replaced(leaves, {**tensors, **numbers}), spec)
-    return _Formula(graph, found, frozenset(numbers.values()))
+    return _Formula(graph, found, frozenset(numbers.values()), sizes)
 
 
 def _replaced(leaves: Sequence[Any], others: Mapping[int, Any]) -> list[Any]:
@@ -161,12 +180,20 @@ def _free_number(graph: fx.Graph, mark: float) -> fx.Node:
     return node
 
 
-def _free_sizes(graph: fx.Graph) -> None:
-    """Let any number or size stand where the formula uses a size of its tensors: a model may have it fixed."""
+def _free_sizes(graph: fx.Graph) -> dict[fx.Node, sympy.Expr]:
+    """Put a placeholder where the formula uses a size of its tensors, which a model may have as a number."""
+    sizes = {}
     for node in [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]:
         if any(not isinstance(user.meta.get("val"), torch.SymInt) for user in node.users):
-            node.replace_all_uses_with(_placeholder(graph, "size"))
+            free = _placeholder(graph, "size")
+            sizes[free] = _expr(node.meta["val"])
+            node.replace_all_uses_with(free)
     graph.eliminate_dead_code()
+    return sizes
+
+
+def _expr(size: int | torch.SymInt) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def _placeholder(graph: fx.Graph, name: str) -> fx.Node:

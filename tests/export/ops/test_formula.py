@@ -91,6 +91,26 @@ def test_what_only_looks_like_it_is_left(function: Callable[..., Any], rule: FxP
     assert rewrite(function, rule) == ([], PassRecord(rule.name, "fx", 0))
 
 
+@pytest.mark.parametrize(
+    ("formula", "other"),
+    [
+        (lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=100)),
+        (lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=x.shape[0])),
+        (lambda x: x[:, : x.shape[1] // 2] * 2, lambda x: x[:, : x.shape[1] - 1] * 2),
+    ],
+    ids=["number", "another-dimension", "another-expression"],
+)
+def test_another_number_in_the_place_of_a_size_is_left(
+    formula: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+) -> None:
+    @ingot.op("tests::sized", example=(X,))
+    def sized(x: Tensor) -> Tensor:
+        return formula(x)
+
+    assert len(rewrite(formula, sized.rule())[0]) == 1
+    assert rewrite(other, sized.rule())[0] == []
+
+
 def test_what_is_written_in_between_is_left() -> None:
     def written(x: Tensor) -> Tensor:
         x = x + 1

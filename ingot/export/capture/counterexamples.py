@@ -1,0 +1,107 @@
+"""The search for declared sizes at which a condition does not hold.
+
+All sizes are tried where there are few. Otherwise those that the condition's own numbers point to: what it compares
+with, its factors, and the sizes whose quotient or product it may be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.tensors import Range
+
+Sizes = Mapping[str, int]
+
+# How many combinations of sizes are tried for one condition, and how far they go where no range bounds them.
+_MOST = 50_000
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One condition on sizes; ``text`` is as PyTorch writes it, in the user's names.
+
+    Attributes:
+        text: the condition.
+        holds: tells whether it holds at some sizes.
+        dims: the dimensions that it speaks of.
+        numbers: those that it compares sizes with, or computes with.
+        simple: breaks near its numbers if it breaks at all, as a bound does.
+    """
+
+    text: str
+    holds: Callable[[Sizes], bool]
+    dims: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    simple: bool = False
+
+
+def search(
+    assumptions: Sequence[Assumption], default: Sizes, ranges: Mapping[str, Range]
+) -> tuple[list[dict[str, int]], list[Assumption]]:
+    """Look for sizes that break assumptions.
+
+    Args:
+        assumptions: the conditions.
+        default: sizes at which all of them hold, which dimensions have that a condition does not speak of.
+        ranges: the declared sizes.
+
+    Returns:
+        For each condition that breaks, the smallest sizes at which it was seen to; and the conditions that held at all
+        sizes that were tried, where others are declared too.
+    """
+    found: list[dict[str, int]] = []
+    unsure: list[Assumption] = []
+    for assumption in assumptions:
+        bounds = [ranges.get(dim, Range()) for dim in assumption.dims]
+        complete = _count(bounds) <= _MOST
+        choices = [_all(item) if complete else _pointed_to(item, assumption.numbers, len(bounds)) for item in bounds]
+        tried = ({**default, **dict(zip(assumption.dims, sizes, strict=True))} for sizes in itertools.product(*choices))
+        wrong = [sizes for sizes in tried if not assumption.holds(sizes)]
+        if wrong:
+            found.append(min(wrong, key=lambda sizes: math.prod(sizes.values())))
+        elif not complete and not assumption.simple:
+            unsure.append(assumption)
+    return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]], unsure
+
+
+def _count(bounds: Sequence[Range]) -> float:
+    return math.prod(math.inf if item.high is None else len(_all(item)) for item in bounds)
+
+
+def _all(bounds: Range) -> Sequence[int]:
+    return range(bounds.low, (bounds.high or 0) + 1, bounds.step)
+
+
+def _pointed_to(bounds: Range, numbers: Iterable[int], dims: int) -> Sequence[int]:
+    """Return sizes of one of ``dims`` dimensions that a condition with these numbers may break at."""
+    step, high = bounds.step, bounds.nearest(_LARGEST)
+    near = (bounds.low + step * count for count in range(64))
+    likely = itertools.chain(
+        (bounds.low, high),
+        itertools.islice(near, 8),
+        _related(sorted({abs(number) for number in numbers} - {0})),
+        near,
+        (size + shift for size in (128, 256, 512, 1024, 2048, 4096) for shift in (-1, 0, 1)),
+    )
+    fitting = dict.fromkeys(item for size in likely for item in (size, size - size % step) if item in bounds)
+    return list(fitting)[: int(_MOST ** (1 / dims))]
+
+
+def _related(numbers: Sequence[int]) -> Iterator[int]:
+    """Yield the numbers, their factors and products, each more or less one or another of the numbers."""
+    factors = dict.fromkeys(factor for number in numbers for factor in _factors(number))
+    products = (one * other for one, other in itertools.product(factors, numbers))
+    for size in dict.fromkeys((*numbers, *factors, *products)):
+        if size <= _LARGEST:
+            yield from (size, size - 1, size + 1)
+            yield from (size + sign * number for number in numbers for sign in (-1, 1))
+
+
+def _factors(number: int) -> Iterator[int]:
+    if number <= _LARGEST:
+        small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+        yield from (math.isqrt(number), *small, *(number // factor for factor in reversed(small)))
