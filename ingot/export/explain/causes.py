@@ -12,6 +12,9 @@ _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+|oo))?\)")
 _DERIVED = re.compile(r"(?:(\d+)\*)?(_\w+)(?: ([+-]) (\d+))?")
 # A dimension that goes in steps is told as so many of its parts.
 _STEPPED = re.compile(r"You marked \d+\*(\w+)_part as dynamic but your code specialized it to be a constant \((\d+)\)")
+_GUARD = re.compile(
+    r"Not all values of (\w+) = (\S+) in the specified range.*? satisfy the generated guard (.*?)\.?$", re.MULTILINE
+)
 _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
 
 
@@ -106,7 +109,21 @@ def _dimensions(text: str) -> Cause:
     if unequal:
         shown = _listed(f"{name}={int(size) + 1}.." for name, size in unequal)
         return Cause(Kind.OTHER, "the model's code does not work for all sizes", f"declare {shown}")
+    if guards := _GUARD.findall(text):
+        names = {source: name for name, source, _ in guards}
+        shown = "; ".join(dict.fromkeys(_named(guard, names) for _, _, guard in guards))
+        return Cause(
+            Kind.OTHER,
+            f"the model's code asks for sizes, and was captured as where {shown}",
+            "declare ranges within that, or remove the question",
+        )
     return Cause(Kind.OTHER, _paragraph(text))
+
+
+def _named(guard: str, names: Mapping[str, str]) -> str:
+    for source, name in names.items():
+        guard = guard.replace(source, name)
+    return guard
 
 
 def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[str | None, ...]]) -> Cause:
