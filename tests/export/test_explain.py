@@ -21,7 +21,9 @@ from torch import fx, nn
 from torch.export import Dim
 
 from ingot.errors import DeadlineExceeded, ExportError
+from ingot.export import export_model
 from ingot.export.diagnose import deep, draft
+from ingot.export.diagnose.bisection import bisect_model
 from ingot.export.diagnose.deep import Recipe, explain_deep
 from ingot.export.explain import Explanation, explain
 from ingot.export.program import quiet
@@ -142,6 +144,16 @@ class TestDecisions:
     def test_a_branch_on_values_becomes_torch_cond(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
+    def test_what_became_vmap_is_exported(self, bench: Workbench) -> None:
+        body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
+        repaired = bench.repair(body, ROWS[:1])
+        del repaired.captured
+        for target in ("onnx", "pt2"):
+            archive = export_model(repaired, inputs="x:float32[batch,4]", target=target)
+            assert archive.signature.batch == "batch"
+            assert not [note for note in archive.variant().serving.provenance.notes if "left out" in note]
+        assert bisect_model(repaired, inputs="x:float32[batch,4]")[0] is None
+
     def test_branches_inside_branches_take_one_edit_each(self, bench: Workbench) -> None:
         lines = ["if x.sum() > 0:", "    return x * 2", "elif x.min() < -0.5:", "    return x - 1", "return x.exp()"]
         check(bench, net(*lines), ONE, times=2)
@@ -228,6 +240,16 @@ class TestDimensions:
     )
     def test_a_loop_over_the_batch_becomes_vmap(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
+
+    def test_what_became_vmap_is_exported(self, bench: Workbench) -> None:
+        body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
+        repaired = bench.repair(body, ROWS[:1])
+        del repaired.captured
+        for target in ("onnx", "pt2"):
+            archive = export_model(repaired, inputs="x:float32[batch,4]", target=target)
+            assert archive.signature.batch == "batch"
+            assert not [note for note in archive.variant().serving.provenance.notes if "left out" in note]
+        assert bisect_model(repaired, inputs="x:float32[batch,4]")[0] is None
 
     def test_a_loop_over_the_batch_may_be_kept_by_a_fixed_size(self, bench: Workbench) -> None:
         module, _ = bench.load(net("return torch.stack([row * i for i, row in enumerate(x)])"))

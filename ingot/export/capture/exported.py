@@ -15,6 +15,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.program import Program, quiet, user_path
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
@@ -118,7 +119,7 @@ def unguarded(exported: torch.export.ExportedProgram) -> fx.GraphModule:
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
             module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
+    drop_unused(module.graph)
     module.recompile()
     return module
 

@@ -101,6 +101,8 @@ def _copied(value: Any) -> Array | None:
     """Return a copy of a tensor, which may be overwritten later; None for what has no array."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # one row's within torch.vmap
+        return None
     try:
         DType.parse(str(value.dtype).removeprefix("torch."))
     except InvalidArgument:

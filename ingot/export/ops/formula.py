@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError
 from ingot.export.ops.tracing import trace
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.passes.fx_graph import Memory
 from ingot.export.passes.manager import FxPass, PassResult
 
@@ -188,7 +189,7 @@ def _free_sizes(graph: fx.Graph) -> dict[fx.Node, sympy.Expr]:
             free = _placeholder(graph, "size")
             sizes[free] = _expr(node.meta["val"])
             node.replace_all_uses_with(free)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return sizes
 
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.passes.manager import PassResult
 from ingot.export.program import quiet
 
@@ -163,7 +164,7 @@ def insert_constant(before: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
 def finish(graph_module: fx.GraphModule, matches: int) -> PassResult[fx.GraphModule]:
     """Remove what a rewrite has left unused, weights included, and return the result of the pass."""
     if matches:
-        graph_module.graph.eliminate_dead_code()
+        drop_unused(graph_module.graph)
         with quiet():  # torch warns of what it copies itself
             graph_module = fx.GraphModule(graph_module, graph_module.graph)
     return PassResult(graph_module, matches)

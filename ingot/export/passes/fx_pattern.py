@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from torch import fx
 from torch._ops import OpOverload
 
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.passes.fx_graph import Memory, arguments, aten, finish, is_assert, is_identity, source, tensor
 from ingot.export.passes.manager import FxPass, PassResult
 
@@ -194,7 +195,7 @@ class PatternPass(FxPass):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
         graph = graph_module.graph
-        graph.eliminate_dead_code()
+        drop_unused(graph)
         memory = Memory(graph)
         matches = 0
         waiting = list(graph.nodes)

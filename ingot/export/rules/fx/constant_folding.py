@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.passes.fx_graph import (
     Memory,
     aten,
@@ -36,7 +37,7 @@ class ConstantFolding(FxPass):
     name = "constant-folding"
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
-        graph_module.graph.eliminate_dead_code()
+        drop_unused(graph_module.graph)
         memory = Memory(graph_module.graph)
         constant: dict[fx.Node, None] = {}
         for node in graph_module.graph.nodes:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.export.passes.dead_code import drop_unused
 from ingot.export.passes.fx_graph import Memory, adopt, aten, attribute, finish, is_assert, is_identity
 from ingot.export.passes.manager import FxPass, PassResult
 
@@ -35,7 +36,7 @@ class DeadBranches(FxPass):
                 node.replace_all_uses_with(node.all_input_nodes[0], lambda user: user.op != "output")
                 if not node.users:
                     graph.erase_node(node)
-        graph.eliminate_dead_code()
+        drop_unused(graph)
         return finish(graph_module, matches + before - len(graph.nodes))
 
 
