@@ -118,7 +118,10 @@ def from_example(
             leaves.append(leaf)
             continue
         leaves.append(_Slot(len(tensors)))
-        tensors[_name(path, names)] = leaf
+        name = _name(path, names)
+        if name in tensors:
+            raise InvalidArgument(f"two of the example inputs are called '{name}'; rename a key that holds a dot")
+        tensors[name] = leaf
     if not tensors:
         raise InvalidArgument("the example inputs hold no tensor; pass tensors or arrays, not numbers or lists of them")
     return Arguments(tuple(tensors), tuple(leaves), structure), tensors
@@ -131,6 +134,12 @@ def parameters(module: nn.Module) -> tuple[str, ...]:
         return tuple(argument.name for argument in schema.arguments[1:])
     found = inspect.signature(module.forward).parameters.values()
     return tuple(item.name for item in found if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY))
+
+
+def outside_parameters(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that no parameter of ``forward`` has, which its ``**kwargs`` take and may ignore."""
+    known = parameters(module) if _takes_any_keyword(module) else ()
+    return tuple(name for name in names if known and name.partition(".")[0] not in known)
 
 
 def _build(names: Sequence[str], call: Call) -> Arguments:

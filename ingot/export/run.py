@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.errors import ExportError, InvalidArgument, ParityError
+from ingot.export import arguments
 from ingot.export.capture import assumptions, counterexamples, exported, ladder
 from ingot.export.lower import aoti, packed, partition
 from ingot.export.lower import onnx as lower_onnx
@@ -118,6 +119,8 @@ class Run:
         """
         journal, options = self._journal, self._options
         journal.note(*(f"fixed in the graph: {constant}" for constant in subject.eager.arguments.constants))
+        loose = arguments.outside_parameters(subject.eager.module, list(subject.eager.arguments.fixed))
+        journal.note(*(f"'{name}' is no parameter of forward, whose **kwargs may ignore it" for name in loose))
         captured = self._capture(subject)
         journal.note(*captured.log)
         if isinstance(captured, ladder.Legacy):
@@ -125,6 +128,7 @@ class Run:
                 raise InvalidArgument(f"TorchScript goes to ONNX only, not to target '{options.target}'")
             return self.from_onnx(captured.model, captured.signature)
         journal.graphs.append(graphs.of_fx("FX graph as captured", captured.exported.graph))
+        journal.note(*_unused(captured, subject))
         program = self._rewrite_program(captured, subject)
         if program is not captured:
             journal.graphs.append(graphs.of_fx("FX graph rewritten", program.exported.graph))
@@ -304,6 +308,25 @@ class Run:
         if reason is not None:
             return replace(signature, batch=None), (f"served without batching: {reason}",)
         return replace(signature, batch=batch), ()
+
+
+def _unused(program: Program, subject: Subject) -> Iterator[str]:
+    """Yield a remark on each input that nothing depends on.
+
+    Raises:
+        InvalidArgument: it is no parameter of ``forward`` either, so its name is most likely wrong.
+    """
+    nodes = {node.name: node for node in program.exported.graph.nodes}
+    taken = program.exported.graph_signature.user_inputs
+    for spec, place in zip(subject.inputs, taken, strict=True):
+        if nodes[str(place)].users:
+            continue
+        if arguments.outside_parameters(subject.eager.module, [spec.name]):
+            known = ", ".join(arguments.parameters(subject.eager.module))
+            raise InvalidArgument(
+                f"the model ignores the input '{spec.name}', which is no parameter of its forward; that takes {known}"
+            )
+        yield f"nothing depends on the input '{spec.name}'"
 
 
 def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:

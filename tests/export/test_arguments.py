@@ -138,3 +138,40 @@ def test_objects_that_are_no_tensors_are_refused_in_the_output() -> None:
 
     with pytest.raises(ExportError, match="returns Cache beside tensors"):
         export_model(Caching(), X)
+
+
+class Loose(nn.Module):
+    """Takes any keyword and reads one of them."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        y = x if scale is None else x * scale
+        return y + kwargs["shift"] if "shift" in kwargs else y
+
+
+def test_a_keyword_that_the_model_ignores_is_refused_and_one_that_it_reads_is_taken() -> None:
+    with pytest.raises(InvalidArgument, match=r"ignores the input 'scael', which is no parameter .* takes x, scale"):
+        export_model(Loose(), inputs=["x:float32[batch,3]", "scael:float32[batch,3]"])
+    archive = export_model(
+        Loose(), inputs=["x:float32[batch,3]", "shift:float32[batch,3]"], constants={"use_cash": False}
+    )
+    assert [spec.name for spec in archive.signature.inputs] == ["x", "shift"]
+    assert any("'use_cash' is no parameter" in note for note in archive.variant().serving.provenance.notes)
+
+
+def test_an_input_that_nothing_depends_on_is_noted() -> None:
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    archive = export_model(Half(), inputs=["x:float32[batch,3]", "mask:bool[batch,3]"])
+    assert "nothing depends on the input 'mask'" in archive.variant().serving.provenance.notes
+
+
+def test_two_inputs_of_one_flat_name_are_refused() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: dict[str, Any]) -> torch.Tensor:
+            result: torch.Tensor = x["a.b"] + x["a"]["b"] * 10
+            return result
+
+    with pytest.raises(InvalidArgument, match=r"two of the example inputs are called 'x\.a\.b'"):
+        export_model(Nested(), ({"a.b": torch.ones(2, 3), "a": {"b": torch.ones(2, 3)}},))
