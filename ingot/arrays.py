@@ -86,7 +86,7 @@ def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
 
 
 # Below this magnitude a tensor is as good as zero, and a share of it is noise.
-_SCALE_FLOOR = 1e-2
+SCALE_FLOOR = 1e-2
 
 
 def worst_error(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> tuple[str, float]:
@@ -96,12 +96,12 @@ def worst_error(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> t
     return worst, errors[worst]
 
 
-def departure(expected: Array, actual: Array) -> float:
+def departure(expected: Array, actual: Array, floor: float = SCALE_FLOOR) -> float:
     """Return the largest absolute difference as a share of the largest expected magnitude.
 
     Shares are taken of the whole tensor, not of each element: an element that happens to be near zero says nothing
-    about the numerics; a tensor of nothing but tiny values is measured against 0.01. Different shapes, datatypes, NaNs
-    or infinities, and any difference in integers or strings, are infinite.
+    about the numerics; a tensor of nothing but tiny values is measured against ``floor``. Different shapes, datatypes,
+    NaNs or infinities, and any difference in integers or strings, are infinite.
     """
     if expected.shape != actual.shape or DType.of(expected) is not DType.of(actual):
         return np.inf
@@ -111,7 +111,7 @@ def departure(expected: Array, actual: Array) -> float:
     finite = np.isfinite(left)
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
         return np.inf
-    scale = max(float(np.abs(left[finite]).max(initial=0.0)), _SCALE_FLOOR)
+    scale = max(float(np.abs(left[finite]).max(initial=0.0)), floor)
     return float(np.abs(left[finite] - right[finite]).max(initial=0.0)) / scale
 
 

@@ -20,6 +20,7 @@ from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
 from ingot.export.program import Captured, Eager, Program, Runner
+from ingot.export.proof import extremes
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, rows_touch, tolerance
 from ingot.export.report import Journal, Rewrite, graphs, page, view
@@ -263,6 +264,8 @@ class Run:
         with contextlib.closing(self._load(lowered)) as engine:
             with journal.stage("pack", "Proving that the graph equals the model") as stage:
                 stage.parity, goldens = self._original.prove(engine, signature)
+            found = extremes.remarks(self._original.runner, engine, self._original.examples, tolerance(signature))
+            journal.note(*found)
             with journal.stage("measure", "Measuring"):
                 latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
         worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))

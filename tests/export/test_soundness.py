@@ -146,3 +146,55 @@ class Steps:
 
     def run(self, inputs: Any) -> dict[str, Array]:
         return {"y": self._function(inputs["x"], inputs["s"]), "s_next": inputs["s"] + np.float32(1)}
+
+
+@pytest.mark.parametrize(
+    ("function", "spec"),
+    [
+        (lambda x: torch.where(torch.isnan(x).any(), torch.zeros_like(x), x), "x:float32[batch,3]"),
+        (lambda x: x / x.abs().max().clamp(min=10), "x:float32[batch,3]"),
+        (lambda x: x - x.max(), "x:int64[batch,3]"),
+    ],
+    ids=["nan", "large", "integers"],
+)
+def test_rows_that_touch_through_extreme_values_are_not_joined(
+    function: Callable[[torch.Tensor], torch.Tensor], spec: str
+) -> None:
+    archive = export_model(Function(function), inputs=spec)
+    assert archive.signature.batch is None
+
+
+def test_what_differs_at_extreme_values_is_told() -> None:
+    archive = export_model(Function(torch.sign), inputs="x:float32[batch,3]")
+    notes = archive.variant().serving.provenance.notes
+    assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' is not")]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: torch.log1p(x.abs() * 1e-8), lambda x: torch.atan2(torch.zeros_like(x), x) * 1e-7]
+)
+def test_tiny_answers_are_held_against_their_own_size(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    try:
+        archive = export_model(Function(function), inputs="x:float32[batch,3]")
+    except ParityError:
+        return
+    x = torch.tensor([[0.5, -1.0, 2.0]])
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), function(x), rtol=1e-3, atol=0)
+
+
+def test_lengths_that_the_example_has_alike_are_varied() -> None:
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            y, (h, _) = self.layer(packed)
+            total: torch.Tensor = h[-1] + y.data.reshape(-1, 5).mean(0)
+            return total  # over what is packed, which is not what is padded
+
+    example = {"x": torch.randn(3, 7, 4), "lengths": torch.tensor([7, 7, 7])}
+    with pytest.raises(ExportError):
+        export_model(Leaky().eval(), example, inputs=["x:float32[batch,7,4]", "lengths:int64[batch]"])

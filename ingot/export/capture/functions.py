@@ -51,7 +51,8 @@ def _adaptive(
 
 def _mean(x: Tensor, count: int) -> Tensor:
     inside, lengths = _windows(x.shape[-1], count, x.device)
-    return x @ (inside / lengths).to(x.dtype).T
+    # Not a product with zeros and ones, which would spread infinities over all windows.
+    return x.unsqueeze(-2).masked_fill(~inside, 0).sum(-1) / lengths[:, 0].to(x.dtype)
 
 
 def _most(x: Tensor, count: int) -> Tensor:

@@ -65,6 +65,8 @@ class _Lengths:
 
     def __getitem__(self, index: int) -> int:
         """Return how many sequences have a first element: all."""
+        if index != 0:
+            raise NotImplementedError("how many sequences go on at a later step is not known while a model is captured")
         return self.rows
 
     @functools.cached_property

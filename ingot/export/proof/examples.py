@@ -70,6 +70,10 @@ class Examples:
         changed._more = [dict(sizes) for sizes in more]
         return changed
 
+    def is_index(self, name: str) -> bool:
+        """Tell whether an input was found to choose rows, of which there are so many."""
+        return name in self._limits
+
     @property
     def stretched(self) -> bool:
         """Whether cases are cut from and repeated of given arrays, so that some may be ones that no model takes."""
@@ -117,7 +121,7 @@ class Examples:
         if spec.name in self._given:
             resized = _resized(self._given[spec.name], shape)
             exact = seed == 0 and resized.size <= self._given[spec.name].size
-            return resized if exact else _varied(resized, rng)
+            return resized if exact else _varied(resized, rng, mixed=seed % 3 == 2)
         if spec.dtype is DType.BYTES:
             words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
             return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
@@ -137,8 +141,11 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def _varied(array: Array, rng: np.random.Generator) -> Array:
-    """Return other values of the same kind: an example of equal rows, or of one value, would prove little."""
+def _varied(array: Array, rng: np.random.Generator, mixed: bool = False) -> Array:
+    """Return other values of the same kind: an example of equal rows, or of one value, would prove little.
+
+    ``mixed`` is for a list of integers, such as lengths: any up to the largest, instead of the same in another order.
+    """
     if DType.of(array).is_float:
         values = array.astype(np.float64)
         finite = np.isfinite(values)
@@ -149,7 +156,8 @@ def _varied(array: Array, rng: np.random.Generator) -> Array:
     if array.ndim == 0 or not len(array):
         return array
     if array.ndim == 1:
-        return rng.permutation(array)
+        most = int(array.max()) if mixed and DType.of(array).is_integer else 0
+        return rng.integers(1, most + 1, array.shape).astype(array.dtype) if most > 1 else rng.permutation(array)
     return np.take_along_axis(array, rng.integers(0, len(array), array.shape), 0)  # mixed from the given rows
 
 

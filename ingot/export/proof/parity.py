@@ -14,6 +14,7 @@ import numpy as np
 from ingot import arrays
 from ingot.errors import ExportError, IngotError, ParityError
 from ingot.export.program import NEXT, Runner
+from ingot.export.proof import extremes
 from ingot.export.proof.examples import Examples
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
@@ -99,10 +100,11 @@ def prove(
                 + (f": {cause}" if cause and cause not in str(failure) else "")
             ) from failure
         for name in worst:
-            error = arrays.departure(expected[name], actual[name])
-            allowed = limit
+            error, allowed = arrays.departure(expected[name], actual[name]), limit
             if error > limit and np.isfinite(error) and exact is not None:
                 allowed = max(limit, 4 * _rounding(exact, inputs, name, expected[name]))
+            elif error > 0 and exact is not None and _is_tiny(expected[name]):
+                error, allowed = _share_of_tiny(exact, inputs, name, expected[name], actual[name], (error, limit))
             if error > allowed:
                 raise ParityError(_report(name, error, allowed, expected[name], actual[name], inputs))
             worst[name] = max(worst[name], (error, allowed))
@@ -154,6 +156,28 @@ def _rounding(exact: Runner, inputs: Mapping[str, Array], name: str, expected: A
     return min(own, 2.5 * TOLERANCE.get(DType.of(expected), 0.0))
 
 
+_LEAST = 1e-30
+
+
+def _is_tiny(expected: Array) -> bool:
+    return DType.of(expected).is_float and float(np.abs(expected).max(initial=0.0)) < arrays.SCALE_FLOOR
+
+
+def _share_of_tiny(
+    exact: Runner, inputs: Mapping[str, Array], name: str, expected: Array, actual: Array, plain: tuple[float, float]
+) -> tuple[float, float]:
+    """Return how far tiny values depart as a share of themselves, and how far they may, if they are not noise alone.
+
+    The model in double precision tells: noise departs from it by its own size.
+    """
+    try:
+        value = exact.run(inputs)[name].astype(expected.dtype)
+    except ExportError:  # the model does not run in double precision
+        return plain
+    noise = 4 * arrays.departure(value, expected, floor=_LEAST)
+    return arrays.departure(expected, actual, floor=_LEAST), max(plain[1], noise)
+
+
 def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Examples) -> str | None:
     """Say why requests must not be joined along ``batch``, or return None when they may.
 
@@ -178,6 +202,8 @@ def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Ex
     rows = [_row(inputs, axes, row) for row in range(sizes[batch])]
     if all(_equal(rows[0], row) for row in rows):
         return "the rows of the example are all alike, so nothing shows that they do not touch"
+    if (output := _touched_by_extremes(reference, whole, inputs, axes, sizes[batch])) is not None:
+        return f"output '{output}' of a row depends on the other rows"
     for row, own in enumerate(rows):
         mixed = {name: _with_row(others[name], array, axes[name], row) for name, array in own.items() if name in axes}
         with contextlib.suppress(ExportError):  # such rows may be none that the model takes together
@@ -188,6 +214,25 @@ def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Ex
         name, share = _most(_row(whole, axes, row), reference.run(own), 2)
         if share > 1:
             return f"output '{name}' of a row depends on the other rows, or on how many there are"
+    return None
+
+
+def _touched_by_extremes(
+    reference: Runner, whole: Mapping[str, Array], inputs: Mapping[str, Array], axes: Mapping[str, int], count: int
+) -> str | None:
+    """Return an output whose first row is another when all other rows are extreme, if there is one."""
+    for applies, change in extremes.KINDS.values():
+        rng = np.random.default_rng(103)
+        changed = {
+            name: change(array, rng) if name in axes and applies(DType.of(array)) else array
+            for name, array in inputs.items()
+        }
+        own = _row(inputs, axes, 0)
+        first = {name: _with_row(changed[name], own[name], axes[name], 0) for name in inputs if name in axes}
+        with contextlib.suppress(ExportError):  # such values may be none that the model takes
+            name, share = _most(_row(whole, axes, 0), _row(reference.run({**inputs, **changed, **first}), axes, 0), 0.1)
+            if share > 1:
+                return name
     return None
 
 
@@ -234,5 +279,6 @@ def _shapes(inputs: Mapping[str, Array]) -> str:
 def _worst_element(expected: Array, actual: Array) -> tuple[np.intp, ...]:
     left, right = expected.astype(np.float64), actual.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        gap = np.where(np.isfinite(left) & np.isfinite(right), np.abs(left - right), np.where(left == right, 0, np.inf))
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        gap = np.where(np.isfinite(left) & np.isfinite(right), np.abs(left - right), np.where(same, 0, np.inf))
     return np.unravel_index(int(np.argmax(gap)), gap.shape)

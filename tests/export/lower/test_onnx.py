@@ -9,6 +9,7 @@ import pytest
 import torch
 from onnxscript import opset20 as onnx_ops
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ingot.errors import ExportError
 from ingot.export import export_model
@@ -71,6 +72,44 @@ def test_a_number_less_a_tensor(dtype: str) -> None:
     actual = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
     for expected, array in zip(functions(x), actual.values(), strict=True):
         torch.testing.assert_close(torch.from_numpy(array), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functional.logsigmoid,
+        lambda x: functional.binary_cross_entropy_with_logits(x, torch.sigmoid(x), reduction="none"),
+        lambda x: torch.logaddexp(x, x - 1),
+        lambda x: torch.logcumsumexp(x, 1),
+    ],
+    ids=["logsigmoid", "bce", "logaddexp", "logcumsumexp"],
+)
+def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor], Tensor]) -> None:
+    archive = export_model(Function(function), inputs="x:float32[batch,4]")
+    assert not [note for note in archive.variant().serving.provenance.notes if "50 times" in note]
+    x = torch.tensor([[-100.0, -90, -20, 5], [0, 100, 60, -3]])
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clamp(min=0),
+        lambda x: x.clamp(-2, 5),
+        lambda x: torch.minimum(x, x * 0),
+        lambda x: torch.maximum(x, x * 0),
+        torch.sign,
+        lambda x: torch.div(x, 10, rounding_mode="trunc"),
+    ],
+    ids=["least", "clamp", "minimum", "maximum", "sign", "trunc"],
+)
+def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
+    archive = export_model(Function(function), inputs="x:int64[batch,4]")
+    assert not [note for note in archive.variant().serving.provenance.notes if "integers" in note]
+    x = torch.tensor([[2**31, -(2**31) - 5, 1700000000123, -3], [0, 7, -1700000000123, 2**62]])
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), function(x))
 
 
 @pytest.mark.parametrize(

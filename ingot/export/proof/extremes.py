@@ -1,0 +1,94 @@
+"""What a graph does with values that proofs on ordinary ones do not reach: very large ones, NaN, wide integers.
+
+Engines differ there, and models seldom mean anything by it, so a difference is no reason to refuse an export; it is
+told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from ingot import arrays
+from ingot.errors import IngotError
+from ingot.export.program import Runner
+from ingot.export.proof.examples import Examples
+from ingot.tensors import Array, DType
+
+Change = Callable[[Array, np.random.Generator], Array]
+WIDE = (-5, -2, -1, 0, 1, 2, 3, 7, 100, (1 << 24) + 1, (1 << 31) + 3, (1 << 33) + 7)
+"""Integers beyond what halves, floats and 32 bits hold exactly."""
+
+
+def remarks(reference: Runner, candidate: Runner, examples: Examples, tolerance: float) -> Iterator[str]:
+    """Yield one sentence for each kind of extreme values that the two models answer differently.
+
+    Args:
+        reference: the original; kinds of values that it rejects are left out.
+        candidate: the graph.
+        examples: ordinary inputs, which are changed.
+        tolerance: how far answers may depart.
+    """
+    ordinary = examples.make(examples.default_sizes, seed=7)
+    for kind, (applies, change) in KINDS.items():
+        rng = np.random.default_rng(7)
+        changed = {
+            name: change(array, rng) if applies(DType.of(array)) and not examples.is_index(name) else array
+            for name, array in ordinary.items()
+        }
+        if all(changed[name] is array for name, array in ordinary.items()):
+            continue
+        try:
+            expected = reference.run(changed)
+        except IngotError:
+            continue
+        if (different := _difference(candidate, changed, expected, tolerance)) is not None:
+            yield f"{kind}, {different}"
+
+
+def _difference(
+    candidate: Runner, inputs: Mapping[str, Array], expected: Mapping[str, Array], tolerance: float
+) -> str | None:
+    try:
+        actual = candidate.run(inputs)
+    except IngotError:
+        return "the graph fails where the model does not"
+    for name, value in expected.items():
+        error = arrays.departure(value, actual[name])
+        if error <= 10 * tolerance:
+            continue
+        if np.isfinite(error):
+            return f"the graph's '{name}' departs from the model's by {error:.0e} of its largest value"
+        return f"the graph's '{name}' is not what the model's is"
+    return None
+
+
+def larger(array: Array, rng: np.random.Generator) -> Array:
+    """Return values some 50 times as large, with zeros and equal ones among them."""
+    changed = np.asarray(50 * array.astype(np.float64))
+    changed[rng.random(array.shape) < 0.1] = 0
+    changed[rng.random(array.shape) < 0.1] = 100
+    return changed.astype(array.dtype)
+
+
+def with_nan(array: Array, rng: np.random.Generator) -> Array:
+    """Return the values with a NaN among them."""
+    changed = array.copy()
+    changed.reshape(-1)[rng.random(array.size) < 0.1] = np.nan
+    changed.reshape(-1)[-1:] = np.nan
+    return changed
+
+
+def wide(array: Array, rng: np.random.Generator) -> Array:
+    """Return integers of all magnitudes that the type holds."""
+    limits = np.iinfo(array.dtype)
+    values = [number for number in WIDE if limits.min <= number <= limits.max]
+    return rng.choice(np.array(values, dtype=array.dtype), array.shape)
+
+
+KINDS: dict[str, tuple[Callable[[DType], bool], Change]] = {
+    "at inputs 50 times as large": (lambda dtype: dtype.is_float, larger),
+    "with a NaN among the inputs": (lambda dtype: dtype.is_float, with_nan),
+    "at integers up to 2^33": (lambda dtype: dtype.is_integer, wide),
+}
