@@ -46,7 +46,10 @@ def export(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
     map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
-    trust: Annotated[bool, typer.Option("--trust", help="Load a .pt2 file, which can run code.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run code that a model comes with: a .pt2 file's, or a transformers folder's."),
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
     ] = None,
