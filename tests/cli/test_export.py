@@ -130,6 +130,22 @@ def test_a_malformed_constant(run_ingot: RunIngot, tmp_path: Path, constant: str
     assert f"'{constant}' is no constant; write name=value" in result.stderr
 
 
+ENDING = """
+import torch
+
+class Ending(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit(3)
+"""
+
+
+def test_a_model_that_ends_the_process_is_said(run_ingot: RunIngot, tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    result = run_ingot("export", "ending:Ending", "--input", ROWS, "--out", tmp_path / "a.ingot")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: the model's code ends the process when it runs (SystemExit: 3)")
+
+
 SLOW = """
 import time
 import torch
