@@ -15,7 +15,7 @@ import pytest
 
 from ingot.model_store import Archive, BlobFolder, add_variant, manifest
 from tests.model_store import samples
-from tests.support import ROOT, RunIngot
+from tests.support import ROOT, RequireTool, RunIngot
 
 ROWS = "x:float32[batch,4]"
 
@@ -174,3 +174,21 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert not (tmp_path / "slow.ingot").exists()
     assert [path.name for path in temporary.iterdir() if path.name.startswith("ingot-")] == []
+
+
+def test_an_interrupted_compilation_leaves_no_files(tmp_path: Path, require_tool: RequireTool) -> None:
+    require_tool("g++")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ingot", "export", "tests.export.models:net", "--input", ROWS, "--to", "aoti"]
+    # In a group of its own, all of which Ctrl-C ends: the compiler too.
+    with subprocess.Popen(
+        [*command, "--out", "a.ingot"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        while process.poll() is None and not any(temporary.rglob("cc*.s")):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
