@@ -130,6 +130,24 @@ def test_a_malformed_constant(run_ingot: RunIngot, tmp_path: Path, constant: str
     assert f"'{constant}' is no constant; write name=value" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--explain-limit", "-5"], "--explain-limit -5 is no time to search for; give seconds above 0"),
+        (["--explain-limit", "nan"], "--explain-limit nan is no time"),
+        (["--opset", "-1"], "there is no operator set -1 to export to; give --opset from 7 to "),
+        (["--opset", "6"], "there is no operator set 6 to export to"),
+        (["--opset", "999"], "there is no operator set 999 to export to"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_any_work(
+    run_ingot: RunIngot, tmp_path: Path, option: list[str], message: str
+) -> None:
+    result = run_ingot("export", "no_such_module:Net", "--out", tmp_path / "a.ingot", *option)
+    assert result.returncode == 1
+    assert f"error: {message}" in result.stderr
+
+
 ENDING = """
 import torch
 
