@@ -77,10 +77,14 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what an archive holds, with every blob's digest checked."""
+    if report is not None:
+        check_out(report)
     archive = _open(model, store)
     archive.verify()
     if report is not None:
-        _write_report(archive, report)
+        from ingot.cli.report import write
+
+        note(f"the report of variant '{write(archive, report)}' is in {report}")
     if as_json:
         print_json(describe(archive))
         return
@@ -176,17 +180,6 @@ def check_out(out: Path) -> None:
         raise InvalidArgument(f"cannot write {out}: it is a folder; name a file such as {out / 'model.ingot'}")
     if not os.access(out.parent, os.W_OK):
         raise InvalidArgument(f"cannot write {out}: the folder {out.parent} is read-only")
-
-
-def _write_report(archive: Archive, path: Path) -> None:
-    check_out(path)
-    for variant in archive.variants:
-        content = variant.document(f"report{path.suffix}")
-        if content is not None:
-            path.write_bytes(content)
-            note(f"the report of variant '{variant.name}' is in {path}")
-            return
-    raise NotFound(f"the archive carries no report{path.suffix}; exports carry .html, .json and .txt")
 
 
 def _latency(variant: Variant) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive
 
 _CAPTURE = "Capture route: auto, export, strict, inferred, oblivious, fx, script or trace."
+# ONNX Runtime runs none that is older.
+_OLDEST_OPSET = 7
 _RULES = "Rewrite rule, or default, all or none; once for each."
 
 
@@ -46,7 +49,10 @@ def export(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
     map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
-    trust: Annotated[bool, typer.Option("--trust", help="Load a .pt2 file, which can run code.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run code that a model comes with: a .pt2 file's, or a transformers folder's."),
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
     ] = None,
@@ -91,12 +97,15 @@ def export(
         check_out(out)
     elif not plan and not bisect:
         raise InvalidArgument("nothing says where the archive goes; give --out FILE")
+    if not (math.isfinite(explain_limit) and explain_limit > 0):
+        raise InvalidArgument(f"--explain-limit {explain_limit:g} is no time to search for; give seconds above 0")
     fixed = _constants(constants or [])
     call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
     with progress("Importing PyTorch") as step:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
 
+        _check_opset(opset)
         given = load_example(example)
         if plan:
             planned = _plan(_maker(source, map_location, trust), inputs or (), given, fixed, batch_dim, opset)
@@ -133,6 +142,18 @@ def export(
         print_json(describe(archive))
     else:
         _show(archive, out)
+
+
+def _check_opset(opset: int | None) -> None:
+    if opset is None:
+        return
+    from onnx.defs import onnx_opset_version
+
+    newest = onnx_opset_version()
+    if not _OLDEST_OPSET <= opset <= newest:
+        raise InvalidArgument(
+            f"there is no operator set {opset} to export to; give --opset from {_OLDEST_OPSET} to {newest}"
+        )
 
 
 def _maker(source: str, map_location: str, trust: bool) -> Callable[[], Any]:

@@ -105,7 +105,7 @@ class Eager:
         """Run the module without gradients.
 
         Raises:
-            ExportError: the module fails on these inputs, or its output holds no tensor.
+            ExportError: the module fails on these inputs, or its outputs cannot be named; see :func:`name_outputs`.
         """
         tensors = self.tensors(inputs)
         try:
@@ -113,6 +113,11 @@ class Eager:
                 named = self._call(tensors)
         except ExportError:
             raise
+        except SystemExit as error:  # no Exception: it would end the export without a word
+            raise ExportError(
+                f"the model's code ends the process when it runs (SystemExit: {error.code}); let it raise another "
+                "exception, or return"
+            ) from error
         except Exception as error:  # the user's code may raise anything
             shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
             raise ExportError(
@@ -127,7 +132,8 @@ class Eager:
         with _holding(self.module, self.states.buffers, tensors[len(own) :]):
             named = name_outputs(self.module(*args, **kwargs), self.output_names)
             if not self.output_names:  # a cache goes in and comes out under one name
-                named = {f"{name}{NEXT}" if name in self.names else name: value for name, value in named.items()}
+                _check_names(names := [f"{name}{NEXT}" if name in self.names else name for name in named])
+                named = dict(zip(names, named.values(), strict=True))
             buffers = [self.module.get_buffer(name).clone() for name in self.states.buffers]
         changed = [own[self.arguments.names.index(name)] for name in self.states.inputs]
         return named | _next_values(self.states, [*buffers, *changed])
@@ -224,7 +230,8 @@ def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Ten
     """Flatten a module's output into named tensors.
 
     Raises:
-        ExportError: it holds no tensor, or something beside tensors; or ``names`` are not as many as its tensors.
+        ExportError: it holds no tensor, or something beside tensors; or ``names`` are not as many as its tensors; or
+            two outputs have one name, or one has none.
     """
     paths = pytree.tree_flatten_with_path(outputs)[0]
     leaves = [(path, leaf) for path, leaf in paths if torch.is_tensor(leaf)]
@@ -236,9 +243,17 @@ def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Ten
         raise ExportError(f"the model returns {shown} beside tensors, which a graph cannot; return tensors only")
     if names and len(names) != len(leaves):
         raise ExportError(f"the model has {len(leaves)} outputs, but {len(names)} names were given: {', '.join(names)}")
+    _check_names(names := list(names) or [_name(path) for path, _ in leaves])
+    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+def _check_names(names: Sequence[str]) -> None:
+    shown = ", ".join(f"'{name}'" for name in names)
+    remedy = "rename them in what the model returns, or name all outputs by --output-name (in Python output_names)"
+    if "" in names:
+        raise ExportError(f"an output of the model has the empty name (its outputs are {shown}); {remedy}")
     if len(set(names)) < len(names):
-        raise ExportError(f"the outputs' names must differ: {', '.join(names)}")
-    return {name: leaf for name, (_, leaf) in zip(names or [_name(path) for path, _ in leaves], leaves, strict=True)}
+        raise ExportError(f"two outputs of the model have one name (its outputs are {shown}); {remedy}")
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, RunIngot
+from ingot.model_store import Archive, BlobFolder, add_variant, manifest
+from tests.model_store import samples
+from tests.support import ROOT, RequireTool, RunIngot
 
 ROWS = "x:float32[batch,4]"
 
@@ -36,7 +38,58 @@ def test_the_report_travels_in_the_archive(run_ingot: RunIngot, tmp_path: Path) 
 def test_a_report_of_another_kind_is_refused(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     result = run_ingot("inspect", digits_archive, "--report", tmp_path / "a.pdf")
     assert result.returncode == 1
-    assert "no report.pdf" in result.stderr
+    assert "a report cannot be written as a.pdf; end its name in .html, .json, .txt" in result.stderr
+
+
+EVIL = "<script>alert(1)</script>\x1b]0;owned\x07"
+
+
+def reported(path: Path, **documents: bytes) -> Path:
+    """Write an archive with these documents as its report, by their suffix."""
+    blobs = BlobFolder.scratch()
+    files = {f"report.{suffix}": content for suffix, content in documents.items()}
+    graph = blobs.put(b"a graph", manifest.WEIGHT)
+    Archive.create(blobs, [add_variant(blobs, samples.serving(), graph, [], [], files)]).save(path)
+    return path
+
+
+def test_nothing_of_a_hostile_report_reaches_the_file_as_it_is(run_ingot: RunIngot, tmp_path: Path) -> None:
+    data = {"name": EVIL, "source": EVIL, "created": EVIL, "notes": [EVIL], "foreign": EVIL}
+    graph = {"title": EVIL, "nodes": [], "operators": {EVIL: 0}}
+    raw = json.dumps({**data, "graphs": [graph], "sizes": {EVIL: 1}}).encode()
+    archive = reported(tmp_path / "evil.ingot", json=raw, html=EVIL.encode(), txt=EVIL.encode())
+    for suffix in ("html", "json", "txt"):
+        result = run_ingot("inspect", archive, "--report", tmp_path / f"a.{suffix}")
+        assert result.returncode == 0, result.stderr
+        shown = (tmp_path / f"a.{suffix}").read_text()
+        assert "owned" in shown
+        assert not {"\x1b", "\x07"} & set(shown)
+        assert suffix != "html" or "<script" not in shown
+    assert "foreign" not in json.loads((tmp_path / "a.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ({"html": b"<p>"}, "the archive carries no report.json; export the model again"),
+        ({"json": b"[]", "html": b"<p>"}, "the report.json of variant 'fp32' is not valid"),
+        (
+            {"json": b'{"name":"a","source":"b","created":"c","sizes":{"graph":1' + b"0" * 400 + b"}}"},
+            "the report.json of variant 'fp32' is not valid at 'sizes.graph'",
+        ),
+        ({"json": b" " * (16 << 20) + b"{}"}, "the report.json of variant 'fp32' is larger than 16 MiB"),
+    ],
+)
+def test_what_is_no_report_leaves_the_file_as_it_was(
+    run_ingot: RunIngot, tmp_path: Path, documents: dict[str, bytes], message: str
+) -> None:
+    (tmp_path / "a.html").write_text("before")
+    archive = reported(tmp_path / "a.ingot", **documents)
+    result = run_ingot("inspect", archive, "--report", tmp_path / "a.html")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert (tmp_path / "a.html").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == []
 
 
 def test_the_plan_needs_no_place_for_an_archive(run_ingot: RunIngot) -> None:
@@ -77,6 +130,40 @@ def test_a_malformed_constant(run_ingot: RunIngot, tmp_path: Path, constant: str
     assert f"'{constant}' is no constant; write name=value" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--explain-limit", "-5"], "--explain-limit -5 is no time to search for; give seconds above 0"),
+        (["--explain-limit", "nan"], "--explain-limit nan is no time"),
+        (["--opset", "-1"], "there is no operator set -1 to export to; give --opset from 7 to "),
+        (["--opset", "6"], "there is no operator set 6 to export to"),
+        (["--opset", "999"], "there is no operator set 999 to export to"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_any_work(
+    run_ingot: RunIngot, tmp_path: Path, option: list[str], message: str
+) -> None:
+    result = run_ingot("export", "no_such_module:Net", "--out", tmp_path / "a.ingot", *option)
+    assert result.returncode == 1
+    assert f"error: {message}" in result.stderr
+
+
+ENDING = """
+import torch
+
+class Ending(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit(3)
+"""
+
+
+def test_a_model_that_ends_the_process_is_said(run_ingot: RunIngot, tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    result = run_ingot("export", "ending:Ending", "--input", ROWS, "--out", tmp_path / "a.ingot")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: the model's code ends the process when it runs (SystemExit: 3)")
+
+
 SLOW = """
 import time
 import torch
@@ -105,3 +192,21 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert not (tmp_path / "slow.ingot").exists()
     assert [path.name for path in temporary.iterdir() if path.name.startswith("ingot-")] == []
+
+
+def test_an_interrupted_compilation_leaves_no_files(tmp_path: Path, require_tool: RequireTool) -> None:
+    require_tool("g++")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ingot", "export", "tests.export.models:net", "--input", ROWS, "--to", "aoti"]
+    # In a group of its own, all of which Ctrl-C ends: the compiler too.
+    with subprocess.Popen(
+        [*command, "--out", "a.ingot"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        while process.poll() is None and not any(temporary.rglob("cc*.s")):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

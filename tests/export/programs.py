@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import nn
 
 from ingot.export.arguments import from_names
@@ -45,6 +47,36 @@ class Lowered(NamedTuple):
         finally:
             engine.close()
         return {item.tensor: item.error for item in evidence}
+
+
+class Returning(nn.Module):
+    """Returns its weights, its input and one value twice, as they are and as views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 3))
+        self.constant = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = x * 2
+        rows = self.weight[: x.shape[0]]
+        known = {"weight": self.weight, "view": self.weight[1:], "rows": rows, "constant": self.constant}
+        return {**known, "same": x, "flat": x.view(-1), "y": y, "again": y, "flat_y": y.view(-1), "part": y[:, :2]}
+
+
+def shared(engine: Engine) -> set[str]:
+    """Return the outputs of :class:`Returning` that a caller cannot write into without changing something else."""
+    found = set()
+    for spec in engine.signature.outputs:
+        x = np.ones((2, 3), np.float32)
+        answer = engine.run({"x": x})
+        expected = {name: array.copy() for name, array in answer.items()}
+        answer[spec.name][...] = 7
+        later = engine.run({"x": np.ones((2, 3), np.float32)})
+        others = [np.array_equal(answer[name], expected[name]) for name in answer if name != spec.name]
+        if not (all(others) and (x == 1).all() and all(np.array_equal(later[name], expected[name]) for name in later)):
+            found.add(spec.name)
+    return found
 
 
 def capture(module: nn.Module, *inputs: str) -> Case:

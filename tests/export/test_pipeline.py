@@ -208,13 +208,22 @@ class TestOutputs:
             (lambda x: (x * 2, 3), {}, "returns 3 beside tensors"),
             (lambda x: x * 2, {"output_names": ["x"]}, "'x' names an input and an output"),
             (lambda x: (x, x * 2), {"output_names": ["a"]}, "has 2 outputs, but 1 names were given: a"),
-            (lambda x: (x, x * 2), {"output_names": ["a", "a"]}, "names must differ: a, a"),
+            (lambda x: (x, x * 2), {"output_names": ["a", "a"]}, "have one name .*'a', 'a'"),
+            (lambda x: (x, x * 2), {"output_names": ["a", ""]}, "an output of the model has the empty name"),
+            (lambda x: {"": x * 2}, {}, "the empty name .*rename them .* or name all outputs by --output-name"),
+            (lambda x: {"a.b": x, "a": {"b": x * 2}}, {}, "two outputs .* one name .*'a.b', 'a.b'.*--output-name"),
+            (lambda x: {"x": x * 2, "x_next": x * 3}, {}, "two outputs .* one name .*'x_next', 'x_next'"),
             (lambda x: torch.complex(x, x), {}, "arrays of type complex64 cannot be tensors"),
         ],
     )
     def test_outputs_that_cannot_be_served(self, function: Any, options: Mapping[str, Any], message: str) -> None:
         with pytest.raises(InvalidArgument, match=message):
             export_model(models.Function(function), inputs=ROWS, **options)
+
+    def test_outputs_of_one_name_can_be_named(self) -> None:
+        function = models.Function(lambda x: {"a.b": x * 3, "a": {"b": x * 2, "": x}})
+        archive = export_model(function, inputs=ROWS, output_names=["a", "b", "c"])
+        assert [spec.name for spec in archive.signature.outputs] == ["a", "b", "c"]
 
 
 class TestTypes:

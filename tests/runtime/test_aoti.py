@@ -16,7 +16,7 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.lower import aoti
 from ingot.model_store import BlobFolder, Store
 from ingot.runtime import Repository, Settings, load_engine
-from tests.export.programs import Lowered, archive, capture
+from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import run_python
 
 
@@ -80,6 +80,11 @@ def test_inputs_that_do_not_fit_never_reach_native_code(lookup: Lowered) -> None
     for wrong in ({"ids": np.zeros((2, 3), np.int32)}, {"ids": np.zeros(2, np.int64)}, {"shift": np.ones(1, "f4")}):
         with pytest.raises(InvalidArgument, match=r"'ids'|'shift'"):
             engine.run({**ask(), **wrong})
+
+
+def test_an_answer_may_be_written_into(lookup: Lowered) -> None:
+    case, blobs = capture(Returning(), "x:float32[batch=1..64,3]"), BlobFolder.scratch()
+    assert shared(Lowered(case, aoti.pack(case.program, blobs), blobs).engine()) == set()
 
 
 def test_the_package_holds_no_sources(lookup: Lowered) -> None:

@@ -74,8 +74,18 @@ def test_outputs_may_be_any_values_also_inputs(folder: Path) -> None:
     answer = engine.run({"x": x})
     assert np.array_equal(answer["w"], -x)
     assert np.array_equal(answer["y"], x)
+    answer["y"][...] = 7
+    assert np.array_equal(x, np.arange(6).reshape(2, 3))
     assert engine.signature == Signature((X,), (W, Y), "batch")
     assert (engine.device, engine.platform) == ("cpu", "ingot_partitioned")
+    engine.close()
+
+
+def test_a_value_that_is_returned_twice_is_two_arrays(folder: Path) -> None:
+    engine = load(plan(folder, outputs=("z", "z")))
+    answer = engine.run({"x": np.ones((1, 3), np.float32)})
+    answer["w"][...] = 7
+    assert answer["y"].tolist() == [[-1, -1, -1]]
     engine.close()
 
 

@@ -20,7 +20,7 @@ from ingot.model_store import BlobFolder
 from ingot.runtime import Repository, Settings, load_engine
 from ingot.server.config import ServerConfig
 from ingot.tensors import DType
-from tests.export.programs import Lowered, archive, capture
+from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import ROOT, run_python
 
 
@@ -113,6 +113,9 @@ class TestOneProgram:
         ):
             with pytest.raises(InvalidArgument, match=says):
                 engine.run({"ids": ids, "shift": shift})
+
+    def test_an_answer_may_be_written_into(self) -> None:
+        assert shared(lowered(Returning(), "x:float32[batch=1..64,3]").engine()) == set()
 
     def test_it_leaves_the_number_of_threads_as_it_was(self, many: Lowered) -> None:
         before = torch.get_num_threads()

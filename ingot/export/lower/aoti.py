@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from torch._inductor import aoti_compile_and_package
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.utils import clear_caches
 from torch.export.passes import move_to_device_pass
 
 from ingot.errors import ExportError, InvalidArgument
@@ -27,6 +31,8 @@ _OPTIONS: dict[str, Any] = {
     "cpp.march": "",
     # Paths of this machine, and half of the package's size.
     "aot_inductor.enable_line_tables": False,
+    # It would lie in a folder that is fixed when PyTorch is imported, and outlive the export.
+    "aot_inductor.precompile_headers": False,
 }
 # As many threads as the server gives, instead of as many as the exporting machine has.
 _PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
@@ -51,8 +57,8 @@ def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
     if device != "cpu":
         exported = move_to_device_pass(copy.deepcopy(exported), device)
     options = {**_OPTIONS, "aot_inductor.metadata": {HEADER: header(program)}}
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        package = Path(folder) / "model.pt2"
+    with _scratch() as folder:
+        package = folder / "model.pt2"
         if not _takes_indices(exported):
             _compile(exported, package, {**options, **_PARALLEL})
         if not package.exists() or _may_end_the_process(package):
@@ -77,6 +83,27 @@ def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu") -> Packed:
     if metadata["AOTI_COMPUTE_CAPABILITY"]:
         requires["compute_capability"] = metadata["AOTI_COMPUTE_CAPABILITY"]
     return Packed(graph, (), "aoti", requires)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Give a folder that takes all files of Inductor and of the C++ compiler, and is removed however the work ends."""
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        cache = str(Path(folder, "inductor"))
+        # A compiler that is interrupted leaves its files in TMPDIR.
+        places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+        before = {name: os.environ.get(name) for name in places}
+        clear_caches()
+        os.environ.update(places)
+        try:
+            yield Path(folder)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            clear_caches()  # they refer to files that go now
 
 
 def _check(program: Program, device: str) -> None:

@@ -6,13 +6,17 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.model_store.manifest import ParityEvidence, Serving
 
 Progress = Callable[[str], None]
 """Called with what begins now, for a progress display."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A number of things. It is bounded since a report may come from anybody, and is computed with to be shown."""
 
 
 class _Record(BaseModel):
@@ -31,7 +35,7 @@ class Rewrite(_Record):
 
     rule: str
     kind: str
-    matches: int
+    matches: Count
     error: float | None = None
     rejected: str = ""
 
@@ -52,7 +56,7 @@ class GraphView(_Record):
 
     title: str
     nodes: tuple[Node, ...]
-    operators: dict[str, int]
+    operators: dict[str, Count]
 
 
 class Stage(_Record):
@@ -79,7 +83,7 @@ class Report(_Record):
     stages: tuple[Stage, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     graphs: tuple[GraphView, ...] = ()
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Count] = {}
     outside_opset: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

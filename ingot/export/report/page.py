@@ -136,7 +136,7 @@ def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
         (root.place(node.module.split(".", _DEEPEST)) if node.module else flat).nodes.append(node)
     # A graph that does not tell modules is one long list, which must not be open from the start.
     own = flat.unfolding(marks) if flat.count() > _LONGEST else flat.own(marks)
-    most = max(graph.operators.values(), default=1)
+    most = max([1, *graph.operators.values()])
     bars = [_bar(operator, count, most) for operator, count in graph.operators.items()]
     more = bars[_MOST_BARS:]
     rest = f"<details><summary>{len(more)} more operators</summary>{''.join(more)}</details>" if more else ""

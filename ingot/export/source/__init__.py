@@ -31,7 +31,7 @@ def load_source(
         checkpoint: a file with the module's ``state_dict``. The ``hyper_parameters`` that one of a LightningModule
             carries are the arguments of the class.
         map_location: the device that tensors are loaded to, as in ``torch.load``.
-        trust: load a ``.pt2`` file, which can run code.
+        trust: run code that a model comes with: in a ``.pt2`` file, or in a transformers folder with an ``auto_map``.
 
     Raises:
         NotFound: the file, the Python module or the attribute does not exist.
@@ -89,7 +89,7 @@ def _saved(source: str, map_location: str, trust: bool) -> nn.Module | Path | No
             return path
         return files.load_program(path, trust) if path.suffix == ".pt2" else files.load_torchscript(path, map_location)
     if path.is_dir():
-        return repositories.load_pretrained(path)
+        return repositories.load_pretrained(path, trust=trust)
     folder, _, entry = source.rpartition(":")
     if folder and Path(folder).expanduser().is_dir():
         return repositories.load_hub(Path(folder).expanduser(), entry)

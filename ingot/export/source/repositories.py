@@ -51,14 +51,45 @@ def _entries(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def load_pretrained(folder: Path) -> nn.Module:
+def load_pretrained(folder: Path, *, trust: bool = False) -> nn.Module:
     """Return the model that ``save_pretrained`` of transformers wrote, by the architecture that it names.
+
+    Args:
+        folder: where it lies.
+        trust: run the folder's own code, where its ``config.json`` names some by ``auto_map``.
 
     Raises:
         NotFound: the folder holds no ``config.json``.
-        InvalidArgument: it names no architecture that transformers has, or cannot be loaded.
+        InvalidArgument: it names no architecture that transformers has, needs trust, or cannot be loaded.
         Unsupported: transformers is not installed.
     """
+    config = _config(folder)
+    if config.get("auto_map") and not trust:
+        raise InvalidArgument(
+            f"the model in {folder} comes with Python code of its own (auto_map in its config.json), which loading "
+            "it can run; if you trust where it comes from, use --trust"
+        )
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise missing_package("transformers", "exporting its models", None) from error
+    architecture = _architecture(config)
+    name = architecture if hasattr(transformers, architecture) else _auto_class(config, architecture)
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        raise InvalidArgument(
+            f"{folder / 'config.json'} names the architecture {architecture}, which transformers does not have"
+        )
+    try:
+        with quiet():
+            # Said in any case: left unsaid, transformers asks on the terminal whether it may run code.
+            made: nn.Module = cls.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+    except Exception as error:
+        raise InvalidArgument(f"the model in {folder} cannot be loaded: {one_line(error)}") from error
+    return made
+
+
+def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise NotFound(
@@ -66,18 +97,21 @@ def load_pretrained(folder: Path) -> nn.Module:
             f"{folder}:entry"
         )
     try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise missing_package("transformers", "exporting its models", None) from error
-    try:
-        names = json.loads(path.read_text()).get("architectures") or ["AutoModel"]
-        cls = getattr(transformers, names[0], None)
-    except (ValueError, AttributeError, OSError) as error:
+        config = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
         raise InvalidArgument(f"{path} cannot be read: {one_line(error)}") from error
-    if cls is None:
-        raise InvalidArgument(f"{path} names the architecture {names[0]}, which transformers does not have")
-    try:
-        with quiet():
-            return cls.from_pretrained(folder, local_files_only=True)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise InvalidArgument(f"the model in {folder} cannot be loaded: {one_line(error)}") from error
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"{path} is no configuration of transformers: it holds a {type(config).__name__}")
+    return config
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "AutoModel"
+
+
+def _auto_class(config: dict[str, Any], architecture: str) -> str:
+    """Return the class of transformers that loads an architecture of the folder's own, or the architecture itself."""
+    found = config.get("auto_map")
+    own = {name: str(code) for name, code in (found if isinstance(found, dict) else {}).items()}
+    return next((name for name, code in own.items() if code.rpartition(".")[2] == architecture), architecture)

@@ -49,8 +49,12 @@ class PartitionedEngine:
         values = dict(inputs)
         for segment, engine in zip(self._plan.segments, self._engines, strict=True):
             values.update(engine.run({name: values[name] for name in segment.inputs}))
-        outputs = zip(self._plan.signature.outputs, self._plan.outputs, strict=True)
-        return {spec.name: values[value] for spec, value in outputs}
+        answer: dict[str, Array] = {}
+        given = set(inputs)  # those that the caller has already: an answer that he writes into must be its own
+        for spec, value in zip(self._plan.signature.outputs, self._plan.outputs, strict=True):
+            answer[spec.name] = values[value].copy() if value in given else values[value]
+            given.add(value)
+        return answer
 
     def close(self) -> None:
         for engine in self._engines:

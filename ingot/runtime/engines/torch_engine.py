@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -30,6 +30,7 @@ class TorchEngine(ABC):
         self._signature = signature
         self._device = device
         self._threads = threads
+        self._weights: frozenset[int] = frozenset()
 
     @property
     def signature(self) -> Signature:
@@ -56,7 +57,33 @@ class TorchEngine(ABC):
                 outputs = self.call(values)
         except Exception as error:  # operators, also the user's own, raise many kinds
             raise _run_error(error) from error
-        return {spec.name: from_torch(tensor) for spec, tensor in zip(self._signature.outputs, outputs, strict=True)}
+        arrays = _own_arrays(outputs, {*self._weights, *map(_place, values)})
+        return {spec.name: array for spec, array in zip(self._signature.outputs, arrays, strict=True)}
+
+    def _keep_to_itself(self, weights: Iterable[torch.Tensor]) -> None:
+        """Remember weights that the model may return, of which callers are to get copies."""
+        self._weights = frozenset(map(_place, weights))
+
+
+def _own_arrays(outputs: Iterable[torch.Tensor], taken: set[int]) -> list[Array]:
+    """Return outputs as arrays that share memory with nothing, so that writing into one changes nothing else.
+
+    Only those are copied that lie in memory that is taken, is another output's, or does not come from PyTorch, as that
+    of a compiled model's weights does not.
+    """
+    arrays = []
+    for output in outputs:
+        tensor = output.detach().cpu().contiguous()
+        if _place(tensor) in taken or not tensor.untyped_storage().resizable():
+            tensor = tensor.clone()
+        taken.add(_place(tensor))
+        arrays.append(from_torch(tensor))
+    return arrays
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return where a tensor's memory begins, which all views of it have in common."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def to_torch(spec: TensorSpec, array: Array) -> torch.Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.export.passes import move_to_device_pass
 
 from ingot.errors import InvalidArgument, Unsupported
@@ -43,6 +43,7 @@ class TorchProgramEngine(TorchEngine):
         self._graph: Any = program.module(check_guards=False)
         self._graph.graph.set_codegen(fx.graph.CodeGen())
         self._graph.recompile()
+        self._keep_to_itself(_tensors(self._graph))
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = self._graph.forward(*values)
@@ -50,6 +51,14 @@ class TorchProgramEngine(TorchEngine):
 
     def close(self) -> None:
         del self._graph
+
+
+def _tensors(graph: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield all tensors that a graph holds: weights, and constants, which can be plain attributes."""
+    yield from graph.parameters()
+    yield from graph.buffers()
+    for module in graph.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
 def _read_header(path: Path) -> TorchHeader:

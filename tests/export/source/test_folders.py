@@ -173,3 +173,65 @@ class TestTransformers:
         (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
         with pytest.raises(InvalidArgument, match="architecture NoSuchModel, which transformers does not have"):
             load_source(str(folder))
+
+    def test_code_of_the_folders_own_is_run_by_consent_only(
+        self, tmp_path: Path, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("transformers")
+        monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))  # it copies the code before running it
+        folder = own_code(tmp_path / "model")
+        call: list[str | Path] = ["export", folder, "--input", "x:float32[batch,3]", "--out", tmp_path / "a.ingot"]
+        refused = run_ingot(*call)
+        assert refused.returncode == 1
+        assert "own (auto_map in its config.json), which loading it can run" in refused.stderr
+        assert refused.stderr.rstrip().endswith("use --trust")
+        assert not (tmp_path / "a.ingot").exists()
+        trusted = run_ingot(*call, "--trust")
+        assert trusted.returncode == 0, trusted.stderr
+        assert (tmp_path / "a.ingot").exists()
+
+    def test_a_folder_with_code_is_refused_before_anything_is_imported(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Own"}}))
+        with pytest.raises(InvalidArgument, match=r"own \(auto_map.*use --trust"):
+            load_source(str(tmp_path))
+
+    @pytest.mark.parametrize("content", ["[]", "{"])
+    def test_a_configuration_that_is_none(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(InvalidArgument, match=r"config\.json (is no configuration|cannot be read)"):
+            load_source(str(tmp_path))
+
+
+OWN = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "ingot_own"
+
+
+class Own(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(3, 2)
+        self.post_init()
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+def own_code(folder: Path) -> Path:
+    """Write a model of transformers that only the code beside it can load."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    folder.mkdir()
+    (folder / "modeling_own.py").write_text(OWN)
+    own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.Own"}
+    config = {"architectures": ["Own"], "auto_map": own, "model_type": "ingot_own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
