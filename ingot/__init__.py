@@ -14,7 +14,7 @@ from ingot import errors as errors
 if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
-    from ingot.export.ops import op as op
+    from ingot.export import op as op
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.quant import quantize as quantize
@@ -33,7 +33,7 @@ _PUBLIC = {
     "IngotError": "ingot.errors",
     "Store": "ingot.model_store",
     "export_model": "ingot.export",
-    "op": "ingot.export.ops",
+    "op": "ingot.export",
     "quantize": "ingot.quant",
     "serve": "ingot.server.main",
 }

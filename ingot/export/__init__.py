@@ -1,13 +1,33 @@
 """From a PyTorch module (or an ONNX file) to an archive, with proof. Needs torch: ``pip install 'ingot[export]'``."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ingot.errors import missing_package
 
-try:
-    from ingot.export.pipeline import export_model
-    from ingot.export.source import load_source
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] not in ("torch", "onnx", "onnx_ir", "onnxscript", "sympy"):
-        raise
-    raise missing_package(error.name, "exporting models", "export") from error
+if TYPE_CHECKING:
+    from ingot.export.ops import op as op
+    from ingot.export.pipeline import export_model as export_model
+    from ingot.export.source import load_source as load_source
 
-__all__ = ["export_model", "load_source"]
+_PLACES = {
+    "export_model": "ingot.export.pipeline",
+    "load_source": "ingot.export.source",
+    "op": "ingot.export.ops",
+}
+_NEEDED = ("torch", "onnx", "onnx_ir", "onnxscript", "sympy")
+__all__ = ["export_model", "load_source", "op"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch when it is asked for: reports are read and shown without."""
+    if name not in _PLACES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        return getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        raise missing_package(str(error.name), "exporting models", "export") from error
