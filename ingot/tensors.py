@@ -263,7 +263,11 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
             if high is not None and high < low:
                 raise InvalidArgument(f"the range of dimension '{part}' in '{text}' is empty")
             ranges[symbol["name"]] = Range(low, high, step)
-    return TensorSpec(match["name"], DType.parse(match["dtype"]), tuple(shape)), ranges
+    try:
+        dtype = DType.parse(match["dtype"])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'{text}' has an {error}") from None
+    return TensorSpec(match["name"], dtype, tuple(shape)), ranges
 
 
 def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dict[str, int]) -> None:

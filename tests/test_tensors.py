@@ -56,7 +56,7 @@ def test_a_spec_is_shown_as_it_is_written() -> None:
         ("3d:float32[3]", "is not a tensor description"),
         ("image:float32[3", "is not a tensor description"),
         ("image:float32[3]x", "is not a tensor description"),
-        ("image:float33[3]", "unknown data type 'float33'"),
+        ("image:float33[3]", "'image:float33[3]' has an unknown data type 'float33'; known: bool"),
         ("image:complex64[3]", "unknown data type 'complex64'"),
         ("image:float32[-1,3]", "dimension '-1'"),
         ("image:float32[3,,4]", "dimension ''"),

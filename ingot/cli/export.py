@@ -212,7 +212,7 @@ def _explain(error: ExportError, limit: float, **recipe: Any) -> None:
     try:
         found = explain_deep(Recipe(**{key: _plain(value) for key, value in recipe.items()}), limit)
     except IngotError as failure:
-        note(f"--explain found nothing more: {failure}")
+        note(f"--explain: {failure}")
         return
     error.detail = "\n\n".join(item.text() for item in found) or error.detail
 

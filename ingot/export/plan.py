@@ -38,9 +38,9 @@ from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.report.layout import count, size, table
-from ingot.export.subject import Description, describe
+from ingot.export.subject import Description, Subject, describe
 from ingot.export.torch_arrays import from_torch, to_torch
-from ingot.tensors import Range, Signature, TensorSpec
+from ingot.tensors import Signature, TensorSpec
 
 BATCHES = (1, 8, 32)
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
@@ -148,12 +148,13 @@ def plan(
         notes.append("the weights had to be made: the model cannot be built on fake tensors, or existed already")
     try:
         module.eval()
-        subject = _bind(module, describe(module, example_inputs, inputs, constants))
+        subject = bind(module, describe(module, example_inputs, inputs, constants))
         costs: tuple[Cost, ...] = ()
         try:
             costs = tuple(_measure(subject, sizes, mode) for sizes in _cases(subject, batch_dim or "batch"))
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             notes.append(f"the model does not run on fake tensors: {explain(error, module)}")
+        notes += _changes(subject, mode)
         routes, formats = _try(subject, mode, opset)
     finally:
         for part, training in modes:
@@ -204,32 +205,30 @@ def _on_cpu(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-@dataclass(frozen=True)
-class _Subject:
-    eager: Eager
-    inputs: tuple[TensorSpec, ...]
-    ranges: Mapping[str, Range]
-    examples: Examples
+def bind(module: nn.Module, description: Description) -> Subject:
+    """Bind a description to a module, as for an export, but without running it.
 
-    def fakes(self, sizes: Mapping[str, int], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
-        arrays = self.examples.make(sizes)
-        return tuple(mode.from_tensor(to_torch(arrays[spec.name])) for spec in self.inputs)
-
-
-def _bind(module: nn.Module, description: Description) -> _Subject:
+    Raises:
+        InvalidArgument: the description does not fit the module.
+    """
     inputs, ranges = description.inputs, description.ranges
     if description.example is None:
         call = arguments.from_names(module, [spec.name for spec in inputs], description.constants)
-        return _Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges))
+        return Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges), ())
     call, tensors = arguments.from_example(module, description.example, description.constants)
     if inputs:
-        return _Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges))
+        return Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges), ())
     given = {name: from_torch(tensor) for name, tensor in tensors.items()}
     specs = infer_specs(call.names, given, "batch")
-    return _Subject(Eager(module, call), specs, ranges, Examples(specs, ranges, given))
+    return Subject(Eager(module, call), specs, ranges, Examples(specs, ranges, given), ())
 
 
-def _cases(subject: _Subject, batch: str) -> list[dict[str, int]]:
+def _fakes(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
+    arrays = subject.examples.make(sizes)
+    return tuple(mode.from_tensor(to_torch(arrays[spec.name])) for spec in subject.inputs)
+
+
+def _cases(subject: Subject, batch: str) -> list[dict[str, int]]:
     """Return sizes of all dimensions, one set for each batch."""
     signature = Signature(subject.inputs, (), ranges=subject.ranges)
     highest = {name: signature.range(name).high for name in signature.symbols}
@@ -240,14 +239,40 @@ def _cases(subject: _Subject, batch: str) -> list[dict[str, int]]:
     return [{**sizes, batch: rows} for rows in wanted]
 
 
-def _measure(subject: _Subject, sizes: Mapping[str, int], mode: FakeTensorMode) -> Cost:
-    tensors = subject.fakes(sizes, mode)
+def _measure(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode) -> Cost:
+    tensors = _fakes(subject, sizes, mode)
     args, kwargs = subject.eager.arguments.bind(tensors)
     flops = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     memory = _Memory(tensors, _tensors(subject.eager.module))
     with quiet(), torch.no_grad(), layers.dynamic(subject.eager.module), mode, memory, flops:
         subject.eager.module(*args, **kwargs)
     return Cost(dict(sizes), flops.get_total_flops(), memory.peak)
+
+
+def _changes(subject: Subject, mode: FakeTensorMode) -> list[str]:
+    """Run a module's copy on fake tensors and tell what it writes to. A captured graph would not know all of it:
+
+    PyTorch's capture drops a buffer that is replaced by another tensor.
+    """
+    tensors = _fakes(subject, subject.examples.default_sizes, mode)
+    args, kwargs = subject.eager.arguments.bind(tensors)
+    with FakeCopyMode(mode):
+        module = copy.deepcopy(subject.eager.module)
+    parameters = dict(module.named_parameters())
+    states = {**dict(module.named_buffers()), **dict(zip(subject.eager.names, tensors, strict=True))}
+    versions = {name: tensor._version for name, tensor in (parameters | states).items()}
+    with contextlib.suppress(Exception), quiet(), torch.no_grad(), layers.dynamic(module), mode:
+        module(*args, **kwargs)  # if it raises, a note has told of it
+    now = states | dict(module.named_buffers())
+    changed = [name for name in states if now[name] is not states[name] or now[name]._version != versions[name]]
+    notes = [
+        f"the model changes its parameter {name} while it runs; make it a buffer"
+        for name in parameters
+        if parameters[name]._version != versions[name]
+    ]
+    if changed:
+        notes.append(f"the model changes {', '.join(changed)} while it runs: --lift-state makes it inputs and outputs")
+    return notes
 
 
 class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -281,9 +306,9 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now -= size
 
 
-def _try(subject: _Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tuple[Support, ...], tuple[Support, ...]]:
+def _try(subject: Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tuple[Support, ...], tuple[Support, ...]]:
     """Capture the module of fake tensors by the first route that can, and see which formats that may have."""
-    tensors = subject.fakes(subject.examples.default_sizes, mode)
+    tensors = _fakes(subject, subject.examples.default_sizes, mode)
     module = subject.eager.module
     routes = []
     for name, options in ladder.EXPORTS.items():
@@ -348,6 +373,17 @@ def lines(plan: Plan) -> list[str]:
         rows = [(*map(str, cost.sizes.values()), size(cost.activations), count(cost.flops)) for cost in plan.costs]
         text += ["", "One run", *table([head, *rows])]
     for title, ways in (("Capture", plan.routes), ("Formats", plan.formats)):
-        text += ["", title, *(f"  {way.name}: {way.obstacle or 'possible'}" for way in ways)]
+        text += ["", title, *_ways(ways)]
     built = {"fake": "on fake tensors", "meta": "on the meta device", "real": "with real weights"}[plan.built]
     return [*text, "", f"The model was built {built}.", *(f"note: {note}" for note in plan.notes)]
+
+
+def _ways(ways: Sequence[Support]) -> list[str]:
+    """Return a line for each way; an obstacle that several have is told once."""
+    told: dict[str, str] = {}
+    rows = []
+    for way in ways:
+        first = told.setdefault(way.obstacle, way.name)
+        repeated = bool(way.obstacle) and first != way.name
+        rows.append(f"  {way.name}: {f'the same as {first}' if repeated else way.obstacle or 'possible'}")
+    return rows

@@ -385,6 +385,19 @@ class TestPlaces:
         assert "(at" not in str(explanation)
         assert "size 1" in explanation.text()
 
+    def test_torchscript_has_no_line_and_its_dicts_are_named(self) -> None:
+        class Named(nn.Module):
+            def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+                return {"double": x * 2, "more": x + 1}
+
+        with quiet():
+            traced = torch.jit.trace(Named(), torch.ones(2, 4), strict=False)  # type: ignore[no-untyped-call]
+        with pytest.raises(ExportError, match="its TorchScript makes a dict") as caught:
+            export_model(traced, inputs="x:float32[batch,4]")
+        assert "return a tuple of tensors" in str(caught.value)
+        assert "graph(" not in str(caught.value)
+        assert "(at" not in str(caught.value)
+
     def test_code_that_is_no_file_is_no_obstacle(self) -> None:
         scope: dict[str, Any] = {}
         exec("def decide(x):\n    return x if x.sum() > 0 else -x", scope)
@@ -423,6 +436,14 @@ class Net(nn.Module):
             return x
         return -x
 """
+EASY = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        return x * 2
+"""
 WAITING = """
 import os
 import time
@@ -459,9 +480,38 @@ class TestDeep:
         assert branch.replacement.startswith("        return torch.cond(n > 3")
         assert "n > 3" in branch.source
 
+    @pytest.mark.parametrize(
+        ("code", "causes"),
+        [
+            (
+                ["if x.sum() > 0:", "    x = x * 2", "return x, 'name'"],
+                ["the model returns 'name' beside tensors, which a graph cannot", "its code decides by the values"],
+            ),
+            (["return x * 2, 3"], ["the model returns 3 beside tensors, which a graph cannot"]),
+        ],
+    )
+    def test_what_an_export_refuses_first_does_not_end_the_search(
+        self, here: Path, code: list[str], causes: list[str]
+    ) -> None:
+        (here / "refused_net.py").write_text(f"from torch import nn\n\n\n{net(*code)}", encoding="utf-8")
+        found = explain_deep(Recipe("refused_net:Net", ("x:float32[batch,4]",)), limit=300)
+        assert [item.cause.startswith(start) for item, start in zip(found, causes, strict=True)] == [True] * len(causes)
+        if len(found) == 1:
+            assert "the search went through the whole model and met nothing else in the way" in found[0].text()
+
+    def test_a_model_that_does_not_run_is_not_looked_into(self, bench: Workbench) -> None:
+        _, path = bench.load(net("return x @ x"))
+        with pytest.raises(ExportError, match="does not run on the example inputs"):
+            draft.search(Recipe(f"{path.stem}:Net", ("x:float32[batch,4]",)))
+
+    def test_a_search_that_meets_nothing_says_so(self, here: Path) -> None:
+        (here / "easy_net.py").write_text(EASY, encoding="utf-8")
+        with pytest.raises(ExportError, match="the search is finished; it went through the whole model"):
+            explain_deep(Recipe("easy_net:Net", ("x:float32[batch,4]",)), limit=300)
+
     def test_the_search_ends_at_its_limit(self, here: Path) -> None:
         (here / "waiting_net.py").write_text(WAITING, encoding="utf-8")
-        with pytest.raises(DeadlineExceeded, match=r"not finished after 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"not finished after 0\.5 s, so there may be more"):
             explain_deep(Recipe("waiting_net:Net", ("x:float32[batch,4]",)), limit=0.5)
 
     def test_an_interrupt_ends_the_search(self, here: Path) -> None:

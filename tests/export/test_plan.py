@@ -176,6 +176,43 @@ class TestObstacles:
         assert all("models.py" in route.obstacle for route in found.routes)
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 
+    def test_an_obstacle_that_all_routes_have_is_told_once(self) -> None:
+        shown = "\n".join(lines(plan(models.Branch, inputs=X4)))
+        assert shown.partition("\nCapture\n")[2].count("its code decides by the values") == 2  # the other is a note
+        assert "\n  strict: the same as export\n" in shown
+        assert "\n  pt2: the same as onnx\n" in shown
+
+    @pytest.mark.parametrize("replaces", [False, True])
+    def test_a_model_that_changes_a_buffer_is_noted(self, replaces: bool) -> None:
+        class Count(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.count: torch.Tensor
+                self.register_buffer("count", torch.zeros(1))
+                self.register_buffer("other", torch.zeros(1))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if replaces:
+                    self.count = self.count + 1
+                else:
+                    self.count += 1
+                return x * self.count
+
+        expected = "the model changes count while it runs: --lift-state makes it inputs and outputs"
+        assert plan(Count, inputs=X4).notes == (expected,)
+
+    def test_a_model_that_changes_an_input_or_a_parameter_is_noted(self) -> None:
+        found = plan(lambda: models.Function(lambda x: x.add_(1) * 2), inputs=X4)
+        assert "the model changes x while it runs: --lift-state" in found.notes[-1]
+
+        class Trains(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.weight.mul_(0.9)
+                return super().forward(x)
+
+        expected = ("the model changes its parameter weight while it runs; make it a buffer",)
+        assert plan(lambda: Trains(4, 4), inputs="x:float32[batch,4]").notes[-1:] == expected
+
     def test_an_operator_without_onnx_form_leaves_other_formats(self) -> None:
         onnx, aoti, pt2 = plan(lambda: models.Function(torch.special.bessel_j0), inputs=X4).formats
         assert "bessel_j0" in onnx.obstacle

@@ -47,7 +47,7 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
 
     Raises:
         DeadlineExceeded: it is not finished within the limit.
-        ExportError: the model cannot be made or run, or the search crashed.
+        ExportError: the model cannot be made or run, the search crashed, or it met nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, REQUEST).write_text(json.dumps(asdict(recipe)), encoding="utf-8")
@@ -60,7 +60,7 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
             try:
                 _, said = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                late = f"the search for causes is not finished after {limit:g} s; give it longer"
+                late = f"the search is not finished after {limit:g} s, so there may be more; raise --explain-limit"
                 raise DeadlineExceeded(late) from None
             finally:
                 process.kill()
@@ -71,5 +71,7 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
             raise ExportError(f"the search for causes crashed (exit status {process.returncode}): {last}")
         content = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in content:
-        raise ExportError(content["error"])
+        raise ExportError(f"the search could not begin: {content['error']}")
+    if not content["findings"]:
+        raise ExportError("the search is finished; it went through the whole model and met nothing in the way")
     return tuple(Explanation(**{**item, "details": tuple(item["details"])}) for item in content["findings"])

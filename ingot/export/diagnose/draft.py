@@ -6,21 +6,22 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ingot.errors import IngotError, InvalidArgument
+from ingot.errors import ExportError, IngotError, InvalidArgument
 from ingot.export.capture import exported, layers
 from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain import Explanation, explain, explain_at
 from ingot.export.explain.causes import Cause, Kind
 from ingot.export.explain.places import Place, innermost
+from ingot.export.plan import bind
 from ingot.export.source import load_example, load_source
-from ingot.export.subject import Subject, describe, prepare
+from ingot.export.subject import Description, Subject, describe, prepare
 
 _SHAPE = re.compile(r"Tensor\(shape: torch\.Size\((\[.*?\])\)")
 _SIGNS = {"Eq": "==", "Ne": "!="}
@@ -32,7 +33,33 @@ def search(recipe: Recipe) -> list[Explanation]:
     if not isinstance(module, nn.Module):
         raise InvalidArgument(f"{recipe.source} is a graph already, which nothing captures")
     description = describe(module.eval(), load_example(recipe.example), recipe.inputs, recipe.constants)
-    subject = prepare(module, description, lift_state=True)
+    subject, refused = _prepared(module, description)
+    found = _drafted(module, subject)
+    if refused is None or found:
+        return ([refused] if refused is not None else []) + found
+    return [replace(refused, details=("the search went through the whole model and met nothing else in the way",))]
+
+
+def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Explanation | None]:
+    """Return the subject of an export, and what an export would refuse it for; a draft can look further.
+
+    Raises:
+        ExportError: the model does not run, so there is nothing to look into.
+    """
+    try:
+        return prepare(module, description, lift_state=True), None
+    except ExportError as error:
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        if not isinstance(first, ExportError):  # it is the user's code that fails
+            raise
+        cause, _, advice = str(first).rpartition("; ")
+        return bind(module, description), Explanation(cause, edit=advice) if cause else Explanation(advice)
+
+
+def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
+    """Return what the draft export of a module meets. Of its outputs, those that are no tensors are dropped."""
     try:
         with torch.no_grad(), layers.dynamic(module):  # not quiet: the findings are what torch logs
             drafted = torch.export.draft_export(

@@ -46,7 +46,8 @@ class Explanation:
         """Return everything, over several lines."""
         parts = [self.cause]
         if self.place:
-            parts += ["", self.place, _indented(self.source), *self.details]
+            parts += ["", self.place, _indented(self.source)]
+        parts += self.details
         if self.edit:
             parts += ["", f"What helps: {self.edit}" + (":" if self.replacement else "")]
         if self.replacement:

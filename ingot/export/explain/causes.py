@@ -61,6 +61,13 @@ def find_cause(error: BaseException) -> Cause:
             f"register them: `@{function}.register_fake` above a function of the same arguments that returns an empty "
             "tensor of the right shape, such as `torch.empty_like(x)`",
         )
+    if "prim::DictConstruct" in text:  # as PyTorch's older exporter says it
+        return Cause(
+            Kind.OTHER,
+            "its TorchScript makes a dict (an output, mostly), which ONNX does not have",
+            "let it return a tuple of tensors and name them by --output-name, or export the code that the TorchScript "
+            "was made of, which may return a dict",
+        )
     if "numpy()" in text:
         return Cause(
             Kind.OTHER, "its code leaves PyTorch for numpy, which a graph cannot", "compute with torch instead"

@@ -64,7 +64,12 @@ def told(text: str) -> list[Place]:
 
 
 def forward_of(module: nn.Module) -> Place | None:
-    """Return where the user's ``forward`` begins, for errors that tell no line; None for a module of PyTorch's own."""
+    """Return where the user's ``forward`` begins, for errors that tell no line.
+
+    None for a module of PyTorch's own or of TorchScript, which has no file.
+    """
+    if isinstance(module, torch.jit.ScriptModule):  # its forward is not Python, and cannot be unwrapped
+        return None
     forward = inspect.unwrap(type(module).forward)
     try:
         file, line = inspect.getsourcefile(forward), inspect.getsourcelines(forward)[1]

@@ -32,6 +32,9 @@ Translations = Mapping[Any, Callable[..., Any]]
 
 # The exporter writes this opset and later ones; models of an older one are converted from it.
 _OLDEST = 18
+_MODEL = "the model"
+_OF_MODELS = "write that part otherwise, or define an operator by ingot.op and say what it is in ONNX"
+_OF_BODIES = "write that part otherwise, or give onnx= in its definition"
 _NODE = re.compile(r"translating node %(\w+)")
 
 
@@ -51,7 +54,7 @@ def lower(program: Program, opset: int | None = None, translations: Translations
     signature = program.signature
     registry = make_registry(opset, translations)
     inputs, outputs = [[spec.name for spec in specs] for specs in (signature.inputs, signature.outputs)]
-    model = _translate(program.exported, inputs, "the model", registry, outputs)
+    model = _translate(program.exported, inputs, _MODEL, registry, outputs)
     functions.Functions(functools.partial(_translate, registry=registry)).attach(model)
     if opset is not None:
         _convert(model, opset)
@@ -119,7 +122,8 @@ def _translate(
                 raise
             return export(contiguous.with_copies(exported))
     except Exception as error:  # the exporter raises many kinds
-        raise ExportError(f"{subject} has no ONNX form: {_explain(error, exported, registry)}") from error
+        advice = _OF_MODELS if subject == _MODEL else _OF_BODIES
+        raise ExportError(f"{subject} has no ONNX form: {_explain(error, exported, registry, advice)}") from error
 
 
 def outside(
@@ -162,8 +166,8 @@ def _shown(node: fx.Node) -> str:
     return f"{node.target} ({place.short})" if place is not None else str(node.target)
 
 
-def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: ONNXRegistry) -> str:
-    """Name the operators to blame, and lines of the user's code that call them."""
+def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: ONNXRegistry, advice: str) -> str:
+    """Name the operators to blame, and lines of the user's code that call them; ``advice`` says what helps."""
     causes = [error]
     while isinstance(causes[-1].__cause__, Exception):
         causes.append(causes[-1].__cause__)
@@ -174,10 +178,7 @@ def _explain(error: Exception, exported: torch.export.ExportedProgram, registry:
         log.debug("the failed program cannot be decomposed", exc_info=True)
         return reason
     if missing := _missing(nodes.values(), registry):
-        return (
-            f"nothing translates {', '.join(missing)}; write that part otherwise, or define an operator by ingot.op "
-            "and say what it is in ONNX"
-        )
+        return f"nothing translates {', '.join(missing)}; {advice}"
     failed = [nodes[name] for cause in causes for name in _NODE.findall(str(cause)) if name in nodes]
     return f"{_shown(failed[0])}: {reason}" if failed else reason
 

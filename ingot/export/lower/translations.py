@@ -68,7 +68,8 @@ def clamp(x: Any, least: Any = None, most: Any = None) -> Any:
         return core.aten_clamp(x, least, most)
     for bound, beyond in ((least, op.Less), (most, op.Greater)):
         if bound is not None:
-            limit = op.Constant(value=ir.tensor(int(bound), x.dtype))
+            is_number = isinstance(bound, int | float)
+            limit = op.Constant(value=ir.tensor(int(bound), x.dtype)) if is_number else op.CastLike(bound, x)
             x = op.Where(beyond(x, limit), limit, x)
     return x
 

@@ -12,7 +12,8 @@ def text(report: Report, nodes: bool = False) -> str:
 
     Args:
         report: what to show.
-        nodes: list every operation of every graph, not only how often each operator stands in it.
+        nodes: list every operation of every graph with the line of the user's code that it comes from, not only how
+            often each operator stands in it.
     """
     lines = [f"{report.name}, exported from {report.source} at {report.created}"]
     lines += _section("Inputs", [f"  {item}" for item in report.inputs])
@@ -23,11 +24,13 @@ def text(report: Report, nodes: bool = False) -> str:
     lines += _section("Rewrites", _rewrites(report))
     for graph in report.graphs:
         lines += _section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
-    lines += _section("Sizes", table([(name, size(count)) for name, count in report.sizes.items()]))
+    lines += _section("Sizes", table([(name, size(count)) for name, count in report.sizes.items() if count]))
     lines += _section("Outside the operator set", [f"  {item}" for item in report.outside_opset])
     lines += _section("Notes", [f"  {item}" for item in report.notes])
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return "\n".join([*lines, "", f"Made with {versions or 'unknown versions'}; report format {report.schema_version}"])
+    return "\n".join(
+        [*lines, "", f"Made with {versions or 'unknown versions'}; report format {report.schema_version}", ""]
+    )
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

@@ -40,10 +40,26 @@ def find(source: str) -> Any:
         raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {one_line(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = ", ".join([name for name in dir(found) if not name.startswith("_")][:12])
+            known = ", ".join(_exportable(found)[:12]) or "nothing that can be exported"
             raise NotFound(f"'{module_name}' has no attribute '{attribute}'; it has: {known}")
         found = getattr(found, part)
     return found
+
+
+def _exportable(owner: Any) -> list[str]:
+    """Return the names in a Python module, or of a module's parts, that may give a model: not what it imports."""
+    names = [name for name in dir(owner) if not name.startswith("_")]
+    if not inspect.ismodule(owner):
+        return [name for name in names if isinstance(getattr(owner, name, None), nn.Module)]
+    return [name for name in names if _gives_a_model(getattr(owner, name, None), owner.__name__)]
+
+
+def _gives_a_model(found: Any, here: str) -> bool:
+    if isinstance(found, nn.Module):
+        return True
+    if not callable(found) or getattr(found, "__module__", None) != here:
+        return False
+    return not inspect.isclass(found) or issubclass(found, nn.Module)
 
 
 def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:

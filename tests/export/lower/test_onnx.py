@@ -97,12 +97,13 @@ def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor],
     [
         lambda x: x.clamp(min=0),
         lambda x: x.clamp(-2, 5),
+        lambda x: x.clamp(0, x.shape[0]),
         lambda x: torch.minimum(x, x * 0),
         lambda x: torch.maximum(x, x * 0),
         torch.sign,
         lambda x: torch.div(x, 10, rounding_mode="trunc"),
     ],
-    ids=["least", "clamp", "minimum", "maximum", "sign", "trunc"],
+    ids=["least", "clamp", "size", "minimum", "maximum", "sign", "trunc"],
 )
 def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
     archive = export_model(Function(function), inputs="x:int64[batch,4]")

@@ -92,18 +92,21 @@ def test_what_only_looks_like_it_is_left(function: Callable[..., Any], rule: FxP
 
 
 @pytest.mark.parametrize(
-    ("formula", "other"),
+    ("name", "formula", "other"),
     [
-        (lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=100)),
-        (lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=x.shape[0])),
-        (lambda x: x[:, : x.shape[1] // 2] * 2, lambda x: x[:, : x.shape[1] - 1] * 2),
+        ("number", lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=100)),
+        ("dimension", lambda x: torch.clamp(x, max=x.shape[1]), lambda x: torch.clamp(x, max=x.shape[0])),
+        (
+            "expression",
+            lambda x: torch.clamp(x, max=x.shape[1] // 2),
+            lambda x: torch.clamp(x, max=x.shape[1] - 1),
+        ),
     ],
-    ids=["number", "another-dimension", "another-expression"],
 )
 def test_another_number_in_the_place_of_a_size_is_left(
-    formula: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+    name: str, formula: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
 ) -> None:
-    @ingot.op("tests::sized", example=(X,))
+    @ingot.op(f"tests::sized_{name}", example=(X,))
     def sized(x: Tensor) -> Tensor:
         return formula(x)
 

@@ -129,6 +129,13 @@ def test_every_field_is_shown(shown: str) -> None:
     assert missing == []
 
 
+def test_no_weights_beside_the_graph_have_no_size_and_the_text_ends_its_line() -> None:
+    shown = text(REPORT.model_copy(update={"sizes": {"graph": 2048, "weights": 0}}))
+    assert "  graph  2 KiB\n" in shown
+    assert "weights" not in shown
+    assert shown.endswith(f"report format {REPORT.schema_version}\n")
+
+
 def test_the_text_is_short_unless_nodes_are_asked_for() -> None:
     short, long = text(REPORT).split("\n"), text(REPORT, nodes=True).split("\n")
     assert "  linear [batch,8] = aten.linear.default(x, weight)  # body.0 net.py:12" in long
@@ -150,6 +157,7 @@ def test_what_is_empty_has_no_section() -> None:
         "Batch dimension: none",
         "",
         "Made with unknown versions; report format 1",
+        "",
     ]
     page = Page(html(report))
     assert page.count("section") == 1

@@ -41,6 +41,25 @@ class TestImportPath:
         assert isinstance(load_source(f"{HERE}:factory"), models.Net)
         assert load_source(f"{HERE}:net.body") is models.net.body
 
+    def test_what_could_be_exported_is_listed_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code = (
+            "import torch\nfrom torch import nn\nfrom pathlib import Path\nfrom torch.nn import Linear\n"
+            "class K(nn.Module): pass\nclass Options: pass\ndef make(): return K()\nlayer = Linear(2, 2)\nwidth = 3\n"
+        )
+        (tmp_path / "listed_net.py").write_text(code, encoding="utf-8")
+        (tmp_path / "empty_net.py").write_text("import torch\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        for source, known in (
+            ("listed_net:Q", "it has: K, layer, make"),
+            ("empty_net:Q", "it has: nothing that can be exported"),
+            (f"{HERE}:net.nope", "it has: body"),
+        ):
+            with pytest.raises(NotFound) as caught:
+                load_source(source)
+            assert str(caught.value).endswith(known)
+
     @pytest.mark.parametrize(
         ("source", "kind", "message"),
         [
