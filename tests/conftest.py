@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 # PyTorch's threads wait by spinning: on a busy machine of two cores, training the digits takes 45 s with two threads
 # and 2.5 s with one. Subprocesses inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a shell without job control starts in the background has this signal ignored, and so have its subprocesses.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
