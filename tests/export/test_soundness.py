@@ -198,3 +198,17 @@ def test_lengths_that_the_example_has_alike_are_varied() -> None:
     example = {"x": torch.randn(3, 7, 4), "lengths": torch.tensor([7, 7, 7])}
     with pytest.raises(ExportError):
         export_model(Leaky().eval(), example, inputs=["x:float32[batch,7,4]", "lengths:int64[batch]"])
+
+
+def test_an_example_that_takes_no_other_values_is_proved_with_its_own() -> None:
+    class Width(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(10, 4)
+
+        def forward(self, box: torch.Tensor) -> torch.Tensor:
+            return self.rows(box[:, 1] - box[:, 0])  # type: ignore[no-any-return]
+
+    boxes = torch.tensor([[0, 1], [20, 22], [40, 43], [60, 64]])  # ends of different boxes are no box
+    archive = export_model(Width(), {"box": boxes}, inputs="box:int64[batch,2]")
+    assert archive.variant().serving.evidence.parity[0].cases > 4

@@ -97,15 +97,15 @@ class Examples:
             if size in (0, 33):
                 yield default
 
-    def make(self, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-        """Return inputs at the given sizes.
+    def make(self, sizes: Mapping[str, int], seed: int = 0, *, varied: bool = True) -> dict[str, Array]:
+        """Return inputs at the given sizes; given arrays are cut or repeated, and varied unless that is not wanted.
 
         Generated integers are below their limit, or, where none is known, 0 or 1, which are valid indices almost
         anywhere.
         """
         rng = np.random.default_rng(seed)
         try:
-            made = {spec.name: self._make(spec, sizes, seed, rng) for spec in self._inputs}
+            made = {spec.name: self._make(spec, sizes, seed, rng, varied) for spec in self._inputs}
         except MemoryError:
             shown = ", ".join(str(spec) for spec in self._inputs)
             raise ExportError(f"example inputs for {shown} do not fit in memory") from None
@@ -114,14 +114,16 @@ class Examples:
             made = {name: sign * np.abs(array) if DType.of(array).is_float else array for name, array in made.items()}
         return made
 
-    def _make(self, spec: TensorSpec, sizes: Mapping[str, int], seed: int, rng: np.random.Generator) -> Array:
+    def _make(
+        self, spec: TensorSpec, sizes: Mapping[str, int], seed: int, rng: np.random.Generator, varied: bool
+    ) -> Array:
         shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape)
         if spec.name in self.states:
             return self.states[spec.name]
         if spec.name in self._given:
             resized = _resized(self._given[spec.name], shape)
             exact = seed == 0 and resized.size <= self._given[spec.name].size
-            return resized if exact else _varied(resized, rng, mixed=seed % 3 == 2)
+            return resized if exact or not varied else _varied(resized, rng, mixed=seed % 3 == 2)
         if spec.dtype is DType.BYTES:
             words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
             return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
