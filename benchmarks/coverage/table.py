@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,9 +21,15 @@ def write(verdicts: Sequence[Verdict], folder: Path) -> None:
     """Write ``coverage.json`` and ``coverage.md``."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {"generated_by": "python -m benchmarks.coverage", "versions": _versions()}
+    verdicts = [replace(verdict, message=_portable(verdict.message)) for verdict in verdicts]
     rows = [asdict(verdict) for verdict in _ordered(verdicts)]
     (folder / "coverage.json").write_text(json.dumps({**document, "verdicts": rows}, indent=1) + "\n")
     (folder / "coverage.md").write_text(markdown(verdicts))
+
+
+def _portable(message: str) -> str:
+    """Return a message without the folders of the machine that it was made on."""
+    return re.sub(r"(?<![\w.])/[^\s:\"']*?/((?:transformers|benchmarks|torch|onnxscript)/)", r"\1", message)
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
