@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from ingot.export.lower import aoti
 from ingot.model_store import BlobFolder, Store
 from ingot.runtime import Repository, Settings, load_engine
 from tests.export.programs import Lowered, Returning, archive, capture, shared
-from tests.support import run_python
+from tests.support import RequireTool, run_python
 
 
 class Lookup(nn.Module):
@@ -33,9 +32,8 @@ class Lookup(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def lookup() -> Lowered:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no g++")
+def lookup(require_tool: RequireTool) -> Lowered:
+    require_tool("g++")
     case, blobs = capture(Lookup(), "ids:int64[batch,seq]", "shift:float32[batch]"), BlobFolder.scratch()
     return Lowered(case, aoti.pack(case.program, blobs), blobs)
 

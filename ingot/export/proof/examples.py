@@ -65,9 +65,9 @@ class Examples:
         return sizes
 
     def at(self, more: Sequence[Mapping[str, int]]) -> Examples:
-        """Return examples with further cases."""
+        """Return examples with further cases, beside those that they have."""
         changed = copy.copy(self)
-        changed._more = [dict(sizes) for sizes in more]
+        changed._more = [*self._more, *map(dict, more)]
         return changed
 
     def is_index(self, name: str) -> bool:

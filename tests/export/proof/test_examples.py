@@ -90,3 +90,10 @@ def test_examples_without_a_common_first_dimension_need_a_description() -> None:
     for second in (np.zeros(3), np.zeros(())):
         with pytest.raises(ExportError, match=r"different first dimensions .*inputs=\["):
             infer_specs(["a", "b"], {"a": np.zeros((2, 3)), "b": second}, "batch")
+
+
+def test_further_cases_are_kept_when_more_come() -> None:
+    more = examples("x:float32[batch,seq]").at([{"batch": 1, "seq": 1001}]).at([{"batch": 77, "seq": 1}])
+    sizes = list(more.cases())
+    assert {"batch": 1, "seq": 1001} in sizes
+    assert {"batch": 77, "seq": 1} in sizes
