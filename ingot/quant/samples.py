@@ -169,9 +169,7 @@ class Samples:
         ends = np.cumsum([group.rows for group in self._groups])[:-1]
         indexes = [np.flatnonzero(part) for part in np.split(chosen, ends)]
         groups = [
-            pick(self.signature, group, index)
-            for group, index in zip(self._groups, indexes, strict=True)
-            if len(index)
+            pick(self.signature, group, index) for group, index in zip(self._groups, indexes, strict=True) if len(index)
         ]
         return Samples(
             self.signature, groups, purpose=self.purpose, where=self.where, classes=self.classes, notes=self.notes

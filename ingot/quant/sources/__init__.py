@@ -70,16 +70,16 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
 def _open_file(signature: Signature, path: Path, what: str) -> Source:
     if not path.exists():
         raise NotFound(f"there is no file {path}")
-    where = f" in {path}"
-    if path.suffix == ".safetensors":
+    where, suffix = f" in {path}", path.suffix.lower()
+    if suffix == ".safetensors":
         return Source(traffic.read([path], what), where, bounded=True)
-    if path.suffix == ".npy":
+    if suffix == ".npy":
         array = files.load_npy(path)
         if len(signature.inputs) > 1:
             names = ", ".join(spec.name for spec in signature.inputs)
             raise InvalidArgument(f"{path} holds one array, the model takes several ({names}); use an .npz")
         return Source(iter([(f"{what}{where}", array)]), where)
-    if path.suffix != ".npz":
+    if suffix != ".npz":
         raise InvalidArgument(
             f"{path} is none of the kinds of data that are known: .npz, .npy, .safetensors of recorded traffic, or a "
             "folder of such files or of images"
