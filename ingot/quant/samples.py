@@ -14,7 +14,8 @@ import numpy as np
 from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.quant import sources
-from ingot.quant.sources.collect import Batch, collect, pick
+from ingot.quant.sources.collect import collect, pick
+from ingot.quant.sources.items import Batch
 from ingot.tensors import Array, DType, Signature
 
 Data = Mapping[str, Any] | Iterable[Any] | Array | str | Path

@@ -12,7 +12,7 @@ from ingot.errors import InvalidArgument, missing_package
 from ingot.quant.sources.collect import MAX_BYTES, Source
 from ingot.quant.sources.items import LABELS
 from ingot.quant.sources.transform import ImageTransform
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -52,15 +52,16 @@ def open_folder(signature: Signature, folder: Path, files: list[Path], transform
     if count < len(files):
         notes = (f"{count} of the {len(files)} images were read, at even distances",)
         files = [files[index * len(files) // count] for index in range(count)]
-    items = _rows(folder, files, classes, steps, spec.name, spec.dtype)
+    items = _rows(folder, files, classes, steps, spec, signature.batch is None and len(spec.shape) == 4)
     return Source(items, f" in {folder}", single=True, classes=classes, notes=notes)
 
 
 def _rows(
-    folder: Path, files: list[Path], classes: tuple[str, ...], steps: ImageTransform, name: str, dtype: DType
+    folder: Path, files: list[Path], classes: tuple[str, ...], steps: ImageTransform, spec: TensorSpec, nested: bool
 ) -> Iterator[tuple[str, Any]]:
     for path in files:
-        row: dict[str, Any] = {name: decode(path, steps, dtype)}
+        image = decode(path, steps, spec.dtype)
+        row: dict[str, Any] = {spec.name: image[None] if nested else image}
         if classes:
             row[LABELS] = np.int64(classes.index(path.relative_to(folder).parts[0]))
         yield f"the image {path}", row
