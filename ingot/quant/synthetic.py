@@ -81,7 +81,9 @@ def _plain(signature: Signature, rng: np.random.Generator) -> dict[str, Array]:
         symbol: 1 if symbol == signature.batch else signature.range(symbol).nearest(_SIZE)
         for symbol in signature.symbols
     }
-    return {spec.name: _draw(spec, tuple(sizes.get(str(dim), dim) for dim in spec.shape), rng) for spec in signature.inputs}
+    return {
+        spec.name: _draw(spec, tuple(sizes.get(str(dim), dim) for dim in spec.shape), rng) for spec in signature.inputs
+    }
 
 
 def _draw(spec: TensorSpec, shape: tuple[int | str, ...], rng: np.random.Generator) -> Array:
