@@ -26,6 +26,7 @@ def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence
             examples, floating-point values are standard normal and all others 0 or 1, or one short text.
     """
     rng = np.random.default_rng(seed)
+    rows = max(rows, signature.range(signature.batch).low if signature.batch else 1)
     if not examples:
         examples = [_plain(signature, rng) for _ in range(rows)]
         changed = examples
@@ -66,7 +67,7 @@ class _Values:
 
 def _case(signature: Signature, examples: Sequence[Mapping[str, Array]], rng: np.random.Generator) -> dict[str, Array]:
     """Return one row of one example, both drawn at random."""
-    example = examples[rng.integers(len(examples))]
+    example = examples[int(rng.integers(len(examples)))]
     case = {spec.name: example[spec.name] for spec in signature.inputs}
     if signature.batch is None:
         return case
