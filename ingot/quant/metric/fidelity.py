@@ -200,6 +200,7 @@ def _pair_correlation(left: Array, right: Array) -> bootstrap.Statistic:
         total = np.maximum(total, 1.0)
         spread = np.sqrt(np.maximum(xx - x * x / total, 0) * np.maximum(yy - y * y / total, 0))
         same = np.isclose(xx, xy) & np.isclose(yy, xy)  # no spread at all in both is agreement
-        return np.where(spread > 0, (xy - x * y / total) / np.where(spread > 0, spread, 1), same.astype(np.float64))
+        found: Array = np.where(spread > 0, (xy - x * y / total) / np.where(spread > 0, spread, 1), same)
+        return found
 
     return correlate

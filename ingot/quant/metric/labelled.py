@@ -82,7 +82,7 @@ class Classes(Labelled):
         if labels.ndim != 1:
             raise self.wrong(samples, f"have the shape {list(labels.shape)}; give one class a row")
         labels = labels.astype(np.int64)
-        if len(np.unique(labels)) == 1 and not self.integer and self.kind != "top5" and samples.rows >= 1:
+        if (labels == labels[0]).all():
             raise self.wrong(samples, f"hold one class only ({labels[0]}): nothing can be told from them")
         if self.width_known and not self.integer:
             self._check_range(labels, self.width, samples)
@@ -99,10 +99,14 @@ class Classes(Labelled):
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
         if self.kind == "top5":
             return bootstrap.mean(self._among(before, labels)), bootstrap.mean(self._among(after, labels))
-        chosen = self._decide(before, after)
+        chosen = [*self._decide(before, after)]
         if self.kind == "accuracy":
             return bootstrap.mean(chosen[0] == labels), bootstrap.mean(chosen[1] == labels)
-        return tuple(bootstrap.each(_MacroF1(labels, answers)) for answers in chosen)  # type: ignore[return-value]
+        if self.integer:  # whose classes may be any numbers, such as -1 and 1
+            _, places = np.unique(np.concatenate([labels, *chosen]), return_inverse=True)
+            labels, *chosen = np.split(places, 3)
+        left, right = (bootstrap.each(_MacroF1(labels, answers)) for answers in chosen)
+        return left, right
 
     def _decide(self, before: Array, after: Array) -> tuple[Array, Array]:
         if self.integer:
@@ -116,7 +120,8 @@ class Classes(Labelled):
         if self.integer or scores.shape[1] <= 5:
             raise InvalidArgument(f"top5 needs more than 5 classes; the output '{self.output}' has {scores.shape[1]}")
         best = np.argsort(-scores, axis=1, kind="stable")[:, :5]
-        return (best == labels[:, None]).any(1) & ~np.isnan(scores).any(1)
+        right: Array = (best == labels[:, None]).any(1) & ~np.isnan(scores).any(1)
+        return right
 
 
 @dataclass(frozen=True)
