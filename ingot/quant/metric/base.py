@@ -1,0 +1,164 @@
+"""What every metric is, and how two models' answers are brought into rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, DType, Signature
+
+Outputs = Mapping[str, Array]
+"""One batch's answers by name."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value and its 95 % interval, from resampling the rows."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A metric of the original and of the model made from it.
+
+    Attributes:
+        before: the original's.
+        after: the other's.
+        drop: by how much the other is worse, whichever way the metric points; its interval comes from the same
+            resampled rows for both, and so is narrower than those of the two.
+    """
+
+    before: Score
+    after: Score
+    drop: Score
+
+
+class Metric(ABC):
+    """A measure of a model's answers.
+
+    Attributes:
+        name: as it was asked for, with what was left out.
+        labels: the extra that it needs, or None.
+    """
+
+    name: str
+    labels: str | None = None
+
+    def check(self, samples: Samples) -> None:  # noqa: B027 - most metrics of agreement take any data
+        """Check that the metric can be taken of this data.
+
+        Raises:
+            InvalidArgument: labels are missing or wrong, or there are too few rows.
+        """
+
+    @abstractmethod
+    def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
+        """Compare two models' answers.
+
+        Args:
+            expected: the original's, one mapping a batch of ``samples.batches()``.
+            actual: the other's.
+            samples: what both were asked.
+
+        Raises:
+            InvalidArgument: the outputs are none that the metric can be taken of.
+            QuantizationError: the other gives NaN, infinity or other shapes where the original does not.
+        """
+
+
+def float_outputs(signature: Signature) -> list[str]:
+    """Return the names of the floating-point outputs."""
+    return [spec.name for spec in signature.outputs if spec.dtype.is_float]
+
+
+def find_output(signature: Signature, output: str | None, metric: str) -> str:
+    """Return the output that a metric is of: the named one, or the only one, or the only floating-point one.
+
+    Raises:
+        InvalidArgument: there is no such output, or several could be meant.
+    """
+    names = [spec.name for spec in signature.outputs]
+    if output is not None:
+        if output not in names:
+            raise InvalidArgument(f"the model has no output '{output}' for the metric {metric}; it has: {_join(names)}")
+        return output
+    candidates = names if len(names) == 1 else float_outputs(signature)
+    if len(candidates) != 1:
+        raise InvalidArgument(
+            f"the metric {metric} is of one output, and the model has: {_join(names)}; say which one with "
+            f"{metric}:output=NAME"
+        )
+    return candidates[0]
+
+
+def rows_of(batches: Sequence[Outputs], name: str, signature: Signature) -> list[Array]:
+    """Return an output's arrays with the rows on the first axis; a model without a batch gives one row a batch."""
+    axis = next(spec for spec in signature.outputs if spec.name == name).axis(signature.batch)
+    if axis is None:
+        return [batch[name][None] for batch in batches]
+    return [np.moveaxis(batch[name], axis, 0) for batch in batches]
+
+
+def pairs_of(
+    expected: Sequence[Outputs], actual: Sequence[Outputs], name: str, samples: Samples
+) -> list[tuple[Array, Array]]:
+    """Return an output of both models batch by batch, with the rows first.
+
+    Raises:
+        QuantizationError: they differ in shape, or in number from the data.
+    """
+    left, right = (rows_of(batches, name, samples.signature) for batches in (expected, actual))
+    count = sum(map(len, left))
+    if count != samples.rows:
+        raise QuantizationError(f"the model gives {count} rows in '{name}' for {samples.rows} rows of data")
+    for before, after in zip(left, right, strict=True):
+        if before.shape != after.shape:
+            raise QuantizationError(
+                f"the quantized model gives the shape {list(after.shape)} in '{name}' where the original gives "
+                f"{list(before.shape)}"
+            )
+    return list(zip(left, right, strict=True))
+
+
+def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:
+    """Return both as float64 [rows, values]; where the original is not finite, both are 0, and so do not count.
+
+    Raises:
+        QuantizationError: the other is not finite where the original is.
+    """
+    left, right = (array.reshape(len(array), -1).astype(np.float64) for array in (before, after))
+    sound = np.isfinite(left)
+    if not np.isfinite(right[sound]).all():
+        raise QuantizationError(
+            f"the quantized model gives NaN or infinity in '{name}' where the original does not; "
+            "calibrate with data that is like what it will be asked"
+        )
+    return (left, right) if sound.all() else (np.where(sound, left, 0.0), np.where(sound, right, 0.0))
+
+
+def flat_rows(parts: Sequence[Array], name: str, metric: str) -> Array:
+    """Return an output's batches as one array [rows, values]; floating-point ones in float64.
+
+    Raises:
+        InvalidArgument: its rows are of several sizes.
+    """
+    flat = [part.reshape(len(part), -1) for part in parts]
+    if len({part.shape[1] for part in flat}) > 1:
+        raise InvalidArgument(
+            f"the output '{name}' has rows of several sizes, which the metric {metric} cannot be taken of; "
+            f"name another one with {metric}:output=NAME"
+        )
+    joined = np.concatenate(flat)
+    return joined.astype(np.float64) if DType.of(joined).is_float else joined
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,104 @@
+"""A metric of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.metric import bootstrap
+from ingot.quant.metric.base import Comparison, Metric, Outputs, rows_of
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, Signature
+
+Column = Array | list[Array]
+"""All rows of an output or extra; a list of rows where they are of several sizes."""
+
+_RESAMPLES = 100  # each is two calls of a function that may be slow
+
+
+class Function(Metric):
+    """What ``function(outputs, data)`` returns; higher is better.
+
+    Args:
+        function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes come
+            as a list. It is called for resampled rows too.
+        name: what to call it.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str):
+        self.name = name
+        self._function = function
+
+    def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
+        signature = samples.signature
+        extras = {
+            name: _column([batch.extras[name] for batch in samples.batches(samples.rows)]) for name in samples.extras
+        }
+        before, after = (_outputs(batches, signature) for batches in (expected, actual))
+        for outputs, whose in ((before, "original"), (after, "quantized model")):
+            value = self._call(outputs, extras)
+            if not math.isfinite(value):
+                raise QuantizationError(f"the metric {self.name} of the {whose} is {value}; it must be a finite number")
+        left, right = (bootstrap.each(self._resampled(outputs, extras)) for outputs in (before, after))
+        return bootstrap.compare(left, right, samples.rows, _RESAMPLES)
+
+    def _call(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> float:
+        try:
+            return float(self._function(dict(outputs), dict(extras)))
+        except Exception as error:  # it is the user's code, which may raise anything
+            raise InvalidArgument(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
+
+    def _resampled(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> Callable[[Array], float]:
+        def measure(index: Array) -> float:
+            try:
+                return self._call(_draw(outputs, index), _draw(extras, index))
+            except InvalidArgument:
+                if np.array_equal(index, np.arange(len(index))):
+                    raise
+                return math.nan  # some resamples may be of one class only, of which many metrics have no value
+
+        return measure
+
+
+def load_function(spec: str) -> Function:
+    """Return the metric ``module:function``; the module may lie in the present folder.
+
+    Raises:
+        InvalidArgument: the module cannot be imported, or has no such function.
+    """
+    module_name, _, name = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:  # importing runs the user's code
+        raise InvalidArgument(
+            f"the metric '{spec}' cannot be imported: {type(error).__name__}: {error}; run where {module_name}.py lies"
+        ) from error
+    if not callable(function):
+        raise InvalidArgument(f"the metric '{spec}' is no function: there is no callable '{name}' in {module_name}")
+    return Function(function, spec)
+
+
+def _outputs(batches: Sequence[Outputs], signature: Signature) -> dict[str, Column]:
+    return {spec.name: _column(rows_of(batches, spec.name, signature)) for spec in signature.outputs}
+
+
+def _column(parts: Sequence[Array]) -> Column:
+    if len({part.shape[1:] for part in parts}) == 1:
+        return np.concatenate(parts)
+    return [row for part in parts for row in part]
+
+
+def _draw(columns: Mapping[str, Column], index: Array) -> dict[str, Column]:
+    return {
+        name: [column[row] for row in index] if isinstance(column, list) else column[index]
+        for name, column in columns.items()
+    }

@@ -1,0 +1,83 @@
+"""Metrics by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ingot.errors import InvalidArgument
+from ingot.quant.metric import fidelity
+from ingot.quant.metric.base import Metric, float_outputs
+from ingot.quant.metric.function import Function, load_function
+from ingot.quant.metric.labelled import Classes, Errors, Labelled, RankCorrelation
+from ingot.quant.sources.items import LABELS
+from ingot.tensors import Signature
+
+_AGREEMENT: dict[str, Callable[[Signature, str | None], Metric]] = {
+    "cosine": fidelity.cosine,
+    "top1": fidelity.top1,
+    "sqnr": fidelity.sqnr,
+    "similarity": fidelity.Similarity,
+}
+_LABELLED: dict[str, type[Labelled]] = {
+    "accuracy": Classes,
+    "top5": Classes,
+    "f1": Classes,
+    "mae": Errors,
+    "mse": Errors,
+    "rmse": Errors,
+    "spearman": RankCorrelation,
+}
+NAMES = (*_AGREEMENT, *_LABELLED)
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signature) -> Metric:
+    """Return the metric that is asked for.
+
+    Args:
+        spec: None for ``cosine`` (``top1`` of a model without floating-point outputs); a name, with options as in
+            ``accuracy:labels=y,output=logits``; ``module:function``; or a function ``(outputs, data) -> float`` of
+            which higher is better. ``cosine``, ``top1``, ``sqnr`` and ``similarity`` measure the agreement with the
+            original; ``accuracy``, ``top5``, ``f1`` (macro), ``mae``, ``mse``, ``rmse`` and ``spearman`` need labels,
+            which are the extra "labels" unless another is named.
+        signature: the model's.
+
+    Raises:
+        InvalidArgument: there is no such metric, option or output, or which output is meant is open.
+    """
+    if spec is None:
+        spec = "cosine" if float_outputs(signature) else "top1"
+    if not isinstance(spec, str):
+        if not callable(spec):
+            raise InvalidArgument(f"a metric is a name or a function, not of type {type(spec).__name__}")
+        return Function(spec, getattr(spec, "__qualname__", type(spec).__name__))
+    name, _, rest = spec.strip().partition(":")
+    if name not in NAMES:
+        if _FUNCTION.fullmatch(spec.strip()):
+            return load_function(spec.strip())
+        near = difflib.get_close_matches(name, NAMES, 1)
+        raise InvalidArgument(
+            f"there is no metric '{name}'{f'; did you mean {near[0]}?' if near else ''}; known: {', '.join(NAMES)}, "
+            "and module:function"
+        )
+    options = _options(spec, rest, ("output",) if name in _AGREEMENT else ("labels", "output"))
+    if name in _AGREEMENT:
+        return _AGREEMENT[name](signature, options.get("output"))
+    return _LABELLED[name](name, signature, options.get("labels", LABELS), options.get("output"))
+
+
+def _options(spec: str, text: str, known: tuple[str, ...]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known or not value or name in options:
+            raise InvalidArgument(
+                f"'{part}' of the metric '{spec}' is not understood; it takes once each: "
+                + ", ".join(f"{option}=NAME" for option in known)
+            )
+        options[name] = value
+    return options

@@ -1,0 +1,29 @@
+"""Arrays in ``.npz`` and ``.npy`` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ingot.arrays import load_npz
+from ingot.errors import InvalidArgument
+from ingot.tensors import Array
+
+__all__ = ["load_npy", "load_npz"]
+
+
+def load_npy(path: Path) -> Array:
+    """Read the array of an ``.npy`` file; pickled objects are refused.
+
+    Raises:
+        InvalidArgument: it is no ``.npy``, or holds Python objects.
+    """
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError) as error:
+        raise InvalidArgument(f"{path} is not an .npy file of a plain array: {error}") from error
+    if not isinstance(loaded, np.ndarray):
+        raise InvalidArgument(f"{path} holds several arrays; call it .npz")
+    return loaded

@@ -1,0 +1,163 @@
+"""One item of data, which is a mapping, an array or a tuple, as checked rows of inputs and extras."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingot import tensors
+from ingot.errors import InvalidArgument
+from ingot.tensors import Array, DType, Range, Signature
+
+LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one shape, which can be fed together.
+
+    Attributes:
+        inputs: by name, exactly the model's.
+        extras: all other arrays, such as labels; the first axis is the rows.
+        rows: how many there are.
+    """
+
+    inputs: dict[str, Array]
+    extras: dict[str, Array]
+    rows: int
+
+
+def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
+    """Return an item's arrays by name.
+
+    Args:
+        signature: gives the order of inputs without names.
+        item: a mapping, a tuple of inputs and perhaps labels, or the one input.
+        what: the item, for messages.
+
+    Raises:
+        InvalidArgument: a tuple has another length than there are inputs, or something in it is no array.
+    """
+    names = [spec.name for spec in signature.inputs]
+    if isinstance(item, Mapping):
+        named = {str(name): value for name, value in item.items()}
+    else:
+        parts = list(_flatten(item))
+        if len(parts) not in (len(names), len(names) + 1):
+            raise InvalidArgument(
+                f"{what} holds {len(parts)} arrays; the model takes {len(names)} ({', '.join(names)}), and one more "
+                "may be the labels; give a mapping of arrays by name"
+            )
+        named = dict(zip([*names, LABELS], parts, strict=False))
+    arrays = {}
+    for name, value in named.items():
+        try:
+            arrays[name] = to_array(value)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"'{name}' in {what} cannot be made an array: {error}") from error
+    return arrays
+
+
+def to_array(value: Any) -> Array:
+    """Return an array or tensor as a numpy array in the machine's byte order, text as BYTES."""
+    if hasattr(value, "detach"):  # a PyTorch tensor; PyTorch need not be here to take it
+        value = value.detach().cpu()
+        # numpy has no bfloat16 of its own, and float32 holds all of its values
+        value = value.float().numpy().astype(DType.BF16.numpy) if "bfloat16" in str(value.dtype) else value.numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "OSU":
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    items = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+    text = np.empty(len(items), dtype=object)
+    text[:] = items
+    return text.reshape(array.shape)
+
+
+def check_item(signature: Signature, arrays: Mapping[str, Array], what: str, single: bool) -> Iterator[Batch]:
+    """Yield an item's rows: all at once, or case by case for a model without a batch.
+
+    Args:
+        signature: the model's.
+        arrays: the inputs, and others by name.
+        what: the item, for messages.
+        single: whether the inputs may be those of one row, without the batch dimension.
+
+    Raises:
+        InvalidArgument: an input is missing, empty, not finite, or of another type or shape; an extra has another
+            number of rows.
+    """
+    names = [spec.name for spec in signature.inputs]
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise InvalidArgument(f"{what} lacks the input '{missing[0]}'; it holds: {', '.join(arrays) or 'nothing'}")
+    inputs = {name: arrays[name] for name in names}
+    extras = {name: array for name, array in arrays.items() if name not in inputs}
+    for name, array in inputs.items():
+        if array.size == 0:
+            raise InvalidArgument(f"{what} is empty: '{name}' has shape {list(array.shape)}")
+        if array.dtype.kind not in "biuO" and DType.of(array).is_float and not np.isfinite(array).all():
+            raise InvalidArgument(f"{what} holds NaN or infinity in '{name}'; leave those rows out")
+    if signature.batch is None:
+        yield from _cases(signature, inputs, extras, what)
+        return
+    axes = signature.batch_axes(signature.inputs)
+    lone = single and all(inputs[spec.name].ndim == len(spec.shape) - (spec.name in axes) for spec in signature.inputs)
+    if lone:
+        inputs = {name: np.expand_dims(array, axes[name]) if name in axes else array for name, array in inputs.items()}
+    bounds = {**signature.ranges, signature.batch: Range()}  # the data is fed in batches that the model takes
+    rows = _check(dataclasses.replace(signature, ranges=bounds), inputs, what)[signature.batch]
+    yield Batch(inputs, _check_extras(extras, rows, lone, what), rows)
+
+
+def _cases(
+    signature: Signature, inputs: Mapping[str, Array], extras: Mapping[str, Array], what: str
+) -> Iterator[Batch]:
+    lengths = {array.shape[0] if array.ndim else 0 for array in inputs.values()}
+    stacked = len(lengths) == 1 and all(inputs[spec.name].ndim == len(spec.shape) + 1 for spec in signature.inputs)
+    if not stacked:
+        _check(signature, inputs, what)
+        yield Batch(dict(inputs), _check_extras(extras, 1, True, what), 1)
+        return
+    (rows,) = lengths
+    extras = _check_extras(extras, rows, False, what)
+    for row in range(rows):
+        case = {name: np.asarray(array[row], array.dtype) for name, array in inputs.items()}
+        _check(signature, case, what)
+        yield Batch(case, {name: array[row : row + 1] for name, array in extras.items()}, 1)
+
+
+def _check(signature: Signature, inputs: Mapping[str, Array], what: str) -> dict[str, int]:
+    try:
+        return tensors.check_inputs(signature, inputs)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{what} does not fit the model: {error}") from None
+
+
+def _check_extras(extras: Mapping[str, Array], rows: int, single: bool, what: str) -> dict[str, Array]:
+    checked = {}
+    for name, array in extras.items():
+        if single or (array.ndim == 0 and rows == 1):
+            checked[name] = array[None]
+        elif array.ndim == 0:
+            continue  # a single value says nothing of the rows
+        elif len(array) != rows:
+            raise InvalidArgument(
+                f"{what} has {rows} rows of inputs, but {len(array)} in '{name}'; "
+                "give one value a row, or leave that array out"
+            )
+        else:
+            checked[name] = array
+    return checked
+
+
+def _flatten(item: Any) -> Iterator[Any]:
+    """Yield the parts of nested tuples, and of lists of arrays; a list of numbers is an array itself."""
+    if isinstance(item, tuple) or (isinstance(item, list) and any(hasattr(part, "shape") for part in item)):
+        for part in item:
+            yield from _flatten(part)
+    else:
+        yield item

@@ -1,0 +1,151 @@
+"""How an image becomes a model's input, declared in one line of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from ingot.errors import InvalidArgument
+from ingot.tensors import Dim, DType, TensorSpec
+
+Layout = Literal["nchw", "nhwc"]
+Color = Literal["rgb", "bgr", "gray"]
+Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos"]
+
+_CHOICES = {
+    "layout": ("nchw", "nhwc"),
+    "color": ("rgb", "bgr", "gray"),
+    "interpolation": ("bilinear", "bicubic", "nearest", "lanczos"),
+}
+_OPTIONS = ("resize", "crop", "mean", "std", "scale", *_CHOICES)
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What is done to an image, in this order: convert, resize, cut out the middle, scale, subtract, divide.
+
+    It is written as ``resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225``, each part optional. What is
+    left out comes from the model's input: its height and width are the crop, its channels give the layout and the
+    color. Nothing is turned by EXIF data, and transparency is dropped, as torchvision does.
+
+    Attributes:
+        resize: the shorter side (``256``), or height and width (``256x320``); by default the least size that covers
+            the crop, with the proportions kept.
+        crop: height and width of the middle that is kept (``224`` or ``224x320``); None keeps the whole.
+        mean: what is subtracted, one for all channels or one for each, separated by ``/``; 0 by default.
+        std: what is then divided by; 1 by default.
+        scale: what the values 0..255 are multiplied by before; ``1/255`` by default. A model that takes uint8 gets the
+            values as they are.
+        layout: ``nchw`` or ``nhwc``.
+        color: ``rgb``, ``bgr`` or ``gray``.
+        interpolation: ``bilinear``, ``bicubic``, ``nearest`` or ``lanczos``, as Pillow has them.
+    """
+
+    resize: int | tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1 / 255
+    layout: Layout = "nchw"
+    color: Color = "rgb"
+    interpolation: Interpolation = "bilinear"
+
+    @classmethod
+    def parse(cls, text: str, spec: TensorSpec, batch: str | None = None) -> ImageTransform:
+        """Return the transform that ``text`` declares for a model's input.
+
+        Raises:
+            InvalidArgument: the text is not of that form, or the input takes no such images.
+        """
+        options = _split(text)
+        shape = [dim for dim in spec.shape if batch is None or dim != batch]
+        if batch is None and len(shape) == 4 and shape[0] == 1:
+            shape = shape[1:]
+        if len(shape) != 3 or not (spec.dtype.is_float or spec.dtype is DType.UINT8):
+            raise InvalidArgument(f"images cannot be fed to the input {spec}; it must be float or uint8 [batch,C,H,W]")
+        layout = cast(Layout, _choose(options, "layout", "nchw" if shape[0] in (1, 3) else "nhwc"))
+        channels, *size = shape if layout == "nchw" else (shape[2], shape[0], shape[1])
+        color = cast(Color, _choose(options, "color", "gray" if channels == 1 else "rgb"))
+        if channels != (1 if color == "gray" else 3) and isinstance(channels, int):
+            raise InvalidArgument(f"images of color={color} and layout={layout} cannot be fed to the input {spec}")
+        if spec.dtype is DType.UINT8 and options.keys() & {"mean", "std", "scale"}:
+            raise InvalidArgument(f"the input {spec} takes the images' own values: leave out mean, std and scale")
+        count = 1 if color == "gray" else 3
+        return cls(
+            resize=_resize(options),
+            crop=_crop(options, size, spec),
+            mean=_numbers(options, "mean", 0.0, count),
+            std=_numbers(options, "std", 1.0, count),
+            scale=_number("scale", options.get("scale", "1/255")),
+            layout=layout,
+            color=color,
+            interpolation=cast(Interpolation, _choose(options, "interpolation", "bilinear")),
+        )
+
+
+def _split(text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in _OPTIONS:
+            raise InvalidArgument(f"'{part}' is no part of a transform; known: {', '.join(_OPTIONS)}, as in crop=224")
+        if name in options:
+            raise InvalidArgument(f"the transform says {name} twice")
+        options[name] = value
+    return options
+
+
+def _choose(options: Mapping[str, str], name: str, default: str) -> str:
+    value = options.get(name, default).lower()
+    if value not in _CHOICES[name]:
+        raise InvalidArgument(f"{name}={value} of the transform is not known; known: {', '.join(_CHOICES[name])}")
+    return value
+
+
+def _sizes(name: str, text: str) -> tuple[int, ...]:
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) <= 1 << 16 for part in parts):
+        raise InvalidArgument(f"{name}={text} of the transform is no size; write {name}=224 or {name}=224x320")
+    return tuple(map(int, parts))
+
+
+def _resize(options: Mapping[str, str]) -> int | tuple[int, int] | None:
+    if "resize" not in options:
+        return None
+    sizes = _sizes("resize", options["resize"])
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else sizes[0]
+
+
+def _crop(options: Mapping[str, str], size: list[Dim], spec: TensorSpec) -> tuple[int, int] | None:
+    if "crop" not in options:
+        height, width = size
+        return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    sizes = _sizes("crop", options["crop"])
+    crop = (sizes[0], sizes[-1])
+    if any(isinstance(have, int) and have != want for have, want in zip(size, crop, strict=True)):
+        raise InvalidArgument(f"crop={options['crop']} of the transform does not fit the input {spec}")
+    return crop
+
+
+def _numbers(options: Mapping[str, str], name: str, default: float, count: int) -> tuple[float, ...]:
+    if name not in options:
+        return (default,)
+    values = tuple(_number(name, part) for part in options[name].split("/"))
+    if len(values) not in (1, count) or (name == "std" and 0 in values):
+        raise InvalidArgument(
+            f"{name}={options[name]} of the transform must be 1 or {count} numbers, as in 0.5/0.5/0.5"
+        )
+    return values
+
+
+def _number(name: str, text: str) -> float:
+    above, slash, below = text.partition("/")
+    try:
+        value = float(above) / (float(below) if slash else 1)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidArgument(f"{name}={text} of the transform is no number; write it as 0.5 or 1/255")
+    return value
