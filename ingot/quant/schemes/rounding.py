@@ -1,0 +1,46 @@
+"""How reals become integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.tensors import Array
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``real = (integer - zero) * scale``."""
+
+    scale: float
+    zero: int
+    dtype: ir.DataType
+
+    @classmethod
+    def of(cls, low: float, high: float, dtype: ir.DataType) -> Affine:
+        """Return the conversion that spends all integers on ``low`` to ``high``; zero is met exactly."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        if dtype is ir.DataType.INT8:  # symmetric
+            return cls(max(-low, high, 1e-12) / 127, 0, dtype)
+        top = 65535 if dtype is ir.DataType.UINT16 else 255
+        scale = max(high - low, 1e-12) / top
+        return cls(scale, int(np.clip(round(-low / scale), 0, top)), dtype)
+
+
+def channel_scales(array: Array, axis: int | None) -> Array:
+    """Return the scale of each channel along ``axis``, or of the whole array, for symmetric 8 bits."""
+    others = None if axis is None else tuple(index for index in range(array.ndim) if index != axis)
+    return np.asarray(np.maximum(np.abs(array).max(axis=others), 1e-12) / 127, np.float32)
+
+
+def to_int8(array: Array, scales: Array, axis: int | None) -> Array:
+    """Return an array in steps of its scales."""
+    by = scales if axis is None else along(scales, axis, array.ndim)
+    return np.clip(np.rint(array / by), -127, 127).astype(np.int8)
+
+
+def along(values: Array, axis: int, rank: int) -> Array:
+    """Return a vector shaped so that it multiplies an array's axis."""
+    return values.reshape([-1 if index == axis else 1 for index in range(rank)])

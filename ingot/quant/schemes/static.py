@@ -1,0 +1,227 @@
+"""Static quantization in ONNX's QDQ form: activations in ranges that were learnt from data, weights in 8 bits.
+
+The form is chosen so that ONNX Runtime fuses it into integer kernels:
+
+- A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
+- A matrix product needs no QuantizeLinear at its output: it then gives floats, more exact and as fast.
+- Operators between quantized layers, such as the addition of a residual, are quantized where all that they take is, and
+  something takes theirs in integers; those that only move elements keep the scale of their input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.quant.layers import Layer, constant, integer, is_float, tensor
+from ingot.quant.schemes import edit
+from ingot.quant.schemes.rounding import Affine, channel_scales, to_int8
+from ingot.tensors import Array
+
+OPERATORS = ("Conv", "MatMul", "Gemm")
+
+# Operators beside layers that ONNX Runtime computes in integers.
+_COMPUTED = frozenset("Add Mul AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid".split())
+# Operators that only move or drop elements: what comes out has the scale of what went in.
+_MOVED = frozenset("MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Slice DepthToSpace SpaceToDepth".split())
+# What may stand between a layer and its QuantizeLinear: the integers' range does it, so ONNX Runtime drops it.
+_CLAMPS = ("Relu", "Clip")
+# Constants of this size hide what they are added to, such as what a text is padded with.
+_MASK = 1e5
+# The first operator set with one scale a channel, with scales in half precision, and with 16-bit integers.
+_CHANNELS, _HALF, _WIDE = 13, 19, 21
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How activations become integers.
+
+    Attributes:
+        ranges: the lowest and highest real by value name.
+        dtype: UINT8, INT8 or UINT16.
+        between: quantize operators between layers too.
+    """
+
+    ranges: Mapping[str, tuple[float, float]]
+    dtype: ir.DataType = ir.DataType.UINT8
+    between: bool = True
+
+
+def takes(layer: Layer, opset: int) -> bool:
+    """Tell whether a layer can be quantized so."""
+    if layer.operator not in OPERATORS or (layer.operator == "MatMul" and len(layer.shape) != 2):
+        return False
+    if layer.operator == "Gemm" and (layer.number("beta", 1.0) != 1 or layer.number("alpha", 1.0) != 1):
+        return False
+    return opset >= (10 if layer.data.dtype is ir.DataType.FLOAT else _HALF)
+
+
+def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) -> tuple[str, ...]:
+    """Return the values whose ranges :func:`apply` asks for."""
+    nodes = {layer.node for layer in layers}
+    near = [node for node in model.graph if node in nodes or (between and node.op_type in (*_COMPUTED, *_CLAMPS))]
+    found: dict[str, None] = {}
+    for node in near:
+        values = [*node.inputs, *node.outputs] if between else [node.inputs[0]]
+        values += node.outputs if node.op_type == "Conv" else ()
+        values += [clamped(value) for value in node.outputs] if node.op_type == "Conv" else ()
+        found.update({value.name or "": None for value in values if is_float(value) and not constant(value)})
+    return tuple(found)
+
+
+def apply(model: ir.Model, layers: Iterable[Layer], activations: Activations, *, per_channel: bool = True) -> None:
+    """Quantize layers of a model in place; each is one that :func:`takes` accepts."""
+    _Writer(model, layers, activations, per_channel).write()
+
+
+def clamped(value: ir.Value) -> ir.Value:
+    """Return a value, or what a clamp makes of it where nothing else takes it."""
+    uses = list(value.uses())
+    if len(uses) == 1 and not value.is_graph_output():
+        user, place = uses[0]
+        if place == 0 and user.op_type in _CLAMPS and all(constant(item) for item in user.inputs[1:] if item is not None):
+            return user.outputs[0]
+    return value
+
+
+class _Writer:
+    def __init__(self, model: ir.Model, layers: Iterable[Layer], activations: Activations, per_channel: bool):
+        self._graph = model.graph
+        self._opset = model.opset_imports.get("", 1)
+        # Integers of 16 bits are ONNX Runtime's own in older operator sets.
+        wide = activations.dtype is ir.DataType.UINT16 and self._opset < _WIDE
+        self._domain = "com.microsoft" if wide else ""
+        if wide:
+            model.opset_imports["com.microsoft"] = 1
+        self._layers = {layer.node: layer for layer in layers}
+        self._activations = activations
+        self._per_channel = per_channel and self._opset >= _CHANNELS
+        self._affine: dict[ir.Value, Affine] = {}
+        self._pairs: dict[ir.Value, ir.Value] = {}
+
+    def write(self) -> None:
+        computed = self._computed() if self._activations.between else frozenset()
+        nodes = list(self._graph)
+        for node in nodes:  # before any edge is changed
+            if node in computed and node.op_type in _MOVED and node.inputs[0] is not None:
+                self._affine.update({value: self._affine_of(node.inputs[0]) for value in node.outputs})
+        sources: list[ir.Value] = []
+        for node in nodes:
+            if node in self._layers:
+                self._quantize_inputs(node, [0])
+                self._quantize_weight(self._layers[node])
+                if node.op_type == "Conv" or self._wanted(node.outputs[0], computed):
+                    sources.append(clamped(node.outputs[0]))
+            elif node in computed:
+                self._quantize_inputs(node, [0] if node.op_type in _MOVED else range(len(node.inputs)))
+                sources.extend(map(clamped, node.outputs))
+        for value in sources:
+            self._quantize_source(value)
+
+    def _computed(self) -> Collection[ir.Node]:
+        """Return the operators beside layers that are to be quantized."""
+        quantized: set[ir.Value] = set()
+        found: list[ir.Node] = []
+        for node in self._graph:
+            if node in self._layers:
+                quantized.add(clamped(node.outputs[0]))
+            elif (node.op_type in _MOVED and node.inputs[0] in quantized) or self._computes(node, quantized):
+                found.append(node)
+                quantized.update(map(clamped, node.outputs))
+        kept: set[ir.Node] = set()
+        for node in reversed(found):
+            if any(self._wanted(value, kept) for value in node.outputs):
+                kept.add(node)
+        return kept
+
+    def _computes(self, node: ir.Node, quantized: Collection[ir.Value]) -> bool:
+        values = [value for value in node.inputs if is_float(value) and value is not None]
+        return (
+            node.op_type in _COMPUTED
+            and any(value in quantized for value in values)
+            and all(value in quantized or _modest(value) for value in values)
+            and all((clamped(value).name or "") in self._activations.ranges for value in node.outputs)
+        )
+
+    def _wanted(self, value: ir.Value, computed: Collection[ir.Node]) -> bool:
+        """Tell whether something takes a value in integers."""
+        uses = clamped(value).uses()
+        return any(user in computed or (user in self._layers and place == 0) for user, place in uses)
+
+    def _affine_of(self, value: ir.Value) -> Affine:
+        if value not in self._affine:
+            self._affine[value] = Affine.of(*self._activations.ranges[value.name or ""], self._activations.dtype)
+        return self._affine[value]
+
+    def _quantize_inputs(self, node: ir.Node, places: Iterable[int]) -> None:
+        for place in places:
+            value = node.inputs[place]
+            if value is None or not is_float(value):
+                continue
+            if constant(value):
+                array = tensor(value).numpy().astype(np.float32)
+                affine = Affine.of(float(array.min()), float(array.max()), self._activations.dtype)
+                node.replace_input_with(place, self._pair(value, affine))
+            else:
+                node.replace_input_with(place, self._pair(value))
+
+    def _pair(self, value: ir.Value, affine: Affine | None = None) -> ir.Value:
+        """Return a value after a QuantizeLinear and a DequantizeLinear, made once."""
+        if value not in self._pairs:
+            affine = affine or self._affine_of(value)
+            base = value.name or "value"
+            scale = edit.constant(self._graph, f"{base}_scale", np.array(affine.scale), value.dtype)
+            zero = edit.constant(self._graph, f"{base}_zero", np.array(affine.zero), affine.dtype)
+            quantize = edit.Operation("QuantizeLinear", (value, scale, zero), f"{base}_quantized", affine.dtype, domain=self._domain)
+            quantized = edit.insert_after(self._graph, value, quantize)
+            back = edit.Operation("DequantizeLinear", (quantized, scale, zero), f"{base}_dequantized", value.dtype, domain=self._domain)
+            self._pairs[value] = edit.insert_after(self._graph, quantized, back)
+        return self._pairs[value]
+
+    def _quantize_source(self, value: ir.Value) -> None:
+        """Make all that take a value take its quantized form: a float beside it would keep the fusion from happening."""
+        pair = self._pair(value)
+        quantize = next(user for user, _ in value.uses() if user.op_type == "QuantizeLinear")
+        edit.redirect(self._graph, value, pair, keep=quantize)
+
+    def _quantize_weight(self, layer: Layer) -> None:
+        array = tensor(layer.weight).numpy().astype(np.float32)
+        axis = layer.axis if self._per_channel else None
+        scales = channel_scales(array, axis)
+        base = layer.weight.name or layer.name
+        inputs = (
+            edit.constant(self._graph, f"{base}_int8", to_int8(array, scales, axis)),
+            edit.constant(self._graph, f"{base}_scale", scales, layer.weight.dtype),
+            edit.constant(self._graph, f"{base}_zero", np.zeros(scales.shape, np.int8)),
+        )
+        attributes = {} if axis is None else {"axis": axis}
+        operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", layer.weight.dtype, attributes)
+        layer.node.replace_input_with(1, edit.insert_before(self._graph, layer.node, operation))
+        bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+        if bias is not None and constant(bias):
+            self._quantize_bias(layer, bias, scales)
+
+    def _quantize_bias(self, layer: Layer, bias: ir.Value, scales: Array) -> None:
+        """Quantize a bias to 32 bits at the scale of the products that it is added to, as integer kernels need it."""
+        pair = layer.data.producer()
+        if pair is None or pair.inputs[1] is None:
+            return
+        array = tensor(bias).numpy().astype(np.float64).reshape(-1)
+        by = np.asarray(scales * np.float32(tensor(pair.inputs[1]).numpy()), np.float32)
+        values = np.clip(np.rint(array / np.maximum(by, 1e-30)), -(2**31) + 1, 2**31 - 1).astype(np.int32)
+        base = bias.name or f"{layer.name}.bias"
+        inputs = (
+            edit.constant(self._graph, f"{base}_int32", values),
+            edit.constant(self._graph, f"{base}_scale", by, bias.dtype),
+        )
+        attributes = {"axis": 0} if by.ndim else {}
+        operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
+        layer.node.replace_input_with(2, edit.insert_before(self._graph, layer.node, operation))
+
+
+def _modest(value: ir.Value) -> bool:
+    """Tell whether a value is a constant that integers can hold: the minus infinity of a mask is not."""
+    return constant(value) and float(np.abs(tensor(value).numpy().astype(np.float64)).max(initial=0)) < _MASK

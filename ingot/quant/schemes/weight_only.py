@@ -1,0 +1,121 @@
+"""Weight-only quantization: smaller weights, activations as they are. It needs no data.
+
+Matrix products become ONNX Runtime's MatMulNBits, with one scale for each block of weights along the contracted axis;
+embeddings are kept in 8 bits with one scale a row. Weights are rounded when the model is packed, one after the other,
+so that models larger than memory would hold twice are no problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.quant.layers import Layer, integer, tensor
+from ingot.quant.schemes import edit
+from ingot.quant.schemes.edit import Operation
+from ingot.tensors import Array
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+def takes(layer: Layer, opset: int) -> bool:
+    """Tell whether a layer can be quantized so."""
+    if layer.weight.dtype not in _FLOATS and tensor(layer.weight).dtype not in _FLOATS:
+        return False
+    if layer.operator == "Gemm":
+        return layer.number("alpha", 1.0) == 1 and layer.number("beta", 1.0) == 1 and not integer(layer.node, "transA", 0)
+    return (layer.operator == "MatMul" and len(layer.shape) == 2) or (layer.operator == "Gather" and opset >= 13)
+
+
+def apply(model: ir.Model, layers: Iterable[Layer], *, bits: int = 8, block: int = 128, integer_sums: bool = True) -> None:
+    """Quantize layers of a model in place; each is one that :func:`takes` accepts.
+
+    Args:
+        model: the model.
+        layers: which; weights of embeddings get 8 bits whatever ``bits`` says.
+        bits: 4 or 8.
+        block: how many weights share a scale: a power of two, 16 or more.
+        integer_sums: let the kernel round activations to 8 bits by blocks, which is faster and nearly as exact.
+    """
+    for layer in layers:
+        if layer.operator == "Gather":
+            _embedding(model, layer)
+        else:
+            _product(model, layer, bits, block, integer_sums)
+
+
+def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums: bool) -> None:
+    graph, base = model.graph, layer.weight.name or layer.name
+    rows, columns = layer.shape if layer.axis == 1 else layer.shape[::-1]
+    source, turned = tensor(layer.weight), layer.axis == 0
+    kind = layer.weight.dtype or source.dtype
+    blocks = -(-rows // block)
+
+    def packed() -> tuple[Array, Array]:
+        array = source.numpy().astype(np.float32)
+        return pack(array if turned else array.T, bits, block)
+
+    weight = edit.lazy(graph, f"{base}_int{bits}", lambda: packed()[0], ir.DataType.UINT8, (columns, blocks, block * bits // 8))
+    scale = edit.lazy(graph, f"{base}_scale", lambda: packed()[1].astype(kind.numpy()), kind, (columns, blocks))
+    attributes = {"K": rows, "N": columns, "bits": bits, "block_size": block}
+    if integer_sums:
+        attributes["accuracy_level"] = 4
+    operation = Operation("MatMulNBits", (layer.data, weight, scale), f"{base}_product", layer.output.dtype, attributes, "com.microsoft")
+    model.opset_imports["com.microsoft"] = 1
+    value = edit.insert_before(graph, layer.node, operation)
+    bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+    if bias is not None:
+        value = edit.insert_before(graph, layer.node, Operation("Add", (value, bias), f"{base}_sum", layer.output.dtype))
+    edit.replace(graph, layer.node, value)
+
+
+def pack(array: Array, bits: int, block: int) -> tuple[Array, Array]:
+    """Return the integers and scales that MatMulNBits takes.
+
+    Args:
+        array: weights [columns, rows], the contracted axis last.
+        bits: 4 or 8.
+        block: how many weights along the contracted axis share a scale.
+
+    Returns:
+        Unsigned integers around the middle of their range, [columns, blocks, block * bits / 8], two to a byte at 4
+        bits; and scales [columns, blocks].
+    """
+    columns, rows = array.shape
+    blocks = -(-rows // block)
+    padded = np.zeros((columns, blocks * block), np.float32)
+    padded[:, :rows] = array
+    parts = padded.reshape(columns, blocks, block)
+    middle = 1 << (bits - 1)
+    # The sign of the largest weight decides which end of the integers it gets: there is one more below the middle.
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], -1)[..., 0]
+    scales = largest / -middle
+    scales = np.where(np.abs(scales) < 1e-12, 1e-12, scales).astype(np.float32)
+    integers = np.clip(np.rint(parts / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
+    if bits == 4:
+        integers = integers[..., 0::2] | (integers[..., 1::2] << 4)
+    return integers, scales
+
+
+def _embedding(model: ir.Model, layer: Layer) -> None:
+    """Look up rows of 8 bits and their scales, and multiply."""
+    graph, base = model.graph, layer.weight.name or layer.name
+    source, kind = tensor(layer.weight), layer.output.dtype or tensor(layer.weight).dtype
+    rows, width = layer.shape
+
+    def scales() -> Array:
+        return np.maximum(np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True), 1e-12) / np.float32(127)
+
+    def integers() -> Array:
+        return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)
+
+    weight = edit.lazy(graph, f"{base}_int8", integers, ir.DataType.INT8, (rows, width))
+    scale = edit.lazy(graph, f"{base}_scale", lambda: scales().astype(kind.numpy()), kind, (rows, 1))
+    place, indices = layer.node, layer.data
+    value = edit.insert_before(graph, place, Operation("Gather", (weight, indices), f"{base}_rows", ir.DataType.INT8))
+    value = edit.insert_before(graph, place, Operation("Cast", (value,), f"{base}_cast", kind, {"to": int(kind)}))
+    factor = edit.insert_before(graph, place, Operation("Gather", (scale, indices), f"{base}_factor", kind))
+    value = edit.insert_before(graph, place, Operation("Mul", (value, factor), f"{base}_result", kind))
+    edit.replace(graph, layer.node, value)
