@@ -31,7 +31,7 @@ class Labelled(Metric):
     resamples = bootstrap.RESAMPLES
 
     def __init__(self, name: str, signature: Signature, labels: str, output: str | None):
-        self.name = f"{name}:labels={labels}"
+        self.name = f"{name}:labels={labels}" + (f",output={output}" if output else "")
         self.kind = name
         self.labels: str = labels
         self.output = find_output(signature, output, name)
