@@ -393,6 +393,9 @@ class TestNames:
         with pytest.raises(InvalidArgument, match="cosine needs a floating-point output"):
             parse_metric("cosine:output=n", takes)
         parse_metric("accuracy", signature("y:float32[batch,10]", "n:int64[batch]"))
+        parse_metric("accuracy", signature("y:float32[batch,10,1,1]"))
+        with pytest.raises(InvalidArgument, match=r"one class a row; the output y:float32\[batch,n,10\] has more"):
+            parse_metric("accuracy", signature("y:float32[batch,n,10]"))
 
     def test_what_a_metric_says_of_itself(self) -> None:
         assert parse_metric(None, CLASSES).name == "cosine"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, Unsupported
 from ingot.model_store.goldens import Golden, encode
 from ingot.quant.samples import Samples
 from ingot.quant.synthetic import synthetic
@@ -285,14 +286,14 @@ class TestImages:
         assert samples.column("labels").tolist() == [1, 2, 2]
         x = joined(samples)
         assert x.shape == (3, 3, 4, 6)
-        assert np.allclose(x[:, :, 0, 0], [[0, 0.2, 0], [1, 0, 0], [0, 0, 0.4]])
+        assert np.allclose(x[:, :, 0, 0], np.array([[0, 0.2, 0], [1, 0, 0], [0, 0, 0.4]]))
 
     def test_the_declared_transform_is_applied(self, folder: Path) -> None:
         samples = Samples.read(
             signature(self.SPEC), folder, transform="resize=8, crop=4x6, mean=0.5/0.2/0, std=0.5/0.1/2, color=bgr"
         )
         x = joined(samples)  # [B, C, H, W] with blue first
-        assert np.allclose(x[:, :, 0, 0], [[-1, 0, 0], [-1, -2, 0.5], [-0.2, -2, 0]], atol=1e-6)
+        assert np.allclose(x[:, :, 0, 0], np.array([[-1, 0, 0], [-1, -2, 0.5], [-0.2, -2, 0]]), atol=1e-6)
 
     @pytest.mark.parametrize(
         ("spec", "shape"),
@@ -343,6 +344,17 @@ class TestImages:
         (folder / "dog" / "half.png").write_bytes(whole[: len(whole) // 2])
         with pytest.raises(InvalidArgument, match=r"half\.png cannot be read"):
             Samples.read(signature(self.SPEC), folder)
+
+    def test_without_pillow(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot\[images\]'"):
+            Samples.read(signature(self.SPEC), folder)
+
+    def test_more_than_8_bits_are_refused(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        image.fromarray(np.full((4, 4), 1000, np.uint16)).save(tmp_path / "deep.png")
+        with pytest.raises(InvalidArgument, match=r"deep\.png has more than 8 bits a value"):
+            Samples.read(signature("x:float32[batch,1,4,4]"), tmp_path)
 
     @pytest.mark.parametrize(
         ("transform", "message"),

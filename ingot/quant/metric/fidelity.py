@@ -122,7 +122,7 @@ def _equal(pairs: Pairs) -> Array:
 
 def threshold(parts: Sequence[Array]) -> float:
     """Return where one value a row turns from no to yes: 0.5 for probabilities, else 0."""
-    return 0.5 if all(((part >= 0) & (part <= 1)).all() for part in parts) else 0.0
+    return 0.5 if all(not ((part < 0) | (part > 1)).any() for part in parts) else 0.0
 
 
 def decide(values: Array, edge: float) -> Array:

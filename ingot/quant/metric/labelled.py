@@ -71,6 +71,14 @@ class Classes(Labelled):
     original's are from 0 to 1; of an integer output, the value itself. A row with NaN is wrong.
     """
 
+    def __init__(self, name: str, signature: Signature, labels: str, output: str | None):
+        super().__init__(name, signature, labels, output)
+        spec = next(spec for spec in signature.outputs if spec.name == self.output)
+        if sum(dim not in (1, signature.batch) for dim in spec.shape) > 1:
+            raise InvalidArgument(
+                f"{name} is of one class a row; the output {spec} has more: write a metric of your own, module:function"
+            )
+
     def read_labels(self, samples: Samples) -> Array:
         labels = samples.column(self.labels)
         if labels.ndim == 2 and labels.shape[1] == 1:

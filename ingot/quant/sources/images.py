@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,10 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(path) as image,
+        ):  # of damaged EXIF data, which is unused
             if image.mode.startswith(("I", "F")):
                 raise InvalidArgument(f"the image {path} has more than 8 bits a value; convert it, or use an .npz")
             picture = image.convert("L" if steps.color == "gray" else "RGB")
