@@ -197,4 +197,4 @@ def _raw(array: Array) -> bytes | memoryview:
     if array.dtype == object:
         return arrays.to_bytes(array)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return memoryview(np.ascontiguousarray(little).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data

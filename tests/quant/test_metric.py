@@ -254,7 +254,11 @@ class TestLabels:
             ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),
             ("accuracy", np.arange(8) - 1, "hold the class -1"),
             ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; give one class a row"),
-            ("accuracy:labels=z", np.arange(8), "the evaluation data has no array 'z'; it holds: labels"),
+            (
+                "accuracy:labels=z",
+                np.arange(8),
+                "the evaluation data has no array 'z'; it holds: labels; say where the labels are",
+            ),
             ("spearman", np.ones(8), "are all 1: nothing can be told from them"),
             ("spearman", np.ones((8, 2)), "have 2 values a row; give one"),
             ("mae", np.array([np.nan] * 8), "hold NaN or infinity"),

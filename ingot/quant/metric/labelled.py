@@ -59,6 +59,13 @@ class Labelled(Metric):
         """Return the metric of both models' answers [rows, values]."""
         raise NotImplementedError
 
+    def column(self, samples: Samples) -> Array:
+        """Return the labels as they are in the data."""
+        try:
+            return samples.column(self.labels)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}; say where the labels are with {self.kind}:labels=NAME") from None
+
     def wrong(self, samples: Samples, text: str) -> InvalidArgument:
         """Return the error that says what is wrong with the labels."""
         return InvalidArgument(f"the labels '{self.labels}' of the {samples.purpose}{samples.where} {text}")
@@ -80,7 +87,7 @@ class Classes(Labelled):
             )
 
     def read_labels(self, samples: Samples) -> Array:
-        labels = samples.column(self.labels)
+        labels = self.column(samples)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         if labels.dtype.kind not in "biu":
@@ -199,7 +206,7 @@ class RankCorrelation(Labelled):
 
 
 def _numbers(metric: Labelled, samples: Samples) -> Array:
-    labels = samples.column(metric.labels)
+    labels = metric.column(samples)
     if DType.of(labels) is DType.BYTES:
         raise metric.wrong(samples, "are text; give numbers")
     labels = labels.astype(np.float64)

@@ -20,7 +20,8 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 def find(folder: Path) -> list[Path]:
     """Return the images below a folder, in order of their paths."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def open_folder(signature: Signature, folder: Path, files: list[Path], transform: str | None, limit: int) -> Source:
