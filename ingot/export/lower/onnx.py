@@ -35,6 +35,7 @@ _OLDEST = 18
 _MODEL = "the model"
 _OF_MODELS = "write that part otherwise, or define an operator by ingot.op and say what it is in ONNX"
 _OF_BODIES = "write that part otherwise, or give onnx= in its definition"
+_NUMBERED = re.compile(r"val_\d+")
 _NODE = re.compile(r"translating node %(\w+)")
 
 
@@ -62,15 +63,34 @@ def lower(program: Program, opset: int | None = None, translations: Translations
         (*signature.inputs, *signature.outputs), (*model.graph.inputs, *model.graph.outputs), strict=True
     ):
         value.shape = ir.Shape(spec.shape)
-    _rename(model)
+    _rename(model, program.exported)
     return model
 
 
-def _rename(model: ir.Model) -> None:
+def _rename(model: ir.Model, exported: torch.export.ExportedProgram) -> None:
     """Call weights as the user's module does, and give way to the inputs' and outputs' names within the graph."""
+    _name_turned(model.graph, exported)
     for value in list(model.graph.initializers.values()):
         value.name = user_path(value.name or "")
     NameFixPass()(model)
+
+
+def _name_turned(graph: ir.Graph, exported: torch.export.ExportedProgram) -> None:
+    """Name the weights of linear layers, which the exporter turns and numbers: users know layers by these names."""
+    parameters = exported.graph_signature.inputs_to_parameters
+    weights = {
+        node.name: parameters[str(node.args[1])]
+        for node in exported.graph.nodes
+        if node.target is torch.ops.aten.linear.default and str(node.args[1]) in parameters
+    }
+    for node in graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is None or not _NUMBERED.fullmatch(weight.name or "") or weight.name not in graph.initializers:
+            continue
+        results = [node.outputs[0], *(user.outputs[0] for user, _ in node.outputs[0].uses() if user.op_type == "Add")]
+        path = next((weights[value.name] for value in results if value.name in weights), None)
+        if path is not None and path not in graph.initializers:
+            weight.name = path
 
 
 def make_registry(opset: int | None, translations: Translations | None) -> ONNXRegistry:

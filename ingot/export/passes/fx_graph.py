@@ -137,17 +137,25 @@ def insert(before: fx.Node, target: Any, *args: Any, val: Any = None, **kwargs: 
 
 
 def adopt(module: nn.Module, name: str, value: torch.Tensor | nn.Module) -> str:
-    """Register a tensor or module under a name like the given one, and return that name."""
-    base = free = "".join(character if character.isalnum() else "_" for character in name)
+    """Register a tensor or module under a name like the given one, and return that name.
+
+    It goes where the name says, if there is such a submodule: what is made of a layer's weight stays the layer's.
+    """
+    path, _, last = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        path, last, owner = "", name, module
+    base = free = "".join(character if character.isalnum() else "_" for character in last)
     count = 0
-    while hasattr(module, free):
+    while hasattr(owner, free):
         count += 1
         free = f"{base}_{count}"
     if isinstance(value, nn.Module | nn.Parameter):
-        setattr(module, free, value)
+        setattr(owner, free, value)
     else:
-        module.register_buffer(free, value)
-    return free
+        owner.register_buffer(free, value)
+    return f"{path}.{free}" if path else free
 
 
 def insert_constant(before: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
