@@ -119,7 +119,7 @@ class Samples:
                     array = held[name]
                     head = [kind, name, DType.of(array).value, list(array.shape)]
                     state.update(json.dumps(head).encode() + b"\n")
-                    state.update(arrays.to_bytes(array))
+                    state.update(_raw(array))
         return f"sha256:{state.hexdigest()}"
 
     def batches(self, rows: int = 32) -> Iterator[Batch]:
@@ -190,3 +190,11 @@ class Samples:
         while size > max(bounds.low, 1) and rows % size and rows % size not in bounds:
             size -= bounds.step
         return max(size, 1)
+
+
+def _raw(array: Array) -> bytes | memoryview:
+    """Return an array's bytes, without a copy of what may be large where there need be none."""
+    if array.dtype == object:
+        return arrays.to_bytes(array)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data

@@ -17,6 +17,7 @@ SLOW_RESAMPLES = 200
 """For statistics that are not a mean, and take each resample by itself."""
 
 _AT_ONCE = 1 << 20  # row numbers held in memory at a time
+_DRAWN = 20_000_000  # row numbers drawn in all: of very many rows, fewer resamples say as much
 
 
 def compare(
@@ -25,6 +26,7 @@ def compare(
     """Return a metric of two models with 95 % intervals (percentile bootstrap, both on the same resampled rows)."""
     rng = np.random.default_rng(0)
     whole = np.arange(rows)[None]
+    resamples = min(resamples, max(100, _DRAWN // rows))
     drawn: list[tuple[Array, Array]] = [(before(whole), after(whole))]
     step = max(1, _AT_ONCE // rows)
     for start in range(0, resamples, step):

@@ -59,7 +59,7 @@ class Agreement(Metric):
 
 def cosine(signature: Signature, output: str | None) -> Metric:
     """Mean cosine similarity of the rows, each flattened; of one value a row, that of all rows as one vector."""
-    return Agreement("cosine", 1.0, _cosine, _floats(signature, output, "cosine"))
+    return Agreement(_titled("cosine", output), 1.0, _cosine, _floats(signature, output, "cosine"))
 
 
 def top1(signature: Signature, output: str | None) -> Metric:
@@ -69,12 +69,17 @@ def top1(signature: Signature, output: str | None) -> Metric:
     integers and text, the share of equal values.
     """
     names = [spec.name for spec in signature.outputs]
-    return Agreement("top1", 1.0, _top1, names if output is None else [find_output(signature, output, "top1")])
+    names = names if output is None else [find_output(signature, output, "top1")]
+    return Agreement(_titled("top1", output), 1.0, _top1, names)
 
 
 def sqnr(signature: Signature, output: str | None) -> Metric:
     """Signal to quantization noise in dB over all values, at most 100; the drop is what is missing to 100."""
-    return Agreement("sqnr", _SQNR_LIMIT, _sqnr, _floats(signature, output, "sqnr"))
+    return Agreement(_titled("sqnr", output), _SQNR_LIMIT, _sqnr, _floats(signature, output, "sqnr"))
+
+
+def _titled(name: str, output: str | None) -> str:
+    return name if output is None else f"{name}:output={output}"
 
 
 def _floats(signature: Signature, output: str | None, metric: str) -> list[str]:
@@ -117,7 +122,7 @@ def _equal(pairs: Pairs) -> Array:
 
 def threshold(parts: Sequence[Array]) -> float:
     """Return where one value a row turns from no to yes: 0.5 for probabilities, else 0."""
-    return 0.5 if all(((part >= 0) & (part <= 1)).all() for part in parts) else 0.0
+    return 0.5 if all(not ((part < 0) | (part > 1)).any() for part in parts) else 0.0
 
 
 def decide(values: Array, edge: float) -> Array:
@@ -156,8 +161,8 @@ class Similarity(Metric):
     MOST = 1500  # rows: their pairs are already more than a million
 
     def __init__(self, signature: Signature, output: str | None = None):
-        self.name = "similarity"
-        self._output = find_output(signature, output, self.name)
+        self.name = _titled("similarity", output)
+        self._output = find_output(signature, output, "similarity")
 
     def check(self, samples: Samples) -> None:
         if samples.rows < 4:
@@ -170,7 +175,7 @@ class Similarity(Metric):
         self.check(samples)
         name = self._output
         pairs = [finite_pair(name, *pair) for pair in pairs_of(expected, actual, name, samples)]
-        left, right = (flat_rows([pair[side] for pair in pairs], name, self.name) for side in (0, 1))
+        left, right = (flat_rows([pair[side] for pair in pairs], name, "similarity") for side in (0, 1))
         if len(left) > self.MOST:
             chosen = np.sort(np.random.default_rng(0).permutation(len(left))[: self.MOST])
             left, right = left[chosen], right[chosen]

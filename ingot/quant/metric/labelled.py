@@ -31,7 +31,7 @@ class Labelled(Metric):
     resamples = bootstrap.RESAMPLES
 
     def __init__(self, name: str, signature: Signature, labels: str, output: str | None):
-        self.name = f"{name}:labels={labels}"
+        self.name = f"{name}:labels={labels}" + (f",output={output}" if output else "")
         self.kind = name
         self.labels: str = labels
         self.output = find_output(signature, output, name)
@@ -59,6 +59,13 @@ class Labelled(Metric):
         """Return the metric of both models' answers [rows, values]."""
         raise NotImplementedError
 
+    def column(self, samples: Samples) -> Array:
+        """Return the labels as they are in the data."""
+        try:
+            return samples.column(self.labels)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}; say where the labels are with {self.kind}:labels=NAME") from None
+
     def wrong(self, samples: Samples, text: str) -> InvalidArgument:
         """Return the error that says what is wrong with the labels."""
         return InvalidArgument(f"the labels '{self.labels}' of the {samples.purpose}{samples.where} {text}")
@@ -71,8 +78,16 @@ class Classes(Labelled):
     original's are from 0 to 1; of an integer output, the value itself. A row with NaN is wrong.
     """
 
+    def __init__(self, name: str, signature: Signature, labels: str, output: str | None):
+        super().__init__(name, signature, labels, output)
+        spec = next(spec for spec in signature.outputs if spec.name == self.output)
+        if sum(dim not in (1, signature.batch) for dim in spec.shape) > 1:
+            raise InvalidArgument(
+                f"{name} is of one class a row; the output {spec} has more: write a metric of your own, module:function"
+            )
+
     def read_labels(self, samples: Samples) -> Array:
-        labels = samples.column(self.labels)
+        labels = self.column(samples)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         if labels.dtype.kind not in "biu":
@@ -191,7 +206,7 @@ class RankCorrelation(Labelled):
 
 
 def _numbers(metric: Labelled, samples: Samples) -> Array:
-    labels = samples.column(metric.labels)
+    labels = metric.column(samples)
     if DType.of(labels) is DType.BYTES:
         raise metric.wrong(samples, "are text; give numbers")
     labels = labels.astype(np.float64)

@@ -55,7 +55,7 @@ def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signat
         if not callable(spec):
             raise InvalidArgument(f"a metric is a name or a function, not of type {type(spec).__name__}")
         return Function(spec, getattr(spec, "__qualname__", type(spec).__name__))
-    name, _, rest = spec.strip().partition(":")
+    name, rest = (part.strip() for part in spec.partition(":")[::2])
     if name not in NAMES:
         if _FUNCTION.fullmatch(spec.strip()):
             return load_function(spec.strip())

@@ -33,6 +33,8 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         found = _open_folder(signature, folder, transform, what, limit)
         if found is not None:
             return found
+    elif folder is not None and not folder.exists():
+        raise NotFound(f"there is no file {folder}")
     elif transform is None and folder is not None:
         return _open_file(signature, folder, what)
     if transform is not None:
@@ -68,8 +70,6 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
 
 
 def _open_file(signature: Signature, path: Path, what: str) -> Source:
-    if not path.exists():
-        raise NotFound(f"there is no file {path}")
     where, suffix = f" in {path}", path.suffix.lower()
     if suffix == ".safetensors":
         return Source(traffic.read([path], what), where, bounded=True)

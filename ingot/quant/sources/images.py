@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 def find(folder: Path) -> list[Path]:
     """Return the images below a folder, in order of their paths."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def open_folder(signature: Signature, folder: Path, files: list[Path], transform: str | None, limit: int) -> Source:
@@ -76,7 +78,10 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(path) as image,
+        ):  # of damaged EXIF data, which is unused
             if image.mode.startswith(("I", "F")):
                 raise InvalidArgument(f"the image {path} has more than 8 bits a value; convert it, or use an .npz")
             picture = image.convert("L" if steps.color == "gray" else "RGB")

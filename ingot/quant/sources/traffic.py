@@ -12,7 +12,7 @@ from ingot.model_store import goldens
 
 def find(folder: Path) -> list[Path]:
     """Return the files of recorded requests below a folder, in order of their paths."""
-    return sorted(folder.rglob("*.safetensors"))
+    return sorted(path for path in folder.rglob("*.safetensors") if not path.name.startswith("."))  # being written
 
 
 def read(files: Sequence[Path], what: str) -> Iterator[tuple[str, Any]]:

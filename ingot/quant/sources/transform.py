@@ -64,7 +64,9 @@ class ImageTransform:
         if batch is None and len(shape) == 4 and shape[0] == 1:
             shape = shape[1:]
         if len(shape) != 3 or not (spec.dtype.is_float or spec.dtype is DType.UINT8):
-            raise InvalidArgument(f"images cannot be fed to the input {spec}; it must be float or uint8 [batch,C,H,W]")
+            raise InvalidArgument(
+                f"images cannot be fed to the input {spec}; it must be float or uint8 [batch,C,H,W]; use an .npz"
+            )
         layout = cast(Layout, _choose(options, "layout", "nchw" if shape[0] in (1, 3) else "nhwc"))
         channels, *size = shape if layout == "nchw" else (shape[2], shape[0], shape[1])
         color = cast(Color, _choose(options, "color", "gray" if channels == 1 else "rgb"))

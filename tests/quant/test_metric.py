@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.metric import Comparison, parse_metric
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, Signature, parse_spec
+
+RNG = np.random.default_rng(0)
+ROWS = 200
+
+
+def signature(*outputs: str, batch: str | None = "batch") -> Signature:
+    takes = "x:float32[batch,2]" if batch else "x:float32[2]"
+    return Signature((parse_spec(takes)[0],), tuple(parse_spec(text)[0] for text in outputs), batch)
+
+
+CLASSES = signature("y:float32[batch,10]")
+VALUE = signature("y:float32[batch]")
+
+
+def samples(takes: Signature, rows: int = ROWS, **extras: Any) -> Samples:
+    return Samples.read(takes, {"x": np.ones((rows, 2), np.float32), **extras}, purpose="evaluation data")
+
+
+def batches(**outputs: Array) -> list[dict[str, Array]]:
+    """Cut outputs as batches() cuts samples."""
+    rows = len(next(iter(outputs.values())))
+    return [{name: array[start : start + 32] for name, array in outputs.items()} for start in range(0, rows, 32)]
+
+
+def compare(
+    spec: Any, takes: Signature, before: Mapping[str, Array], after: Mapping[str, Array], **extras: Any
+) -> Comparison:
+    rows = samples(takes, len(next(iter(before.values()))), **extras)
+    metric = parse_metric(spec, takes)
+    metric.check(rows)
+    return metric.compare(batches(**before), batches(**after), rows)
+
+
+def answers(rows: int = ROWS, classes: int = 10) -> tuple[Array, Array]:
+    """Return labels, and logits that are right about them most of the time."""
+    labels = RNG.integers(0, classes, rows)
+    logits = RNG.standard_normal((rows, classes)).astype(np.float32)
+    logits[np.arange(rows), labels] += 2
+    return labels, logits
+
+
+def rank(values: Array) -> Array:
+    return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
+
+
+class TestAgreement:
+    @pytest.mark.parametrize("spec", [None, "cosine", "top1", "similarity", "sqnr"])
+    def test_the_same_answers_drop_nothing(self, spec: str | None) -> None:
+        _, logits = answers()
+        found = compare(spec, CLASSES, {"y": logits}, {"y": logits})
+        assert found.drop.value == pytest.approx(0, abs=1e-9)
+        assert found.before.value == pytest.approx(found.after.value)
+        assert found.after.value == pytest.approx(100 if spec == "sqnr" else 1)
+
+    def test_cosine_is_the_mean_of_the_rows(self) -> None:
+        _, logits = answers()
+        other = logits + RNG.standard_normal(logits.shape).astype(np.float32) / 4
+        expected = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(logits, other, strict=True)]
+        found = compare(None, CLASSES, {"y": logits}, {"y": other})
+        assert found.after.value == pytest.approx(np.mean(expected))
+        assert found.drop.value == pytest.approx(1 - np.mean(expected))
+        error = 1.96 * np.std(expected) / np.sqrt(ROWS)
+        assert found.after.high - found.after.value == pytest.approx(error, rel=0.2)
+        assert found.after.value - found.after.low == pytest.approx(error, rel=0.2)
+
+    def test_of_one_value_a_row_all_rows_are_one_vector(self) -> None:
+        before, after = np.array([1.0, -2], np.float32), np.array([3.0, -4], np.float32)
+        found = compare("cosine", VALUE, {"y": before}, {"y": after})
+        assert found.after.value == pytest.approx(11 / (5**0.5 * 5))
+        assert compare("cosine", VALUE, {"y": before * 0}, {"y": before * 0}).after.value == 1
+
+    def test_the_worst_output_counts(self) -> None:
+        takes = signature("y:float32[batch,10]", "z:float32[batch,10]", "n:int64[batch]")
+        _, logits = answers()
+        before = {"y": logits, "z": logits, "n": np.arange(ROWS)}
+        for spec in ("cosine", "top1"):
+            assert compare(spec, takes, before, {**before, "z": -logits}).drop.value > 0.9
+        assert compare("cosine:output=y", takes, before, {**before, "z": -logits}).drop.value == pytest.approx(0)
+        assert compare("cosine", takes, before, {**before, "n": np.zeros(ROWS, np.int64)}).drop.value == pytest.approx(
+            0
+        )
+        assert compare("top1", takes, before, {**before, "n": np.arange(ROWS) + 1}).after.value == 0
+
+    def test_top1(self) -> None:
+        _, logits = answers()
+        other = logits.copy()
+        other[:50] = np.roll(other[:50], 1, axis=1)
+        assert compare("top1", CLASSES, {"y": logits}, {"y": other}).after.value == pytest.approx(0.75)
+        pixels = signature("y:float32[batch,n,2]")
+        before = np.tile(np.array([[0.0, 1], [1, 0]], np.float32), (4, 1, 1))
+        after = before.copy()
+        after[0, 0] = [1, 0]
+        assert compare("top1", pixels, {"y": before}, {"y": after}).after.value == pytest.approx(7 / 8)
+
+    def test_top1_of_one_value_is_its_side(self) -> None:
+        before, after = np.array([0.9, 0.2, 0.6, 0.4], np.float32), np.array([0.8, 0.3, 0.1, 0.45], np.float32)
+        assert compare("top1", VALUE, {"y": before}, {"y": after}).after.value == 0.75
+        assert compare("top1", VALUE, {"y": before - 1}, {"y": after}).after.value == 0  # logits: below and above 0
+
+    def test_a_model_of_integers_is_compared_for_equality(self) -> None:
+        takes = signature("y:int64[batch]")
+        assert compare(None, takes, {"y": np.arange(4)}, {"y": np.array([0, 1, 2, 9])}).after.value == 0.75
+
+    def test_sqnr(self) -> None:
+        _, logits = answers()
+        found = compare("sqnr", CLASSES, {"y": logits}, {"y": logits * np.float32(1.1)})
+        assert found.after.value == pytest.approx(20, abs=1e-3)
+        assert found.drop.value == pytest.approx(80, abs=1e-3)
+
+    def test_similarity_is_the_rank_correlation_of_all_pairs(self) -> None:
+        takes = signature("y:float32[batch,6]")
+        before = RNG.standard_normal((30, 6)).astype(np.float32)
+        after = before + RNG.standard_normal((30, 6)).astype(np.float32) / 2
+        pairs = []
+        for part in (before, after):
+            units = part.astype(np.float64) / np.linalg.norm(part.astype(np.float64), axis=1, keepdims=True)
+            pairs.append((units @ units.T)[np.triu_indices(30, 1)])
+        expected = np.corrcoef(rank(pairs[0]), rank(pairs[1]))[0, 1]
+        found = compare("similarity", takes, {"y": before}, {"y": after})
+        assert found.after.value == pytest.approx(expected)
+        assert found.after.low < expected < found.after.high
+        assert found.after.high - found.after.low > 0.01
+
+    def test_similarity_of_many_rows(self) -> None:
+        takes = signature("y:float32[batch,6]")
+        rows = RNG.standard_normal((2000, 6)).astype(np.float32)
+        assert compare("similarity", takes, {"y": rows}, {"y": rows * 3}).after.value == pytest.approx(1)
+        same = np.ones((10, 6), np.float32)  # ranks nothing, and neither does the other
+        assert compare("similarity", takes, {"y": same}, {"y": same}).after.value == 1
+        assert compare("similarity", takes, {"y": same}, {"y": rows[:10]}).after.value == 0
+
+    def test_similarity_needs_some_rows_of_one_size(self) -> None:
+        metric = parse_metric("similarity", CLASSES)
+        with pytest.raises(InvalidArgument, match="needs at least 4; the evaluation data has 3"):
+            metric.check(samples(CLASSES, 3))
+        parts: list[dict[str, Array]] = [{"y": np.ones((32, 3))}, {"y": np.ones((8, 4))}]
+        with pytest.raises(InvalidArgument, match="'y' has rows of several sizes"):
+            metric.compare(parts, parts, samples(CLASSES, 40))
+
+    def test_a_batch_that_is_not_the_first_axis_of_the_output(self) -> None:
+        takes = signature("y:float32[3,batch]")
+        before = RNG.standard_normal((3, 20)).astype(np.float32)
+        after = before.copy()
+        after[:, 0] *= -1
+        found = parse_metric(None, takes).compare([{"y": before}], [{"y": after}], samples(takes, 20))
+        assert found.after.value == pytest.approx(0.9)
+
+    def test_a_model_without_a_batch(self) -> None:
+        takes = signature("y:float32[n]", batch=None)
+        rows = Samples.read(takes, [np.ones(2, np.float32)] * 3)
+        parts: list[dict[str, Array]] = [{"y": np.arange(1, n, dtype=np.float32)} for n in (3, 5, 3)]
+        other = [parts[0], parts[1], {"y": -parts[2]["y"]}]
+        assert parse_metric(None, takes).compare(parts, other, rows).after.value == pytest.approx(1 / 3)
+
+
+class TestLabels:
+    def test_accuracy(self) -> None:
+        labels, logits = answers()
+        other = logits.copy()
+        wrong = np.flatnonzero(logits.argmax(1) == labels)[:20]
+        other[wrong, labels[wrong]] = -9
+        found = compare("accuracy:labels=digit", CLASSES, {"y": logits}, {"y": other}, digit=labels)
+        assert found.before.value == pytest.approx((logits.argmax(1) == labels).mean())
+        assert found.drop.value == pytest.approx(0.1)
+        assert 0.05 < found.drop.low < 0.1 < found.drop.high < 0.15
+        # Resampled in pairs: the interval of the drop is that of 20 rows, not of two independent accuracies.
+        assert found.drop.high - found.drop.low < found.before.high - found.before.low
+
+    def test_an_improvement_is_a_negative_drop(self) -> None:
+        labels, logits = answers()
+        assert compare("accuracy", CLASSES, {"y": -logits}, {"y": logits}, labels=labels).drop.value < -0.5
+
+    def test_the_same_data_gives_the_same_interval(self) -> None:
+        labels, logits = answers()
+        first, second = (compare("f1", CLASSES, {"y": logits}, {"y": logits / 2}, labels=labels) for _ in range(2))
+        assert first == second
+
+    def test_nan_is_wrong(self) -> None:
+        labels, logits = answers()
+        logits[np.arange(ROWS), labels] = 9
+        other = logits.copy()
+        other[:20] = np.nan
+        for metric in ("accuracy", "top5", "f1"):
+            found = compare(metric, CLASSES, {"y": logits}, {"y": other}, labels=labels)
+            assert found.before.value == 1
+            assert found.after.value == pytest.approx(0.9, abs=0.06 if metric == "f1" else 1e-9)
+
+    def test_top5(self) -> None:
+        scores = np.tile(np.arange(10, dtype=np.float32), (4, 1))
+        found = compare("top5", CLASSES, {"y": scores}, {"y": -scores}, labels=np.array([5, 9, 4, 8]))
+        assert (found.before.value, found.after.value) == (0.75, 0.25)
+
+    def test_f1_is_the_mean_of_the_classes(self) -> None:
+        takes = signature("y:float32[batch,3]")
+        labels = np.array([0, 0, 0, 1, 1, 0])
+        said = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2, 0]]
+        found = compare("f1", takes, {"y": said}, {"y": said}, labels=labels)
+        assert found.after.value == pytest.approx((6 / 7 + 1 / 2 + 0) / 3)
+
+    def test_one_value_a_row(self) -> None:
+        labels = np.array([1, 0, 1, 0])
+        chance = np.array([0.9, 0.2, 0.4, 0.4], np.float32)
+        assert compare("accuracy", VALUE, {"y": chance}, {"y": chance}, labels=labels).after.value == 0.75
+        logits = chance * 4 - 2
+        assert compare("accuracy", VALUE, {"y": logits}, {"y": logits}, labels=labels[:, None]).after.value == 0.75
+
+    def test_an_output_that_is_the_class(self) -> None:
+        takes = signature("y:int64[batch]", "score:float32[batch]")
+        labels = np.array([-1, 1, 1, -1])
+        outputs = {"y": np.array([-1, 1, -1, -1]), "score": np.ones(4, np.float32)}
+        for metric, value in (("accuracy", 0.75), ("f1", (0.8 + 2 / 3) / 2)):
+            spec = f"{metric}:output=y,labels=y"
+            assert compare(spec, takes, outputs, outputs, y=labels).after.value == pytest.approx(value)
+
+    @pytest.mark.parametrize(("metric", "value"), [("mae", 0.5), ("mse", 0.25), ("rmse", 0.5)])
+    def test_errors_are_better_when_lower(self, metric: str, value: float) -> None:
+        labels = RNG.standard_normal(ROWS)
+        before = labels.astype(np.float32)
+        found = compare(metric, VALUE, {"y": before}, {"y": before + np.float32(0.5)}, labels=labels)
+        assert found.before.value == pytest.approx(0, abs=1e-6)
+        assert found.after.value == pytest.approx(value, abs=1e-5)
+        assert found.drop.value == pytest.approx(value, abs=1e-5)
+
+    def test_spearman(self) -> None:
+        labels = RNG.integers(0, 5, ROWS)
+        before = (labels + RNG.standard_normal(ROWS)).astype(np.float32)
+        found = compare("spearman", VALUE, {"y": before}, {"y": np.zeros(ROWS, np.float32)}, labels=labels)
+        assert found.before.value == pytest.approx(np.corrcoef(rank(labels), rank(before))[0, 1])
+        assert found.before.low < found.before.value < found.before.high
+        assert found.after.value == 0
+
+    @pytest.mark.parametrize(
+        ("spec", "labels", "message"),
+        [
+            ("accuracy", np.full(8, 3), r"hold one class only \(3\): nothing can be told from them"),
+            ("f1", np.full(8, 3), "hold one class only"),
+            ("accuracy", np.arange(8) / 2, "are of type float64; give the number of each row's class as int64"),
+            ("accuracy", np.array(list("abcdefgh")), "are of type string"),
+            ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),
+            ("accuracy", np.arange(8) - 1, "hold the class -1"),
+            ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; give one class a row"),
+            (
+                "accuracy:labels=z",
+                np.arange(8),
+                "the evaluation data has no array 'z'; it holds: labels; say where the labels are",
+            ),
+            ("spearman", np.ones(8), "are all 1: nothing can be told from them"),
+            ("spearman", np.ones((8, 2)), "have 2 values a row; give one"),
+            ("mae", np.array([np.nan] * 8), "hold NaN or infinity"),
+            ("mae", np.array(list("abcdefgh")), "are text; give numbers"),
+        ],
+    )
+    def test_bad_labels(self, spec: str, labels: Array, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            parse_metric(spec, CLASSES).check(samples(CLASSES, 8, labels=labels))
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("mae", "the labels 'labels' have 1 values a row, the output 'y' has 10"),
+            ("spearman", "spearman is of one value a row; the output 'y' has 10"),
+        ],
+    )
+    def test_outputs_that_the_labels_do_not_fit(self, spec: str, message: str) -> None:
+        labels, logits = answers(8)
+        with pytest.raises(InvalidArgument, match=message):
+            compare(spec, CLASSES, {"y": logits}, {"y": logits}, labels=labels)
+
+
+class TestBroken:
+    @pytest.mark.parametrize("spec", ["cosine", "sqnr", "similarity", "mae"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_no_score_of_nan(self, spec: str, value: float) -> None:
+        _, logits = answers(8)
+        other = logits.copy()
+        other[3, 3] = value
+        with pytest.raises(QuantizationError, match="the quantized model gives NaN or infinity in 'y'"):
+            compare(spec, CLASSES, {"y": logits}, {"y": other}, labels=logits)
+
+    def test_what_the_original_gives_too_is_left_out(self) -> None:
+        _, logits = answers()
+        logits[:, 0] = -np.inf
+        assert compare("cosine", CLASSES, {"y": logits}, {"y": logits}).after.value == pytest.approx(1)
+
+    def test_other_shapes(self) -> None:
+        _, logits = answers(8)
+        with pytest.raises(
+            QuantizationError, match=r"gives the shape \[8, 9\] in 'y' where the original gives \[8, 10\]"
+        ):
+            compare("cosine", CLASSES, {"y": logits}, {"y": logits[:, :9]})
+        with pytest.raises(QuantizationError, match="gives 8 rows in 'y' for 9 rows of data"):
+            parse_metric(None, CLASSES).compare(batches(y=logits), batches(y=logits), samples(CLASSES, 9))
+
+
+def accuracy(outputs: Mapping[str, Array], data: Mapping[str, Array]) -> float:
+    return float((outputs["y"].argmax(1) == data["labels"]).mean())
+
+
+class TestFunctions:
+    def test_a_function(self) -> None:
+        labels, logits = answers()
+        found = compare(accuracy, CLASSES, {"y": logits}, {"y": -logits}, labels=labels)
+        known = compare("accuracy", CLASSES, {"y": logits}, {"y": -logits}, labels=labels)
+        assert (found.before.value, found.drop.value) == (known.before.value, known.drop.value)
+        assert found.before.low == pytest.approx(known.before.low, abs=0.03)
+
+    def test_rows_of_several_sizes_come_as_lists(self) -> None:
+        takes = signature("y:float32[batch,n]")
+        seen: list[Any] = []
+
+        def shortest(outputs: Mapping[str, Sequence[Array]], data: object) -> float:
+            seen.append(outputs["y"])
+            return float(min(len(row) for row in outputs["y"]))
+
+        parts: list[dict[str, Array]] = [{"y": np.ones((32, 3))}, {"y": np.ones((8, 4))}]
+        found = parse_metric(shortest, takes).compare(parts, parts, samples(takes, 40))
+        assert found.before.value == 3
+        assert isinstance(seen[0], list)
+        assert len(seen[0]) == 40
+
+    def test_a_function_of_a_module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "my_metric.py").write_text("def best(outputs, data):\n    return outputs['y'].max()\nnumber = 3\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        metric = parse_metric("my_metric:best", CLASSES)
+        assert metric.name == "my_metric:best"
+        _, logits = answers()
+        found = metric.compare(batches(y=logits), batches(y=logits), samples(CLASSES))
+        assert found.after.value == logits.max()
+        with pytest.raises(InvalidArgument, match="'my_metric:number' is no function: there is no callable 'number'"):
+            parse_metric("my_metric:number", CLASSES)
+        with pytest.raises(InvalidArgument, match="'no_metric:best' cannot be imported: ModuleNotFoundError"):
+            parse_metric("no_metric:best", CLASSES)
+
+    def test_functions_that_fail(self) -> None:
+        _, logits = answers()
+
+        def fails(outputs: Any, data: Any) -> float:
+            return float(data["labels"][0])
+
+        with pytest.raises(InvalidArgument, match=r"fails failed: KeyError: 'labels'"):
+            compare(fails, CLASSES, {"y": logits}, {"y": logits})
+        with pytest.raises(QuantizationError, match=r"of the original is nan; it must be a finite number"):
+            compare(lambda outputs, data: np.nan, CLASSES, {"y": logits}, {"y": logits})
+
+    def test_resamples_without_a_value_are_left_out(self) -> None:
+        def picky(outputs: Mapping[str, Array], data: Mapping[str, Array]) -> float:
+            if len(np.unique(data["labels"])) < 3:
+                raise ValueError("not all classes")
+            return 1.0
+
+        _, logits = answers(4)
+        found = compare(picky, CLASSES, {"y": logits}, {"y": logits}, labels=np.array([0, 1, 2, 2]))
+        assert (found.drop.value, found.drop.low, found.drop.high) == (0, 0, 0)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ("acuracy:labels=y", "there is no metric 'acuracy'; did you mean accuracy.; known: cosine, top1"),
+            ("", "there is no metric ''; known: "),
+            (
+                "accuracy:label=y",
+                "'label=y' of the metric 'accuracy:label=y' is not understood; it takes once each: lab",
+            ),
+            ("accuracy:labels=", "'labels=' of the metric"),
+            ("accuracy:labels=a,labels=b", "'labels=b' of the metric"),
+            ("cosine:labels=y", "it takes once each: output=NAME"),
+            ("accuracy:output=z", "the model has no output 'z' for the metric accuracy; it has: y"),
+            (5, "a metric is a name or a function, not of type int"),
+        ],
+    )
+    def test_what_is_not_known(self, spec: Any, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            parse_metric(spec, CLASSES)
+
+    def test_the_output_must_be_clear(self) -> None:
+        takes = signature("y:float32[batch,10]", "z:float32[batch,10]", "n:int64[batch]")
+        with pytest.raises(InvalidArgument, match="the model has: y, z, n; say which one with accuracy:output=NAME"):
+            parse_metric("accuracy", takes)
+        with pytest.raises(InvalidArgument, match="cosine needs a floating-point output"):
+            parse_metric("cosine:output=n", takes)
+        parse_metric("accuracy", signature("y:float32[batch,10]", "n:int64[batch]"))
+        parse_metric("accuracy", signature("y:float32[batch,10,1,1]"))
+        with pytest.raises(InvalidArgument, match=r"one class a row; the output y:float32\[batch,n,10\] has more"):
+            parse_metric("accuracy", signature("y:float32[batch,n,10]"))
+
+    def test_what_a_metric_says_of_itself(self) -> None:
+        assert parse_metric(None, CLASSES).name == "cosine"
+        assert parse_metric(None, CLASSES).labels is None
+        assert parse_metric("accuracy", CLASSES).labels == "labels"
+        assert parse_metric("accuracy:output=y", CLASSES).name == "accuracy:labels=labels,output=y"
+        assert parse_metric("similarity:output=y", CLASSES).name == "similarity:output=y"
+        assert parse_metric(" accuracy : labels = y ", CLASSES).labels == "y"
+
+
+def test_one_row() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compare(None, CLASSES, {"y": np.ones((1, 10))}, {"y": np.ones((1, 10))})
+    assert (found.after.low, found.after.high) == pytest.approx((1, 1))

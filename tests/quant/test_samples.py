@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.model_store.goldens import Golden, encode
+from ingot.quant.samples import Samples
+from ingot.quant.synthetic import synthetic
+from ingot.tensors import Array, DType, Range, Signature, parse_spec
+
+
+def signature(*inputs: str, batch: str | None = "batch", output: str = "y:float32[batch,4]") -> Signature:
+    ranges: dict[str, Range] = {}
+    specs = []
+    for text in inputs:
+        spec, bounds = parse_spec(text)
+        specs.append(spec)
+        ranges |= bounds
+    return Signature(tuple(specs), (parse_spec(output)[0],), batch, ranges)
+
+
+X = signature("x:float32[batch,8]")
+TEXT = signature("ids:int64[batch,seq]", "mask:int64[batch,seq]")
+ALONE = signature("x:float32[seq,2]", batch=None, output="y:float32[seq]")
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def rows() -> Array:
+    return RNG.standard_normal((50, 8)).astype(np.float32)
+
+
+def joined(samples: Samples, name: str = "x") -> Array:
+    return np.concatenate([batch.inputs[name] for batch in samples.batches()])
+
+
+class TestContainers:
+    """The same rows from anywhere are the same samples."""
+
+    def same(self, data: Any, rows: Array, labels: bool = True) -> None:
+        samples = Samples.read(X, data)
+        assert samples.rows == 50
+        assert np.array_equal(joined(samples), rows)
+        expected: dict[str, Array] = {"x": rows, "labels": np.arange(50)} if labels else {"x": rows}
+        assert samples.extras == (("labels",) if labels else ())
+        assert samples.digest == Samples.read(X, expected).digest
+        if labels:
+            assert samples.column("labels").tolist() == list(range(50))
+
+    def test_arrays(self, rows: Array) -> None:
+        self.same(rows, rows, labels=False)
+        self.same(torch.from_numpy(rows), rows, labels=False)
+        self.same({"x": torch.from_numpy(rows), "labels": list(range(50))}, rows)
+        self.same((rows, np.arange(50)), rows)
+        self.same({"x": rows.astype(">f4"), "labels": np.arange(50)}, rows)
+
+    def test_files(self, rows: Array, tmp_path: Path) -> None:
+        np.savez(
+            tmp_path / "a.npz", x=rows, labels=np.arange(50), version=np.array(3)
+        )  # one value says nothing of rows
+        self.same(tmp_path / "a.npz", rows)
+        np.save(tmp_path / "x.npy", rows)
+        self.same(str(tmp_path / "x.npy"), rows, labels=False)
+        np.save(tmp_path / "labels.npy", np.arange(50))
+        (tmp_path / "a.npz").unlink()
+        self.same(tmp_path, rows)
+
+    def test_iterables(self, rows: Array) -> None:
+        dataset = TensorDataset(torch.from_numpy(rows), torch.arange(50))
+        self.same(DataLoader(dataset, batch_size=7), rows)
+        self.same(dataset, rows)  # single rows, without the batch dimension
+        self.same(({"x": row, "labels": number} for number, row in enumerate(rows)), rows)
+        self.same([((row,), np.int64(number)) for number, row in enumerate(rows)], rows)
+        self.same(list(rows), rows, labels=False)
+
+    def test_recorded_traffic(self, rows: Array, tmp_path: Path) -> None:
+        requests = [Golden({"x": part}, {"y": part[:, :4]}) for part in np.split(rows, [1, 4, 30])]
+        folder = tmp_path / "model" / "1"
+        folder.mkdir(parents=True)
+        (folder / "000000.safetensors").write_bytes(encode(requests[:2]))
+        (folder / "000001.safetensors").write_bytes(encode(requests[2:]))
+        self.same(tmp_path, rows, labels=False)
+
+    def test_bfloat16_of_torch(self) -> None:
+        value = torch.tensor([[1.5, 2.25]], dtype=torch.bfloat16)
+        samples = Samples.read(signature("x:bfloat16[batch,2]"), value)
+        assert joined(samples).dtype == DType.BF16.numpy
+        assert joined(samples).astype(np.float32).tolist() == [[1.5, 2.25]]
+
+    def test_text(self) -> None:
+        samples = Samples.read(signature("x:string[batch]"), ["grüße", "b"])
+        assert joined(samples).tolist() == ["grüße".encode(), b"b"]
+        assert samples.digest == Samples.read(signature("x:string[batch]"), np.array(["grüße", "b"])).digest
+
+    def test_other_values_have_another_digest(self, rows: Array) -> None:
+        digests = {Samples.read(X, data).digest for data in (rows, -rows, rows[:40], {"x": rows, "y": np.arange(50)})}
+        assert len(digests) == 4
+        assert all(len(digest.removeprefix("sha256:")) == 64 for digest in digests)
+
+
+class TestSizes:
+    def test_texts_of_several_lengths_are_fed_apart(self) -> None:
+        items = [
+            ({"ids": np.full(size, size), "mask": np.ones(size, np.int64), "labels": size}) for size in (3, 5, 3, 4)
+        ]
+        samples = Samples.read(TEXT, items)
+        assert [batch.inputs["ids"].tolist() for batch in samples.batches()] == [[[3] * 3] * 2, [[5] * 5], [[4] * 4]]
+        assert samples.column("labels").tolist() == [3, 3, 5, 4]
+        assert [batch.extras["labels"].tolist() for batch in samples.batches(1)] == [[3], [3], [5], [4]]
+
+    def test_tuples_are_in_the_order_of_the_inputs(self) -> None:
+        ids, mask = np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64)
+        samples = Samples.read(TEXT, [(ids, mask), (ids, mask)])
+        assert samples.rows == 4
+        assert np.array_equal(next(samples.batches()).inputs["ids"], np.concatenate([ids, ids]))
+
+    @pytest.mark.parametrize(
+        ("bounds", "given", "sizes"),
+        [("", 50, [32, 18]), ("=1..20", 50, [20, 20, 10]), ("=4..16:4", 30, [16, 12]), ("=6..8", 13, [6, 6]),
+         ("=8..", 40, [32, 8])],
+    )  # fmt: skip
+    def test_batches_are_such_as_the_model_takes(self, bounds: str, given: int, sizes: list[int]) -> None:
+        samples = Samples.read(signature(f"x:float32[batch{bounds},2]"), np.ones((given, 2), np.float32))
+        assert [batch.rows for batch in samples.batches()] == sizes
+        assert samples.rows == sum(sizes)
+        lost = given - sum(sizes)
+        assert samples.notes == (
+            (f"{lost} rows were left out, which fill no batch that the model takes",) if lost else ()
+        )
+
+    def test_too_few_rows_for_the_model(self) -> None:
+        with pytest.raises(InvalidArgument, match="fewer than the 8 rows that the model takes at once"):
+            Samples.read(signature("x:float32[batch=8..,2]"), np.ones((7, 2), np.float32))
+
+    def test_a_batch_that_is_not_the_first_axis_and_an_input_that_all_rows_share(self) -> None:
+        takes = signature("x:float32[seq,batch]", "table:float32[3]")
+        table = np.arange(3, dtype=np.float32)
+        x = RNG.standard_normal((5, 4)).astype(np.float32)
+        items = [{"x": x, "table": table, "labels": np.arange(4)}, {"x": x, "table": table + 1, "labels": np.arange(4)}]
+        samples = Samples.read(takes, items)
+        first, second, third, fourth = samples.batches(3)
+        assert [batch.rows for batch in (first, second, third, fourth)] == [3, 1, 3, 1]
+        assert np.array_equal(first.inputs["x"], x[:, :3])
+        assert np.array_equal(first.inputs["table"], table)
+        assert np.array_equal(third.inputs["table"], table + 1)
+
+    def test_without_a_batch_each_case_is_a_row(self) -> None:
+        cases = [(np.full((size, 2), size, np.float32), size) for size in (3, 4, 3)]
+        samples = Samples.read(ALONE, cases)
+        assert [batch.inputs["x"].shape for batch in samples.batches()] == [(3, 2), (4, 2), (3, 2)]
+        assert samples.column("labels").tolist() == [3, 4, 3]
+        assert Samples.read(ALONE, np.ones((3, 2), np.float32)).rows == 1
+        stacked = Samples.read(ALONE, {"x": np.ones((5, 3, 2), np.float32), "labels": np.arange(5)})
+        assert stacked.rows == 5
+        assert stacked.column("labels").tolist() == list(range(5))
+
+    def test_long_iterables_are_bounded(self, rows: Array) -> None:
+        def endless() -> Iterator[Array]:
+            while True:
+                yield rows
+
+        samples = Samples.read(X, endless(), limit=120)
+        assert samples.rows == 120
+        assert samples.notes == ("only the first 120 rows of the data were read",)
+        assert Samples.read(X, [rows, rows], limit=100).notes == ()
+        assert Samples.read(X, rows, limit=10).rows == 50  # an array is here anyway
+
+
+class TestParts:
+    def test_a_split_shares_no_row_and_loses_none(self, rows: Array) -> None:
+        samples = Samples.read(X, {"x": rows, "labels": np.arange(50)})
+        left, right = samples.split(0.3, seed=1)
+        assert (left.rows, right.rows) == (15, 35)
+        labels = [*left.column("labels"), *right.column("labels")]
+        assert sorted(labels) == list(range(50))
+        assert np.array_equal(joined(left), rows[left.column("labels")])
+        assert samples.split(0.3, seed=1)[0].digest == left.digest != samples.split(0.3, seed=2)[0].digest
+
+    def test_a_split_of_cases_and_of_several_sizes(self) -> None:
+        cases = [(np.full((size, 2), size, np.float32), size) for size in range(1, 9)]
+        left, right = Samples.read(ALONE, cases).split(0.5, seed=0)
+        assert sorted([*left.column("labels"), *right.column("labels")]) == list(range(1, 9))
+        assert left.rows == 4
+
+    def test_each_part_of_a_split_has_a_row(self, rows: Array) -> None:
+        left, right = Samples.read(X, rows[:2]).split(0.01, seed=0)
+        assert (left.rows, right.rows) == (1, 1)
+        with pytest.raises(InvalidArgument, match="has only one row"):
+            Samples.read(X, rows[:1]).split(0.5, seed=0)
+        with pytest.raises(InvalidArgument, match="between 0 and 1"):
+            Samples.read(X, rows).split(1.5, seed=0)
+
+    def test_some_rows(self, rows: Array) -> None:
+        samples = Samples.read(X, {"x": rows, "labels": np.arange(50)})
+        some = samples.take(10, seed=0)
+        assert some.rows == 10
+        assert list(some.column("labels")) == sorted(set(some.column("labels")))
+        assert samples.take(100, seed=0) is samples
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            ({"x": np.ones((5, 8), np.float32), "y": np.ones(4)}, r"has 5 rows of inputs, but 4 in 'y'"),
+            (5, "is of type int; give arrays by name, a path, or an iterable"),
+            ([], "is empty: it gives no rows"),
+            ([np.ones((0, 8), np.float32)], r"item 0 of the calibration data is empty: 'x' has shape \[0, 8\]"),
+            ([np.ones((2, 8), np.float32), np.ones((2, 7), np.float32)], "item 1 .* dimension 1 of input 'x' is 7"),
+            ([(np.ones((2, 8), np.float32),) * 3], r"item 0 .* holds 3 arrays; the model takes 1 \(x\), and one more"),
+            ({"x": [[1.0], [1.0, 2.0]]}, "'x' in the calibration data cannot be made an array"),
+            ([{"x": np.ones((2, 8), np.float32), "y": [1, 2]}, np.ones((2, 8), np.float32)], "'y' is only in some"),
+            ({"x": np.array([[None] * 8])}, "input 'x' has datatype BYTES, the model takes FP32"),
+        ],
+    )
+    def test_data(self, data: Any, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            Samples.read(X, data)
+
+    def test_half_types_are_searched_for_nan(self) -> None:
+        for dtype in (DType.FP16, DType.BF16):
+            with pytest.raises(InvalidArgument, match="holds NaN or infinity in 'x'"):
+                Samples.read(signature(f"x:{dtype.torch_name}[batch,1]"), np.array([[np.nan]]).astype(dtype.numpy))
+
+    def test_the_purpose_is_named(self) -> None:
+        with pytest.raises(InvalidArgument, match="the evaluation data lacks the input 'x'"):
+            Samples.read(X, {}, purpose="evaluation data")
+
+    def test_files(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match=r"nope\.npy"):
+            Samples.read(X, tmp_path / "nope.npy")
+        (tmp_path / "data.csv").write_text("1,2")
+        with pytest.raises(InvalidArgument, match=r"data\.csv is none of the kinds of data that are known: \.npz"):
+            Samples.read(X, tmp_path / "data.csv")
+        with pytest.raises(InvalidArgument, match=r"holds neither \.npy files, one an input, nor images"):
+            Samples.read(X, tmp_path)
+        np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
+        with pytest.raises(InvalidArgument, match=r"x\.npy is not an \.npy file of a plain array"):
+            Samples.read(X, tmp_path / "x.npy")
+        np.savez(tmp_path / "x.npz", x=np.array([{}], dtype=object))
+        with pytest.raises(InvalidArgument, match=r"x\.npz is not an \.npz file of plain arrays"):
+            Samples.read(X, tmp_path / "x.npz")
+        np.save(tmp_path / "x.npy", np.ones((2, 3)))
+        with pytest.raises(InvalidArgument, match=r"holds one array, the model takes several \(ids, mask\)"):
+            Samples.read(TEXT, tmp_path / "x.npy")
+        with pytest.raises(InvalidArgument, match="a transform is for a folder of images"):
+            Samples.read(X, tmp_path, transform="crop=8")
+
+    def test_what_is_not_recorded_traffic(self, tmp_path: Path) -> None:
+        (tmp_path / "0.safetensors").write_bytes(b"nothing")
+        with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic"):
+            Samples.read(X, tmp_path)
+        (tmp_path / "0.safetensors").write_bytes(encode([Golden({"z": np.ones(2)}, {})]))
+        with pytest.raises(InvalidArgument, match=r"request 0 of \S*0\.safetensors, lacks the input 'x'; it holds: z"):
+            Samples.read(X, tmp_path)
+
+    def test_an_extra_that_is_not_there(self) -> None:
+        samples = Samples.read(X, {"x": np.ones((5, 8), np.float32), "y": np.arange(5)})
+        with pytest.raises(InvalidArgument, match="has no array 'labels'; it holds: y"):
+            samples.column("labels")
+
+
+class TestImages:
+    SPEC = "x:float32[batch,3,4,6]"
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        image = pytest.importorskip("PIL.Image")
+        for number, (name, color) in enumerate((("dog", (255, 0, 0)), ("cat", (0, 51, 0)), ("dog", (0, 0, 102)))):
+            (tmp_path / name).mkdir(exist_ok=True)
+            image.new("RGB", (60 + number, 40), color).save(tmp_path / name / f"{number}.png")
+        (tmp_path / "ant").mkdir()
+        return tmp_path
+
+    def test_sub_folders_are_classes(self, folder: Path) -> None:
+        samples = Samples.read(signature(self.SPEC), folder)
+        assert samples.classes == ("ant", "cat", "dog")
+        assert samples.column("labels").tolist() == [1, 2, 2]
+        x = joined(samples)
+        assert x.shape == (3, 3, 4, 6)
+        assert np.allclose(x[:, :, 0, 0], np.array([[0, 0.2, 0], [1, 0, 0], [0, 0, 0.4]]))
+
+    def test_the_declared_transform_is_applied(self, folder: Path) -> None:
+        samples = Samples.read(
+            signature(self.SPEC), folder, transform="resize=8, crop=4x6, mean=0.5/0.2/0, std=0.5/0.1/2, color=bgr"
+        )
+        x = joined(samples)  # [B, C, H, W] with blue first
+        assert np.allclose(x[:, :, 0, 0], np.array([[-1, 0, 0], [-1, -2, 0.5], [-0.2, -2, 0]]), atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("spec", "shape"),
+        [
+            ("x:float32[batch,4,6,3]", (3, 4, 6, 3)),
+            ("x:float32[batch,1,4,6]", (3, 1, 4, 6)),
+            ("x:float16[batch,3,4,6]", (3, 3, 4, 6)),
+        ],
+    )
+    def test_the_models_input_gives_the_layout(self, folder: Path, spec: str, shape: tuple[int, ...]) -> None:
+        assert joined(Samples.read(signature(spec), folder)).shape == shape
+
+    def test_bytes_are_fed_as_they_are(self, folder: Path) -> None:
+        x = joined(Samples.read(signature("x:uint8[batch,4,6,3]"), folder))
+        assert x.dtype == np.uint8
+        assert x[:, 0, 0].tolist() == [[0, 51, 0], [255, 0, 0], [0, 0, 102]]
+
+    def test_a_model_without_a_batch(self, folder: Path) -> None:
+        fixed = signature("x:float32[1,3,4,6]", batch=None, output="y:float32[1,4]")
+        assert [batch.inputs["x"].shape for batch in Samples.read(fixed, folder).batches()] == [(1, 3, 4, 6)] * 3
+
+    def test_the_middle_is_kept_as_pixels(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        pixels = np.arange(8 * 10, dtype=np.uint8).reshape(8, 10)
+        image.fromarray(pixels).save(tmp_path / "a.png")
+        samples = Samples.read(signature("x:float32[batch,1,h,w]"), tmp_path, transform="resize=8x10,crop=4x6,scale=1")
+        assert samples.extras == ()
+        assert np.array_equal(joined(samples)[0, 0], pixels[2:6, 2:8])
+        whole = Samples.read(signature("x:float32[batch,1,h,w]"), tmp_path, transform="scale=1")
+        assert np.array_equal(joined(whole)[0, 0], pixels)
+
+    def test_of_many_images_some_of_each_class_are_read(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        for number in range(12):
+            path = tmp_path / f"class{number // 4}" / f"{number:02}.png"
+            path.parent.mkdir(exist_ok=True)
+            image.new("L", (4, 4), number).save(path)
+        samples = Samples.read(signature("x:uint8[batch,1,4,4]"), tmp_path, limit=6)
+        assert joined(samples)[:, 0, 0, 0].tolist() == [0, 2, 4, 6, 8, 10]
+        assert samples.notes == ("6 of the 12 images were read, at even distances",)
+
+    def test_a_damaged_image_is_named(self, folder: Path) -> None:
+        (folder / "dog" / "bad.jpg").write_bytes(b"no image")
+        with pytest.raises(InvalidArgument, match=r"bad\.jpg cannot be read"):
+            Samples.read(signature(self.SPEC), folder)
+        whole = (folder / "dog" / "0.png").read_bytes()
+        (folder / "dog" / "bad.jpg").unlink()
+        (folder / "dog" / "half.png").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(InvalidArgument, match=r"half\.png cannot be read"):
+            Samples.read(signature(self.SPEC), folder)
+
+    def test_without_pillow(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot\[images\]'"):
+            Samples.read(signature(self.SPEC), folder)
+
+    def test_more_than_8_bits_are_refused(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        image.fromarray(np.full((4, 4), 1000, np.uint16)).save(tmp_path / "deep.png")
+        with pytest.raises(InvalidArgument, match=r"deep\.png has more than 8 bits a value"):
+            Samples.read(signature("x:float32[batch,1,4,4]"), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("transform", "message"),
+        [
+            ("size=224", "'size=224' is no part of a transform; known: resize, crop"),
+            ("crop=big", "crop=big of the transform is no size; write crop=224 or crop=224x320"),
+            ("crop=5x6", "crop=5x6 of the transform does not fit the input"),
+            ("mean=1/2", "mean=1/2 of the transform must be 1 or 3 numbers"),
+            ("std=0", "std=0 of the transform must be"),
+            ("scale=1/0", "scale=1/0 of the transform is no number"),
+            ("layout=hwc", "layout=hwc of the transform is not known; known: nchw, nhwc"),
+            ("color=gray", "images of color=gray and layout=nchw cannot be fed"),
+            ("crop=4x6,crop=4x6", "says crop twice"),
+        ],
+    )
+    def test_transforms_that_cannot_be(self, folder: Path, transform: str, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            Samples.read(signature(self.SPEC), folder, transform=transform)
+
+    @pytest.mark.parametrize(
+        ("takes", "message"),
+        [
+            (X, r"images cannot be fed to the input x:float32\[batch,8\]"),
+            (TEXT, r"the model takes several inputs \(ids, mask\)"),
+            (signature("x:int64[batch,3,4,6]"), "it must be float or uint8"),
+        ],
+    )
+    def test_models_that_take_no_images(self, folder: Path, takes: Signature, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            Samples.read(takes, folder)
+
+
+class TestGenerated:
+    def test_without_examples(self) -> None:
+        takes = signature("x:float32[batch,8]", "ids:int64[batch,seq=1..4]", "flag:bool[batch]", "text:string[batch]")
+        samples = synthetic(takes, 40, seed=3)
+        assert samples.rows == 40
+        (batch,) = samples.batches(100)
+        assert batch.inputs["ids"].shape == (40, 4)
+        assert set(np.unique(batch.inputs["ids"])) <= {0, 1}
+        assert abs(batch.inputs["x"].mean()) < 0.3
+        assert synthetic(takes, 40, seed=3).digest == samples.digest != synthetic(takes, 40, seed=4).digest
+
+    def test_like_the_examples(self) -> None:
+        examples = [
+            {"ids": np.full((2, 3), 70), "mask": np.array([[1, 1, 0], [1, 0, 0]])},
+            {"ids": np.full((1, 5), 90), "mask": np.ones((1, 5), np.int64)},
+        ]
+        samples = synthetic(TEXT, 30, examples=examples)
+        assert samples.rows == 30
+        shapes = {batch.inputs["ids"].shape[1] for batch in samples.batches()}
+        assert shapes == {3, 5}
+        for batch in samples.batches():
+            assert set(np.unique(batch.inputs["ids"])) <= {70, 90}
+            assert batch.inputs["mask"][:, 0].all()
+
+    def test_floats_stay_within_the_examples_range(self) -> None:
+        example = RNG.uniform(5, 6, (4, 8)).astype(np.float32)
+        x = joined(synthetic(X, 20, examples=[{"x": example}]))
+        assert x.dtype == np.float32
+        assert x.min() >= example.min()
+        assert x.max() <= example.max()
+        assert len(np.unique(x)) > 50
+
+    def test_cases_without_a_batch(self) -> None:
+        assert synthetic(ALONE, 5, examples=[{"x": np.ones((3, 2), np.float32)}]).rows == 5
