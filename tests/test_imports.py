@@ -26,6 +26,8 @@ FLOORS = {
     "bench": 3,
     "tensors": 2,
     "arrays": 2,
+    "layout": 2,
+    "pages": 2,
     "errors": 1,
 }
 # Siblings on one floor that may use each other, and how much of each other.

@@ -37,9 +37,9 @@ from ingot.export.lower.onnx import outside
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples, infer_specs
-from ingot.export.report.layout import count, size, table
 from ingot.export.subject import Description, Subject, describe
 from ingot.export.torch_arrays import from_torch, to_torch
+from ingot.layout import count, size, table
 from ingot.tensors import Signature, TensorSpec
 
 BATCHES = (1, 8, 32)

@@ -162,13 +162,15 @@ class Agreement(_Record):
     """How one output agrees with that of the variant it was made from, on the calibration data.
 
     ``cosine`` is the mean similarity by row, ``top1`` the share of rows whose largest element is the same one (only for
-    rows of several), ``error`` the largest difference as a share of the largest value.
+    rows of several), ``error`` the largest difference as a share of the largest value, ``sqnr`` the signal to
+    quantization noise over all values, in dB, at most 200; None where that is unknown or the signal is zero.
     """
 
     tensor: str
     cosine: float
     error: float
     top1: float | None = None
+    sqnr: float | None = None
 
 
 class Evidence(_Record):

@@ -12,6 +12,9 @@ from ingot.tensors import Array, DType
 
 Outputs = Mapping[str, Array]
 
+# JSON has no infinity, and float32 ends at some 140 dB.
+_SQNR_LIMIT = 200.0
+
 
 def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[Agreement, ...]:
     """Compare two models' answers to the same batches, for each floating-point output.
@@ -36,7 +39,17 @@ def _compare(name: str, left: Array, right: Array) -> Agreement:
         cosine=float(cosine.mean()),
         error=arrays.departure(left, right),
         top1=float((left.argmax(axis=1) == right.argmax(axis=1)).mean()) if several else None,
+        sqnr=_sqnr(left, right),
     )
+
+
+def _sqnr(left: Array, right: Array) -> float | None:
+    """Return the signal to noise in dB, or None where the signal is zero or not finite."""
+    signal, noise = np.square(left).sum(), np.square(left - right).sum()
+    if not (np.isfinite(signal) and np.isfinite(noise)) or signal == 0:
+        return None
+    decibels = 10 * np.log10(signal / noise) if noise > 0 else _SQNR_LIMIT
+    return float(min(decibels, _SQNR_LIMIT))
 
 
 def _rows(batches: Sequence[Outputs], name: str) -> Array:

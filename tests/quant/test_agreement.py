@@ -15,7 +15,7 @@ def one(expected: Array, actual: Array) -> Agreement:
 
 def test_the_same_answers_agree() -> None:
     batch = np.random.default_rng(0).standard_normal((5, 3))
-    assert one(batch, batch) == Agreement(tensor="y", cosine=1, error=0, top1=1)
+    assert one(batch, batch) == Agreement(tensor="y", cosine=1, error=0, top1=1, sqnr=200)
 
 
 def test_each_row_counts_once_whatever_its_batch() -> None:
@@ -33,6 +33,15 @@ def test_cosine_sees_direction_and_error_sees_scale() -> None:
     assert one(expected, -expected).cosine == pytest.approx(-1)
     assert one(expected, expected * 0).cosine == 0
     assert one(expected * 0, expected * 0).cosine == 1
+
+
+def test_sqnr_is_in_decibels_over_all_values() -> None:
+    expected = np.array([[3.0, 4.0], [0.0, 0.0]])
+    assert one(expected, expected + np.array([[0.3, 0.4], [0, 0]])).sqnr == pytest.approx(20)
+    assert one(expected, -9 * expected).sqnr == pytest.approx(-20)
+    assert one(expected * 0, expected).sqnr is None  # no signal
+    assert one(expected, expected * np.nan).sqnr is None
+    assert one(expected, expected * (1 + 1e-15)).sqnr == 200
 
 
 def test_every_floating_point_output_is_compared_and_no_other() -> None:

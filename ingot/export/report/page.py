@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
+from ingot import pages
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
-from ingot.export.report.layout import size
+from ingot.layout import size
 
 # As many operators as a glance takes in; the rest is folded away.
 _MOST_BARS = 12
@@ -25,20 +26,16 @@ def html(report: Report) -> str:
         ("Stages and proofs", _stages(report.stages)),
         ("Rewrites", _rewrites(report.rewrites)),
         ("Graphs", _graphs(report.graphs)),
-        ("Outside the operator set", _list(report.outside_opset)),
-        ("Notes", _list(report.notes)),
+        ("Outside the operator set", pages.listing(report.outside_opset)),
+        ("Notes", pages.listing(report.notes)),
     )
-    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # The page loads nothing, and runs nothing, even if a name in it got past the escaping.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(report.name)} - export report</title><style>{_STYLE}</style></head><body>"
-        f"<header><h1>{escape(report.name)}</h1><p>exported from <code>{escape(report.source)}</code>"
-        f" at <time>{escape(report.created)}</time></p></header><main>{body}</main>"
-        f"<footer>{escape(versions)} &middot; report format {report.schema_version}</footer></body></html>"
+    return pages.page(
+        report.name,
+        "export report",
+        f"exported from <code>{escape(report.source)}</code> at <time>{escape(report.created)}</time>",
+        sections,
+        f"{escape(pages.versions(report.versions))} &middot; report format {report.schema_version}",
+        _STYLE,
     )
 
 
@@ -49,23 +46,19 @@ def _summary(report: Report) -> str:
         ("Batch dimension", escape(report.batch or "none")),
         *((escape(name), size(count)) for name, count in report.sizes.items()),
     ]
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows if value) + "</dl>"
+    return pages.definitions(rows)
 
 
 def _codes(items: Iterable[str]) -> str:
     return "<br>".join(f"<code>{escape(item)}</code>" for item in items)
 
 
-def _list(items: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else ""
-
-
 def _attempts(attempts: Sequence[Attempt]) -> str:
     rows = [
-        (f"<code>{escape(item.route)}</code>", _mark(not item.failure, "taken", "failed"), escape(item.failure))
+        (f"<code>{escape(item.route)}</code>", pages.mark(not item.failure, "taken", "failed"), escape(item.failure))
         for item in attempts
     ]
-    return _table(("Route", "", "Why not"), rows)
+    return pages.table(("Route", "", "Why not"), rows)
 
 
 def _stages(stages: Sequence[Stage]) -> str:
@@ -75,14 +68,14 @@ def _stages(stages: Sequence[Stage]) -> str:
         proofs = [
             (
                 f"<code>{escape(item.tensor)}</code>",
-                _mark(item.error <= item.tolerance, f"{item.error:.1e}", f"{item.error:.1e}"),
+                pages.mark(item.error <= item.tolerance, f"{item.error:.1e}", f"{item.error:.1e}"),
                 f"{item.tolerance:.0e}",
                 str(item.cases),
             )
             for item in stage.parity
         ] or [("", "", "", "")]
         rows += [(*(first if index == 0 else ("", "", "")), *proof) for index, proof in enumerate(proofs)]
-    return _table(("Stage", "Time", "", "Output", "Error", "Tolerance", "Cases"), rows)
+    return pages.table(("Stage", "Time", "", "Output", "Error", "Tolerance", "Cases"), rows)
 
 
 def _rewrites(rewrites: Sequence[Rewrite]) -> str:
@@ -92,23 +85,11 @@ def _rewrites(rewrites: Sequence[Rewrite]) -> str:
             escape(item.kind),
             str(item.matches),
             "" if item.error is None else f"{item.error:.1e}",
-            _mark(False, "", "rejected") + f" {escape(item.rejected)}" if item.rejected else "",
+            pages.mark(False, "", "rejected") + f" {escape(item.rejected)}" if item.rejected else "",
         )
         for item in rewrites
     ]
-    return _table(("Rule", "Graph", "Matches", "Error", ""), rows)
-
-
-def _mark(good: bool, yes: str, no: str) -> str:
-    return f'<span class="good">&#10003; {yes}</span>' if good else f'<span class="bad">&#10007; {no}</span>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    titles = "".join(f"<th>{title}</th>" for title in head)
-    cells = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table></div>'
+    return pages.table(("Rule", "Graph", "Matches", "Error", ""), rows)
 
 
 def _graphs(graphs: Sequence[GraphView]) -> str:
@@ -196,33 +177,17 @@ def _row(node: Node, mark: str) -> str:
 
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1d2433;--soft:#667085;--page:#f5f6f8;--card:#fff;--line:#e3e6ec;--key:#3564d4;
---good:#18794e;--bad:#c4321c;--gone:#fdecea;--made:#e6f4ec}
-@media (prefers-color-scheme:dark){:root{--ink:#e4e7ee;--soft:#98a2b3;--page:#12151b;--card:#1a1f28;--line:#2b323e;
---key:#7ea2ff;--good:#5fcf98;--bad:#ff8f7a;--gone:#3a2020;--made:#1a3327}}
-*{box-sizing:border-box}
-body{margin:0;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
-header,main,footer{max-width:1500px;margin:auto;padding:0 24px}
-header{padding-top:36px}h1{margin:0;font-size:30px;letter-spacing:-.02em}header p{margin:4px 0 20px;color:var(--soft)}
-section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 22px;margin:0 0 18px}
-h2{margin:0 0 12px;font-size:17px}h3{margin:0 0 10px;font-size:15px}small{color:var(--soft);font-weight:400}
-code,ol{font:13px/1.5 ui-monospace,monospace}code{overflow-wrap:anywhere}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 24px;margin:0}dt{color:var(--soft)}dd{margin:0}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%}
-th{text-align:left;font-weight:500;color:var(--soft);font-size:13px}th,td{padding:5px 18px 5px 0;vertical-align:top}
-tbody tr{border-top:1px solid var(--line)}td{font-variant-numeric:tabular-nums}
-td code{white-space:nowrap}
-.good{color:var(--good);white-space:nowrap}.bad{color:var(--bad);white-space:nowrap}
+:root{--gone:#fdecea;--made:#e6f4ec}
+@media (prefers-color-scheme:dark){:root{--gone:#3a2020;--made:#1a3327}}
 .graphs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:18px;align-items:start}
 article{border:1px solid var(--line);border-radius:10px;padding:14px 16px;min-width:0}
 .bars{margin-bottom:14px}.bar{display:grid;grid-template-columns:minmax(0,1.3fr) 1fr 3.5em;gap:10px;align-items:center}
 .bar code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}.bar svg{width:100%;height:8px;fill:var(--key)}
 .bar b{font-weight:500;text-align:right;font-variant-numeric:tabular-nums}
 details{border-left:2px solid var(--line);padding-left:10px;margin:2px 0}summary{cursor:pointer;padding:2px 0}
-summary:hover{color:var(--key)}ol{list-style:none;margin:2px 0 6px;padding:0}
-li{padding:1px 6px;border-radius:5px;overflow-wrap:anywhere}ol li b{color:var(--key);font-weight:500}
-ol i{color:var(--soft);font-style:normal}u{text-decoration:none;color:var(--soft)}
-.gone{background:var(--gone)}.made{background:var(--made)}section p{margin:0 0 12px;font-size:13px}
+summary:hover{color:var(--key)}ol{list-style:none;margin:2px 0 6px;padding:0;font:13px/1.5 ui-monospace,monospace}
+ol li b{color:var(--key);font-weight:500}ol i{color:var(--soft);font-style:normal}
+u{text-decoration:none;color:var(--soft)}
+.gone{background:var(--gone)}.made{background:var(--made)}
 section p span{display:inline-block;padding:2px 8px;border-radius:5px;margin-right:6px}
-footer{padding-bottom:36px;color:var(--soft);font-size:13px}
-""".replace("\n", "")
+"""

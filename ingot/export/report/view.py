@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ingot.export.report import GraphView, Node, Report, Stage
-from ingot.export.report.layout import size, table
 from ingot.export.report.page import html as html
+from ingot.layout import size, table
 
 
 def text(report: Report, nodes: bool = False) -> str:
