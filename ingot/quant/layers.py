@@ -25,7 +25,7 @@ _QUANTIZED = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layer:
     """A node and its weight.
 

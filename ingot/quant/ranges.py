@@ -30,15 +30,16 @@ _PERCENTILE = 0.9999
 class Observation:
     """One activation's values.
 
-    ``bins`` count a sample of them over ``-reach`` to ``reach``. ``largest`` and ``mean`` are by channel, along the
-    axis that a layer contracts; None where nobody asked.
+    ``bins`` count a sample of them over ``-reach`` to ``reach``. ``lows``, ``highs`` and ``mean`` are by channel, along
+    the axis that a layer contracts; None where nobody asked.
     """
 
     low: float = math.inf
     high: float = -math.inf
     reach: float = 0.0
     bins: Array = field(default_factory=lambda: np.zeros(_BINS))
-    largest: Array | None = None
+    lows: Array | None = None
+    highs: Array | None = None
     total: Array | None = None
     count: int = 0
 
@@ -57,8 +58,9 @@ class Observation:
         if axis is None:
             return
         channels = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
-        largest = np.abs(channels).max(axis=0)
-        self.largest = largest if self.largest is None else np.maximum(self.largest, largest)
+        lows, highs = channels.min(axis=0), channels.max(axis=0)
+        self.lows = lows if self.lows is None else np.minimum(self.lows, lows)
+        self.highs = highs if self.highs is None else np.maximum(self.highs, highs)
         total = channels.sum(axis=0, dtype=np.float64)
         self.total = total if self.total is None else self.total + total
         self.count += len(channels)
@@ -102,7 +104,8 @@ class Observation:
         """Return the share of the whole range that costs least."""
         centers = self._centers()
         tried = [(share * self.low, share * self.high) for share in np.linspace(0.1, 1, 46)]
-        return min(tried, key=lambda ends: cost(centers, self.bins, *ends))
+        low, high = min(tried, key=lambda ends: cost(centers, self.bins, *ends))
+        return float(low), float(high)
 
 
 def _squared_error(centers: Array, bins: Array, low: float, high: float) -> float:

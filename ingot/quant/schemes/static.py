@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, is_float, tensor
+from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor
 from ingot.quant.schemes import edit
-from ingot.quant.schemes.rounding import Affine, channel_scales, to_int8
+from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
 from ingot.tensors import Array
 
 OPERATORS = ("Conv", "MatMul", "Gemm")
@@ -72,9 +73,25 @@ def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) ->
     return tuple(found)
 
 
-def apply(model: ir.Model, layers: Iterable[Layer], activations: Activations, *, per_channel: bool = True) -> None:
-    """Quantize layers of a model in place; each is one that :func:`takes` accepts."""
-    _Writer(model, layers, activations, per_channel).write()
+def apply(
+    model: ir.Model,
+    layers: Iterable[Layer],
+    activations: Activations,
+    *,
+    per_channel: bool = True,
+    means: Mapping[str, Array] = MappingProxyType({}),
+) -> None:
+    """Quantize layers of a model in place; each is one that :func:`takes` accepts.
+
+    Args:
+        model: the model.
+        layers: which.
+        activations: how activations become integers.
+        per_channel: one scale an output channel, or one a tensor.
+        means: the mean of each channel of layers' inputs, by value name; where it is known, the mean error that rounded
+            weights make is put into the bias (arXiv:1906.04721, section 4.2).
+    """
+    _Writer(model, layers, activations, per_channel, means).write()
 
 
 def clamped(value: ir.Value) -> ir.Value:
@@ -88,7 +105,15 @@ def clamped(value: ir.Value) -> ir.Value:
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, layers: Iterable[Layer], activations: Activations, per_channel: bool):
+    def __init__(
+        self,
+        model: ir.Model,
+        layers: Iterable[Layer],
+        activations: Activations,
+        per_channel: bool,
+        means: Mapping[str, Array],
+    ):
+        self._means = means
         self._graph = model.graph
         self._opset = model.opset_imports.get("", 1)
         # Integers of 16 bits are ONNX Runtime's own in older operator sets.
@@ -111,8 +136,9 @@ class _Writer:
         sources: list[ir.Value] = []
         for node in nodes:
             if node in self._layers:
+                source = node.inputs[0]
                 self._quantize_inputs(node, [0])
-                self._quantize_weight(self._layers[node])
+                self._quantize_weight(self._layers[node], self._means.get(source.name or "") if source else None)
                 if node.op_type == "Conv" or self._wanted(node.outputs[0], computed):
                     sources.append(clamped(node.outputs[0]))
             elif node in computed:
@@ -187,13 +213,16 @@ class _Writer:
         quantize = next(user for user, _ in value.uses() if user.op_type == "QuantizeLinear")
         edit.redirect(self._graph, value, pair, keep=quantize)
 
-    def _quantize_weight(self, layer: Layer) -> None:
+    def _quantize_weight(self, layer: Layer, mean: Array | None) -> None:
         array = tensor(layer.weight).numpy().astype(np.float32)
         axis = layer.axis if self._per_channel else None
         scales = channel_scales(array, axis)
         base = layer.weight.name or layer.name
+        integers = to_int8(array, scales, axis)
+        if mean is not None:
+            _correct(self._graph, layer, _mean_error(array, integers, scales, axis, mean, layer))
         inputs = (
-            edit.constant(self._graph, f"{base}_int8", to_int8(array, scales, axis)),
+            edit.constant(self._graph, f"{base}_int8", integers),
             edit.constant(self._graph, f"{base}_scale", scales, layer.weight.dtype),
             edit.constant(self._graph, f"{base}_zero", np.zeros(scales.shape, np.int8)),
         )
@@ -220,6 +249,33 @@ class _Writer:
         attributes = {"axis": 0} if by.ndim else {}
         operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
         layer.node.replace_input_with(2, edit.insert_before(self._graph, layer.node, operation))
+
+
+def _mean_error(array: Array, integers: Array, scales: Array, axis: int | None, mean: Array, layer: Layer) -> Array:
+    """Return how much larger the rounded weights make each output channel on average."""
+    by = scales if axis is None else along(scales, axis, array.ndim)
+    error = integers * by - array
+    if layer.operator != "Conv":
+        return np.asarray(mean @ error if layer.axis == 1 else error @ mean)
+    group = integer(layer.node, "group", 1)
+    parts = error.reshape(group, len(error) // group, error.shape[1], -1).sum(axis=-1)  # [group, outputs, inputs]
+    return np.einsum("goi,gi->go", parts, mean.reshape(group, -1)).reshape(-1)
+
+
+def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
+    """Subtract an error from a layer's bias, wherever it is added; a layer without one is left."""
+    node, place = layer.node, 2
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if layer.operator == "MatMul":
+        users = [user for user, _ in layer.output.uses()]
+        if len(users) == 1 and users[0].op_type == "Add":
+            node = users[0]
+            place = next((place for place, item in enumerate(node.inputs) if constant(item)), 0)
+            bias = node.inputs[place]
+    if bias is not None and constant(bias) and shape(bias)[-1:] == error.shape:
+        array = tensor(bias).numpy()
+        corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
+        node.replace_input_with(place, corrected)
 
 
 def _modest(value: ir.Value) -> bool:

@@ -1,1 +1,0 @@
-"""One module a recipe: a transform of an ONNX file into another."""

@@ -1,0 +1,55 @@
+"""The model that is quantized."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import Variant, onnx_graph
+from ingot.quant import layers as graph_layers
+from ingot.quant.layers import Layer
+from ingot.tensors import Signature
+
+
+class Source:
+    """A floating-point variant of format ``onnx``, whose blobs are files.
+
+    Args:
+        variant: the variant; its archive is to be held as long as this.
+
+    Raises:
+        InvalidArgument: it is quantized already.
+    """
+
+    def __init__(self, variant: Variant):
+        self.variant = variant
+        model = self.model()
+        if graph_layers.is_quantized(model):
+            raise InvalidArgument("the model is quantized already; quantize the floating-point variant instead")
+        self.opset = model.opset_imports.get("", 1)
+        self.layers = tuple(graph_layers.find(model))
+        self._model = model
+
+    @property
+    def path(self) -> Path:
+        return self.variant.path()
+
+    @property
+    def signature(self) -> Signature:
+        return self.variant.signature
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The layers' names in the order of the graph."""
+        return tuple(layer.name for layer in self.layers)
+
+    def model(self) -> ir.Model:
+        """Return the graph, to be changed at will. Its large weights are mapped from their files."""
+        return onnx_graph.load(self.path)
+
+    def by_name(self, model: ir.Model) -> dict[str, Layer]:
+        """Return the layers of a graph that :meth:`model` gave."""
+        return {layer.name: layer for layer in graph_layers.find(model)}
