@@ -49,6 +49,14 @@ def only(form: Form, settings: Settings | None = None, reason: Reason = "") -> C
     return lambda: Choice(form, form.open(settings.device, settings.threads), reason)
 
 
+def warn_of(variant: Variant, model: str, settings: Settings) -> None:
+    """Log what speaks against a variant that is served all the same, since it was named or is the only one."""
+    if variant.serving.format == "onnx" and (reason := obstacle(variant, settings)):
+        log.warning("model %s: variant %s may not run well here: %s", model, variant.name, reason)
+    if variant.serving.evidence.holds is False:
+        log.warning("model %s: variant %s did not keep its accuracy budget", model, variant.name)
+
+
 class Chooser:
     """Opens the variant that serves best on this machine; see :data:`Reason`.
 
@@ -78,7 +86,11 @@ class Chooser:
         runnable = [variant for variant in self._variants if self._can_run(variant)]
         kept = [variant for variant in runnable if variant.serving.evidence.holds is not False]
         broken = [variant for variant in runnable if variant.serving.evidence.holds is False]
-        choice = self._among(kept) or self._among(broken)
+        choice = self._among(kept)
+        if choice is None:
+            choice = self._among(broken)
+        else:
+            self._left_out.update({variant.name: "it did not keep its accuracy budget" for variant in broken})
         if choice is None:
             raise Unsupported(f"no variant of model '{self._model}' can run here: {self._reasons()}")
         log.info(

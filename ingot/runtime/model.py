@@ -15,7 +15,7 @@ from pathlib import Path
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
-from ingot.runtime.choice import Choose, Chooser, Reason, only
+from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
@@ -111,6 +111,7 @@ class Model:
         reason: Reason = "requested",
     ) -> Model:
         """Return a model that serves one variant of an archive, whose blobs are files."""
+        warn_of(variant, name, settings)
         choose = only(Form.of_variant(variant, settings), settings, reason)
         return cls(name, version, choose, signature=variant.signature, settings=settings, metrics=metrics)
 

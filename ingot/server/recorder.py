@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 _FLUSH_SECONDS = 5.0
 _CASES_A_FILE = 64
-_BYTES_A_FILE = 16 << 20
+_BYTES_A_FILE = 4 << 20  # encoding holds the interpreter lock, so files are kept small
 # What may wait to be written: in requests, and in bytes that they keep in memory.
 _MAX_WAITING = 1024
 _MAX_WAITING_BYTES = 64 << 20

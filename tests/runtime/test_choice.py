@@ -141,11 +141,15 @@ def test_times_of_other_hardware_are_not_believed(
     assert (choice.form.variant, choice.reason) == ("a", "measured")
 
 
-def test_one_that_broke_its_accuracy_budget_is_the_last_resort(times: dict[str, float]) -> None:
+def test_one_that_broke_its_accuracy_budget_is_the_last_resort(
+    times: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     times.update(kept=0.003, unasked=0.002, broken=0.001)
     broken = Made("broken", evidence=timed(0.001, holds=False))
     kept = Made("kept", 2, evidence=timed(0.003, holds=True))
     assert choose(archive([broken, kept, Made("unasked", 3)])).form.variant == "unasked"
+    assert "left out: broken: it did not keep its accuracy budget" in caplog.text
     assert choose(archive([broken, kept]), Settings(device="cpu", variant_choice="preferred")).form.variant == "kept"
     failing = Made("kept", 2, goldens=(WRONG,))
     assert choose(archive([broken, failing])).form.variant == "broken"
