@@ -39,6 +39,18 @@ def serve(
     ort_library: Annotated[
         Path | None, typer.Option(help="A library of custom operators for ONNX Runtime.", show_default="None")
     ] = None,
+    variant_choice: Annotated[
+        str | None,
+        typer.Option(
+            help="Which variant of an archive is served if none is named: measured (the fastest here) or preferred "
+            "(the first).",
+            show_default="measured",
+        ),
+    ] = None,
+    choice_time: Annotated[
+        float | None,
+        typer.Option(help="Seconds that each variant is timed at each batch size, if it must be.", show_default="0.3"),
+    ] = None,
     instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
     max_queue: Annotated[
@@ -53,6 +65,21 @@ def serve(
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds for requests in flight at shutdown.", show_default="30")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write some requests and their answers, which are users' data, to this folder.", show_default="None"
+        ),
+    ] = None,
+    record_share: Annotated[
+        float | None, typer.Option(help="Which share of the requests is recorded.", show_default="0.01")
+    ] = None,
+    record_limit: Annotated[
+        int | None, typer.Option(help="Most requests of a model's version that are recorded.", show_default="1000")
+    ] = None,
+    record_limit_mb: Annotated[
+        int | None, typer.Option(help="Most MiB of a model's version that are recorded.", show_default="256")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     store: StoreOption = None,
@@ -69,6 +96,8 @@ def serve(
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
         "ort_library": ort_library,
+        "variant_choice": variant_choice,
+        "choice_time": choice_time,
         "instances": instances,
         "max_batch": max_batch,
         "max_queue": max_queue,
@@ -76,6 +105,10 @@ def serve(
         "max_body_mb": max_body_mb,
         "max_bodies_mb": max_bodies_mb,
         "drain_timeout": drain_timeout,
+        "record": record,
+        "record_share": record_share,
+        "record_limit": record_limit,
+        "record_limit_mb": record_limit_mb,
     }
     configure_logging(log_level)
     from ingot.model_store import Store
@@ -107,7 +140,13 @@ def configure_logging(level: str) -> None:
 
 def _addresses(server: Any) -> dict[str, Any]:
     models = [
-        {"name": model.name, "version": model.version, "variant": model.variant, "device": model.device}
+        {
+            "name": model.name,
+            "version": model.version,
+            "variant": model.variant,
+            "device": model.device,
+            "properties": dict(model.properties),
+        }
         for model in server.repository
     ]
     return {"http": server.http_url, "grpc": server.grpc_url, "models": models}

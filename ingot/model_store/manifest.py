@@ -176,7 +176,8 @@ class Agreement(_Record):
 class Evidence(_Record):
     """What was measured about a variant, and on which machine.
 
-    ``baseline`` is the latency of the variant that it was made from, measured in the same run.
+    ``baseline`` is the latency of the variant that it was made from, measured in the same run. ``holds`` tells whether
+    the accuracy budget was kept that was asked for when it was made; None: none was asked for.
     """
 
     machine: str = ""
@@ -184,6 +185,7 @@ class Evidence(_Record):
     latency: tuple[BatchLatency, ...] = ()
     agreement: tuple[Agreement, ...] = ()
     baseline: tuple[BatchLatency, ...] = ()
+    holds: bool | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return how many times faster than the baseline each batch size is."""

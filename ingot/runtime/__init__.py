@@ -3,9 +3,10 @@
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Model, Settings, State
+from ingot.runtime.model import Model, State
 from ingot.runtime.repository import Repository
 from ingot.runtime.scheduler import Entry, Limits, Scheduler
+from ingot.runtime.settings import Settings
 
 __all__ = [
     "Engine",

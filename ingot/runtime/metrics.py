@@ -60,6 +60,21 @@ class Metrics:
         )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
+        self.variant_info = Gauge(
+            "ingot_model_variant_info",
+            "1 for the variant of its archive that the model serves, and why it is this one",
+            (*_MODEL, "variant", "reason"),
+            registry=registry,
+        )
+        self.recorded = Counter(
+            "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
+        )
+        self.recorded_dropped = Counter(
+            "ingot_recorded_dropped",
+            "Requests that were to be recorded and were not, since too many waited or the folder could not be written",
+            _MODEL,
+            registry=registry,
+        )
 
     def render(self) -> bytes:
         """Return the text exposition."""

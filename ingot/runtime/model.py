@@ -7,20 +7,21 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from ingot import arrays, tensors
+from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
-from ingot.model_store import Golden, Variant
-from ingot.runtime import devices
+from ingot.model_store import Archive, Variant
+from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
+from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
-from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduler import Entry, Limits, Outcome, Scheduler, group_of
+from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
+from ingot.runtime.settings import Settings
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -38,35 +39,19 @@ class State(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How models are run.
-
-    ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share out the CPU cores.
-    ``allow_code`` loads archives' variants of formats that can run code of whoever made them.
-    ``ort_library`` is native code of custom operators for ONNX Runtime.
-    """
-
-    device: str = "auto"
-    instances: int = 1
-    limits: Limits = field(default_factory=Limits)
-    allow_code: bool = False
-    ort_library: Path | None = None
-
-
 class Model:
     """A served model: a scheduler in front of one or more engine instances.
 
     ``load`` and ``close`` block and may run in any thread; ``infer`` and ``drain`` belong to one event loop.
 
+    ``variant`` is what the archive calls the form that is served, and ``properties`` tell people which it is and why;
+    both are empty until it is chosen, and for a bare file.
+
     Args:
         name: what clients call it.
         version: which version of that name.
-        open_engine: makes one engine, given the device and its number of CPU threads.
+        choose: opens the form of the model that is served; called once, by ``load``.
         signature: what requests are checked against; None takes the engine's own reading of the file.
-        goldens: cases that must come out as stored before the model is ready.
-        tolerance: how far their outputs may depart; see :func:`ingot.arrays.departure`.
-        variant: which form of the archive's model this is, for people to see.
         settings: device, instances and limits.
         metrics: where to count.
     """
@@ -75,28 +60,25 @@ class Model:
         self,
         name: str,
         version: str,
-        open_engine: Callable[[str, int], Engine],
+        choose: Choose,
         *,
         signature: Signature | None = None,
-        goldens: Sequence[Golden] = (),
-        tolerance: float = 1e-3,
-        variant: str = "",
         settings: Settings | None = None,
         metrics: Metrics | None = None,
     ):
         self.name = name
         self.version = version
-        self.variant = variant
         self.state = State.LOADING
         self.reason = ""
         self.platform = ""
         self.device = ""
-        self._open_engine = open_engine
+        self.variant = ""
+        self.properties: Mapping[str, str] = {}
+        self._choose = choose
         self._signature = signature
-        self._goldens = goldens
-        self._tolerance = tolerance
         self._settings = settings or Settings()
         metrics = metrics or Metrics()
+        self._variant_info = metrics.variant_info
         labels = (name, version)
         self._queue_seconds = metrics.queue_seconds.labels(*labels)
         self._engine_seconds = metrics.engine_seconds.labels(*labels)
@@ -116,36 +98,30 @@ class Model:
     @classmethod
     def of_file(cls, name: str, version: str, path: Path, settings: Settings, metrics: Metrics) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
-        return cls(
-            name,
-            version,
-            lambda device, threads: load_engine(path, device=device, threads=threads),
-            settings=settings,
-            metrics=metrics,
-        )
+        return cls(name, version, only(Form.of_file(path), settings), settings=settings, metrics=metrics)
 
     @classmethod
-    def of_variant(cls, name: str, version: str, variant: Variant, settings: Settings, metrics: Metrics) -> Model:
-        """Return a model that serves an archive's variant, whose blobs are files."""
-        return cls(
-            name,
-            version,
-            # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
-            lambda device, threads: load_engine(
-                variant.path(),
-                format=variant.serving.format,
-                device=device,
-                threads=threads,
-                allow_code=settings.allow_code,
-                ort_library=settings.ort_library,
-            ),
-            signature=variant.signature,
-            goldens=variant.goldens(),
-            tolerance=variant.serving.golden_tolerance,
-            variant=variant.name,
-            settings=settings,
-            metrics=metrics,
-        )
+    def of_variant(
+        cls,
+        name: str,
+        version: str,
+        variant: Variant,
+        settings: Settings,
+        metrics: Metrics,
+        reason: Reason = "requested",
+    ) -> Model:
+        """Return a model that serves one variant of an archive, whose blobs are files."""
+        warn_of(variant, name, settings)
+        choose = only(Form.of_variant(variant, settings), settings, reason)
+        return cls(name, version, choose, signature=variant.signature, settings=settings, metrics=metrics)
+
+    @classmethod
+    def of_archive(cls, name: str, version: str, archive: Archive, settings: Settings, metrics: Metrics) -> Model:
+        """Return a model that serves that variant of an archive, whose blobs are files, which does best here."""
+        if len(archive.variants) == 1:
+            return cls.of_variant(name, version, archive.variant(), settings, metrics, "only")
+        choose = Chooser(name, archive.variants, settings)
+        return cls(name, version, choose, signature=archive.signature, settings=settings, metrics=metrics)
 
     @property
     def ready(self) -> bool:
@@ -191,18 +167,22 @@ class Model:
 
     def _open(self, engines: list[Engine]) -> Signature:
         """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
-        count = self._settings.instances
-        for _ in range(count):
-            engines.append(self._open_engine(self._settings.device, max(1, devices.cpu_count() // count)))
+        choice = self._choose()
+        engines.append(choice.engine)
+        self.variant, self.properties = choice.form.variant, choice.properties
+        while len(engines) < self._settings.instances:
+            engines.append(choice.form.open(self._settings.device, self._settings.threads))
         first = engines[0]
         self.platform, self.device = first.platform, first.device
         signature = self._signature = self._signature or first.signature
         tensors.check_same(signature, first.signature)
         self.state = State.TESTING
-        self._test(first)
+        choice.form.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
-            self._test(engine)
+            choice.form.test(engine, self.name)
+        if self.variant:
+            self._variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
@@ -261,19 +241,9 @@ class Model:
         """
         for instance in self._instances:
             instance.close(timeout)
-        self._instances, self._idle, self._goldens = [], [], ()
+        self._instances, self._idle = [], []
         if self.state is not State.FAILED:
             self.state = State.UNLOADED
-
-    def _test(self, engine: Engine) -> None:
-        for case, golden in enumerate(self._goldens):
-            output, error = arrays.worst_error(golden.outputs, engine.run(golden.inputs))
-            if error > self._tolerance:
-                raise InternalError(
-                    f"model '{self.name}' does not answer as it did when it was exported: output '{output}' of golden "
-                    f"case {case} departs by {error:.2e}, tolerance {self._tolerance:.0e}; this machine or its ONNX "
-                    "Runtime computes something else, so it is not served"
-                )
 
     def _pump_soon(self) -> None:
         # Once a loop tick, so that all requests that arrived in the same tick can share the batch.

@@ -11,7 +11,8 @@ from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.references import Reference, name_from, version_key
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Model, Settings
+from ingot.runtime.model import Model
+from ingot.runtime.settings import Settings
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
@@ -88,8 +89,7 @@ class Repository:
 
     def _model(self, source: str | Archive) -> Model:
         if isinstance(source, Archive):
-            served = source.name.rpartition("/")[2]
-            return Model.of_variant(served, "1", source.unpacked().variant(), self._settings, self.metrics)
+            return self._of_archive(source.name, "1", source.unpacked(), None)
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
         location, _, chosen = source.partition("#")
@@ -102,13 +102,15 @@ class Repository:
             return Model.of_file(name or name_from(path.stem), "1", path, self._settings, self.metrics)
         if path.suffix == ".ingot" or location.startswith((".", "/", "~")):
             archive = Archive.open(path).unpacked()
-            variant, version = archive.variant(chosen or None), "1"
-        else:
-            archive, reference = self._find(source)
-            variant, version = archive.variant(reference.variant), str(reference.tag)
-            name = name or reference.name
-        served = (name or archive.name).rpartition("/")[2]  # a slash in a name would be one in the URL
-        return Model.of_variant(served, version, variant, self._settings, self.metrics)
+            return self._of_archive(name or archive.name, "1", archive, chosen or None)
+        archive, reference = self._find(source)
+        return self._of_archive(name or reference.name, str(reference.tag), archive, reference.variant)
+
+    def _of_archive(self, name: str, version: str, archive: Archive, variant: str | None) -> Model:
+        served = name.rpartition("/")[2]  # a slash in a name would be one in the URL
+        if variant is None:
+            return Model.of_archive(served, version, archive, self._settings, self.metrics)
+        return Model.of_variant(served, version, archive.variant(variant), self._settings, self.metrics)
 
     def _find(self, source: str) -> tuple[Archive, Reference]:
         try:

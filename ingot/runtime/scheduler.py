@@ -26,7 +26,7 @@ class Entry:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = sum(_size(array) for array in self.inputs.values())
+        self.nbytes = sum(size_of(array) for array in self.inputs.values())
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Scheduler:
         return batch
 
 
-def _size(array: Array) -> int:
+def size_of(array: Array) -> int:
     """Return the bytes that an array holds; an object array's own count leaves its text out."""
     return array.nbytes + (sum(len(item) for item in array.reshape(-1)) if array.dtype == object else 0)
 

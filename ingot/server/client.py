@@ -67,7 +67,10 @@ class Client:
         return self._transport.ready(model)
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        """Return a model's name, versions, platform, inputs and outputs, as the protocol shapes them."""
+        """Return a model's name, versions, platform, inputs and outputs, as the protocol shapes them.
+
+        Ingot's servers add ``properties``: which variant of an archive is served, and why.
+        """
         return self._transport.metadata(model, version)
 
     def infer(
@@ -193,6 +196,7 @@ class _Grpc:
             "platform": answer.platform,
             "inputs": tensors(answer.inputs),
             "outputs": tensors(answer.outputs),
+            **({"properties": dict(answer.properties)} if answer.properties else {}),
         }
 
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:

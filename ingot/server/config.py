@@ -30,6 +30,14 @@ class ServerConfig(BaseSettings):
     ort_library: Path | None = Field(
         None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
     )
+    variant_choice: Literal["measured", "preferred"] = Field(
+        "measured",
+        description="Which variant of an archive is served if none is named, of those that run here: the fastest, or "
+        "the archive's first.",
+    )
+    choice_time: float = Field(
+        0.3, gt=0, le=60, description="Seconds that each variant is timed at each batch size, if it must be."
+    )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
@@ -39,6 +47,13 @@ class ServerConfig(BaseSettings):
     drain_timeout: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="Seconds that requests in flight get to finish at shutdown."
     )
+
+    record: Path | None = Field(
+        None, description="Folder to write some requests to, with their answers: users' data. Off by default."
+    )
+    record_share: float = Field(0.01, gt=0, le=1, description="Which share of the requests is recorded, at random.")
+    record_limit: int = Field(1000, ge=1, description="Most requests of a model's version that are recorded.")
+    record_limit_mb: int = Field(256, ge=1, description="Most MiB of a model's version that are recorded.")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ServerConfig:
@@ -66,4 +81,12 @@ class ServerConfig(BaseSettings):
     def runtime(self) -> Settings:
         """The settings that the runtime takes."""
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20)
-        return Settings(self.device, self.instances, limits, self.allow_code, self.ort_library)
+        return Settings(
+            self.device,
+            self.instances,
+            limits,
+            self.allow_code,
+            self.ort_library,
+            self.variant_choice,
+            self.choice_time,
+        )

@@ -12,6 +12,7 @@ from typing import Any
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import Model, Repository
+from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
@@ -59,13 +60,15 @@ class ModelMetadata:
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    properties: Mapping[str, str]
 
 
 class DataPlane:
-    """Health, metadata and inference over a repository of models."""
+    """Health, metadata and inference over a repository of models; ``recorder``, if there is one, keeps some of it."""
 
     def __init__(self, repository: Repository):
         self.repository = repository
+        self.recorder: Recorder | None = None
         self.metrics = repository.metrics
         self.draining = False
 
@@ -110,7 +113,8 @@ class DataPlane:
         """
         model = self.repository.get(name, version)
         versions = (model.version,) if version else tuple(self.repository.versions(name))
-        return ModelMetadata(name, versions, model.platform, model.signature.inputs, model.signature.outputs)
+        signature = model.signature
+        return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
         """Answer one request.
@@ -148,6 +152,8 @@ class DataPlane:
             raise InvalidArgument(f"input '{twice}' stands twice in the request")
         wanted = self._wanted(model, request)
         outputs = await model.infer(inputs, _timeout(request.parameters))
+        if self.recorder is not None:
+            self.recorder.offer(model.name, model.version, inputs, outputs)
         return InferResponse(
             model.name,
             model.version,

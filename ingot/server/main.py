@@ -26,8 +26,12 @@ from ingot.server.grpc.codec import SERVICE
 from ingot.server.grpc.service import create_server
 from ingot.server.http.app import create_app
 from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.recorder import Recorder
 
 log = logging.getLogger(__name__)
+
+# What recorded requests get to be written at shutdown; a disk that hangs must not hold it up for ever.
+_RECORDER_SECONDS = 10.0
 
 
 class Server:
@@ -57,9 +61,18 @@ class Server:
         """Open both ports, then load every model.
 
         Raises:
-            InvalidArgument: a port is taken, or the address cannot be bound.
+            InvalidArgument: a port is taken, the address cannot be bound, or requests cannot be recorded where they
+                are to be.
             IngotError: a model cannot be loaded; the ports are closed again.
         """
+        self._plane.recorder = self._recorder()
+        try:
+            await self._start()
+        except BaseException:
+            self._close_recorder()
+            raise
+
+    async def _start(self) -> None:
         listener = _listen(self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]
         app = create_app(self._plane, self.config.max_body_bytes, self.config.max_bodies_mb << 20)
@@ -103,6 +116,19 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)
+        await asyncio.to_thread(self._close_recorder)
+
+    def _recorder(self) -> Recorder | None:
+        config = self.config
+        if config.record is None:
+            return None
+        limit_bytes = config.record_limit_mb << 20
+        return Recorder(config.record, config.record_share, config.record_limit, limit_bytes, self.repository.metrics)
+
+    def _close_recorder(self) -> None:
+        if self._plane.recorder is not None:
+            self._plane.recorder.close(_RECORDER_SECONDS)
+            self._plane.recorder = None
 
     def _bind_grpc(self) -> int:
         if self.config.grpc_port:

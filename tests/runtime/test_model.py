@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,18 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
+from ingot.runtime.choice import only
+from ingot.runtime.form import Form
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 
 ONE = {"x": np.ones((1, 2), np.float32)}
 
 
-def model(engine: FunctionEngine | None = None, **options: Any) -> Model:
+def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), **options: Any) -> Model:
     made = engine or FunctionEngine()
-    return Model("m", "1", lambda device, threads: made, **options)
+    form = Form(lambda device, threads: made, goldens)
+    return Model("m", "1", only(form, options.get("settings")), **options)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -67,7 +70,7 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     def refuse(device: str, threads: int) -> FunctionEngine:
         raise InvalidArgument("no such file")
 
-    served = Model("m", "1", refuse)
+    served = Model("m", "1", only(Form(refuse)))
     with pytest.raises(InvalidArgument):
         served.load()
     assert (served.state, served.reason) == (State.FAILED, "no such file")
@@ -183,7 +186,7 @@ def test_instances_run_side_by_side() -> None:
             engines.append(FunctionEngine(gate=gate))
             return engines[-1]
 
-        served = Model("m", "1", open_engine, settings=Settings(instances=2))
+        served = Model("m", "1", only(Form(open_engine)), settings=Settings(instances=2))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         while sum(len(engine.calls) for engine in engines) < 1:
@@ -253,7 +256,7 @@ def test_an_unforeseen_failure_at_load_is_ours_and_said() -> None:
     def explode(device: str, threads: int) -> FunctionEngine:
         raise MemoryError("no room")
 
-    served = Model("m", "1", explode)
+    served = Model("m", "1", only(Form(explode)))
     with pytest.raises(InternalError, match="no room"):
         served.load()
     assert served.state is State.FAILED

@@ -50,6 +50,7 @@ class Service:
             platform=metadata.platform,
             inputs=[_tensor(spec) for spec in metadata.inputs],
             outputs=[_tensor(spec) for spec in metadata.outputs],
+            properties=metadata.properties,
         )
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:

@@ -152,6 +152,7 @@ def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
         "platform": metadata.platform,
         "inputs": [_tensor(spec) for spec in metadata.inputs],
         "outputs": [_tensor(spec) for spec in metadata.outputs],
+        **({"properties": metadata.properties} if metadata.properties else {}),
     }
 
 

@@ -43,6 +43,7 @@ class ModelMetadata(BaseModel):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    properties: dict[str, str] | None = None
 
 
 class ModelReady(BaseModel):

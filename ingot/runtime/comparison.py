@@ -1,0 +1,99 @@
+"""Which of several variants is the fastest, by what was recorded in the archive or by timing them now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ingot.model_store import Evidence, Variant
+from ingot.runtime import devices, profile
+from ingot.runtime.engine import Engine
+from ingot.tensors import Array, Signature
+
+Costs = Mapping[int, float]
+"""What one engine call costs, by rows. Only the ratio of two variants' costs means something."""
+
+EQUAL = 1.05
+"""Variants whose speeds differ by less than this factor count as equally fast."""
+
+# Timing ends before a batch size that would take more than this many times what each of them is given.
+_PATIENCE = 20
+
+
+def speed(costs: Costs, other: Costs) -> float:
+    """Return how many times as fast the first is as the other: the geometric mean over their common batch sizes."""
+    logs = [math.log(other[rows] / costs[rows]) for rows in costs if rows in other]
+    return math.exp(sum(logs) / len(logs))
+
+
+def tell(name: str, costs: Costs, other_name: str, other: Costs) -> str:
+    """Return a comparison in words."""
+    batches = ", ".join(f"batch {rows}: {other[rows] / costs[rows]:.2f}" for rows in costs if rows in other)
+    return f"{name} is {speed(costs, other):.2f} times as fast as {other_name} ({batches})"
+
+
+def recorded(variants: Sequence[Variant]) -> dict[str, Costs] | None:
+    """Return the variants' costs as they were measured when they were made.
+
+    Latencies of one run are comparable, those of different runs only roughly: where all variants were timed beside one
+    that they were made from, their speed-ups over that one are compared, else the latencies themselves.
+
+    Returns:
+        Costs by the variants' names, at the same batch sizes for all; None if any was not measured on this machine.
+    """
+    if not all(_timed_here(variant.serving.evidence) for variant in variants):
+        return None
+    costs = _relative(variants) or {
+        variant.name: {item.rows: item.seconds for item in variant.serving.evidence.latency} for variant in variants
+    }
+    common = set.intersection(*(set(item) for item in costs.values()))
+    if not common:
+        return None
+    return {name: {rows: item[rows] for rows in sorted(common)} for name, item in costs.items()}
+
+
+def measured(
+    engines: Sequence[Engine], signature: Signature, example: Mapping[str, Array], limit: int, budget: float
+) -> list[Costs]:
+    """Time engines in turn.
+
+    Args:
+        engines: of one signature, loaded.
+        signature: the model's.
+        example: valid inputs; their first row is repeated.
+        limit: the most rows that a batch will ever have.
+        budget: seconds for each engine and batch size. A batch size that would take far longer is left out, but for
+            the first.
+    """
+    costs: list[dict[int, float]] = [{} for _ in engines]
+    slowest = 0.0  # seconds a row
+    for rows in dict.fromkeys(signature.max_rows(min(rows, limit)) for rows in profile.BATCHES):
+        calls = 4 * len(engines)  # one to warm up, three that are timed
+        if slowest * rows * calls > _PATIENCE * budget:
+            break
+        timed = profile.measure_together(engines, signature, example, [rows], budget)
+        for item, (latency,) in zip(costs, timed, strict=True):
+            item[latency.rows] = latency.seconds
+        slowest = max(latency.seconds for (latency,) in timed) / rows
+    return list(costs)
+
+
+def _timed_here(evidence: Evidence) -> bool:
+    times = [item.seconds for item in (*evidence.latency, *evidence.baseline)]
+    # An archive can say anything: only times that can be compared count.
+    return evidence.machine == devices.describe() and bool(times) and all(0 < item < math.inf for item in times)
+
+
+def _relative(variants: Sequence[Variant]) -> dict[str, Costs] | None:
+    """Return the costs as shares of those of the variant that all others were made from, or None."""
+    parents = {variant.descriptor.digest for variant in variants}
+    parents.update(digest for variant in variants for digest in variant.serving.parents)
+    for parent in sorted(parents):
+        children = [variant for variant in variants if variant.descriptor.digest != parent]
+        speedups = {item.name: item.serving.evidence.speedups() for item in children if parent in item.serving.parents}
+        if len(speedups) < len(children) or not all(speedups.values()):
+            continue
+        costs = {name: {rows: 1 / factor for rows, factor in item.items()} for name, item in speedups.items()}
+        rows = {rows for item in costs.values() for rows in item}
+        return {variant.name: costs.get(variant.name, dict.fromkeys(rows, 1.0)) for variant in variants}
+    return None

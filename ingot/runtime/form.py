@@ -1,0 +1,73 @@
+"""One form of a model that can be run: how its engine is opened, and what that must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot import arrays
+from ingot.errors import InternalError
+from ingot.model_store import Golden, Variant
+from ingot.runtime.engine import Engine
+from ingot.runtime.loader import load_engine
+from ingot.runtime.settings import Settings
+
+OpenEngine = Callable[[str, int], Engine]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a model.
+
+    ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
+    as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
+    the archive calls it.
+    """
+
+    open: OpenEngine
+    goldens: Sequence[Golden] = ()
+    tolerance: float = 1e-3
+    variant: str = ""
+
+    @classmethod
+    def of_file(cls, path: Path) -> Form:
+        """Return the form that a bare ``.onnx`` file is."""
+        return cls(lambda device, threads: load_engine(path, device=device, threads=threads))
+
+    @classmethod
+    def of_variant(cls, variant: Variant, settings: Settings) -> Form:
+        """Return the form that an archive's variant is, whose blobs are files.
+
+        Raises:
+            InvalidArchive: its goldens are damaged.
+        """
+        return cls(
+            # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
+            lambda device, threads: load_engine(
+                variant.path(),
+                format=variant.serving.format,
+                device=device,
+                threads=threads,
+                allow_code=settings.allow_code,
+                ort_library=settings.ort_library,
+            ),
+            variant.goldens(),
+            variant.serving.golden_tolerance,
+            variant.name,
+        )
+
+    def test(self, engine: Engine, model: str) -> None:
+        """Replay the goldens.
+
+        Raises:
+            InternalError: the engine answers otherwise; ``model`` is what the message calls it.
+        """
+        for case, golden in enumerate(self.goldens):
+            output, error = arrays.worst_error(golden.outputs, engine.run(golden.inputs))
+            if error > self.tolerance:
+                raise InternalError(
+                    f"model '{model}' does not answer as it did when it was exported: output '{output}' of golden "
+                    f"case {case} departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its ONNX "
+                    "Runtime computes something else, so it is not served"
+                )

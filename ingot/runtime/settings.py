@@ -1,0 +1,35 @@
+"""How models are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ingot.runtime import devices
+from ingot.runtime.scheduler import Limits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are run.
+
+    ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share out the CPU cores.
+    ``allow_code`` loads archives' variants of formats that can run code of whoever made them.
+    ``ort_library`` is native code of custom operators for ONNX Runtime.
+    ``variant_choice`` says which of an archive's variants is served where none is named: ``measured``, the fastest, or
+    ``preferred``, the archive's first, of those that run here. ``choice_time`` is how many seconds each variant is
+    timed at each batch size, if it must be.
+    """
+
+    device: str = "auto"
+    instances: int = 1
+    limits: Limits = field(default_factory=Limits)
+    allow_code: bool = False
+    ort_library: Path | None = None
+    variant_choice: str = "measured"
+    choice_time: float = 0.3
+
+    @property
+    def threads(self) -> int:
+        """CPU threads for one engine call."""
+        return max(1, devices.cpu_count() // self.instances)

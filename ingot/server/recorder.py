@@ -1,0 +1,208 @@
+"""Writing some of the live requests and their answers to a folder, for calibration.
+
+    FOLDER/<model>/<version>/NNNNNN.safetensors     cases as ingot.model_store.goldens keeps them
+
+A file is called by the number of cases that were recorded before it, so that a later run goes on counting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import IO
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import Golden, goldens
+from ingot.model_store.blobs import atomic_file
+from ingot.runtime import Metrics
+from ingot.runtime.scheduler import size_of
+from ingot.tensors import Array
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+_FLUSH_SECONDS = 5.0
+_CASES_A_FILE = 64
+_BYTES_A_FILE = 4 << 20  # encoding holds the interpreter lock, so files are kept small
+# What may wait to be written: in requests, and in bytes that they keep in memory.
+_MAX_WAITING = 1024
+_MAX_WAITING_BYTES = 64 << 20
+
+_Key = tuple[str, str]  # a model and its version
+
+
+@dataclass
+class _Shelf:
+    """What is known of one model's version: what its folder holds, and what is yet to be written there."""
+
+    folder: Path
+    cases: int = 0
+    nbytes: int = 0
+    waiting: list[Golden] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+
+class Recorder:
+    """Writes a random share of the requests, in a thread of its own; never slows or fails a request.
+
+    What does not fit into its bounded queue, or cannot be written, is dropped and counted.
+
+    Args:
+        folder: made if it is not there, for this user alone.
+        share: which share of the requests is taken.
+        limit: most requests of a model's version, with those that the folder holds from earlier runs.
+        limit_bytes: the same in bytes of their arrays.
+        metrics: where to count.
+
+    Raises:
+        InvalidArgument: the folder cannot be written, or another server records there.
+    """
+
+    def __init__(self, folder: Path, share: float, limit: int, limit_bytes: int, metrics: Metrics):
+        self._folder = folder
+        self._share = share
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._metrics = metrics
+        self._queue: SimpleQueue[tuple[_Key, Golden, int] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._shelves: dict[_Key, _Shelf] = {}
+        self._full: set[_Key] = set()
+        self._lock_file = _claim(folder)
+        self._thread = Thread(target=self._loop, name="ingot-recorder", daemon=True)
+        self._thread.start()
+
+    def offer(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Take a request and its answer, or not. The arrays must not change afterwards; they are not copied here."""
+        key = (model, version)
+        if key in self._full or random.random() >= self._share:
+            return
+        size = sum(size_of(array) for arrays in (inputs, outputs) for array in arrays.values())
+        with self._lock:
+            accepted = self._waiting < _MAX_WAITING and self._waiting_bytes + size <= _MAX_WAITING_BYTES
+            if accepted:
+                self._waiting += 1
+                self._waiting_bytes += size
+        if accepted:
+            self._queue.put((key, Golden(dict(inputs), dict(outputs)), size))
+        else:
+            self._metrics.recorded_dropped.labels(*key).inc()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what waits and stop, within ``timeout`` seconds. Closing twice does nothing."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+        self._lock_file.close()
+
+    def _loop(self) -> None:
+        due = time.monotonic() + _FLUSH_SECONDS
+        while True:
+            with contextlib.suppress(Empty):
+                item = self._queue.get(timeout=max(0.0, due - time.monotonic()))
+                if item is None:
+                    self._flush_all()
+                    return
+                self._take(*item)
+            if time.monotonic() >= due:
+                self._flush_all()
+                due = time.monotonic() + _FLUSH_SECONDS
+
+    def _take(self, key: _Key, case: Golden, size: int) -> None:
+        try:
+            shelf = self._shelf(key)
+        except OSError as error:
+            log.error("a request could not be recorded: %s", error)
+            self._metrics.recorded_dropped.labels(*key).inc()
+            self._release(1, size)
+            return
+        full = shelf.cases + len(shelf.waiting) >= self._limit
+        full = full or shelf.nbytes + shelf.waiting_bytes + size > self._limit_bytes
+        if full:
+            if key not in self._full:
+                self._full.add(key)
+                log.info("model %s version %s: as many requests are recorded as may be", *key)
+            self._release(1, size)
+            return
+        shelf.waiting.append(case)
+        shelf.waiting_bytes += size
+        if len(shelf.waiting) >= _CASES_A_FILE or shelf.waiting_bytes >= _BYTES_A_FILE:
+            self._flush(key, shelf)
+
+    def _shelf(self, key: _Key) -> _Shelf:
+        if key not in self._shelves:
+            self._shelves[key] = _read_shelf(self._folder.joinpath(*key))
+        return self._shelves[key]
+
+    def _flush_all(self) -> None:
+        for key, shelf in self._shelves.items():
+            if shelf.waiting:
+                self._flush(key, shelf)
+
+    def _flush(self, key: _Key, shelf: _Shelf) -> None:
+        count, size = len(shelf.waiting), shelf.waiting_bytes
+        try:
+            content = goldens.encode(shelf.waiting)
+            for folder in (shelf.folder.parent, shelf.folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            with atomic_file(shelf.folder / f"{shelf.cases:06d}{SUFFIX}", mode=0o600) as stream:
+                stream.write(content)
+        except Exception as error:  # noqa: BLE001 - a full disk, say, must not end the recording of later requests
+            log.error("%d requests could not be recorded in %s: %s", count, shelf.folder, error)
+            self._metrics.recorded_dropped.labels(*key).inc(count)
+        else:
+            shelf.cases += count
+            shelf.nbytes += size
+            self._metrics.recorded.labels(*key).inc(count)
+        shelf.waiting, shelf.waiting_bytes = [], 0
+        self._release(count, size)
+
+    def _release(self, count: int, size: int) -> None:
+        with self._lock:
+            self._waiting -= count
+            self._waiting_bytes -= size
+
+
+def _claim(folder: Path) -> IO[bytes]:
+    """Make the folder and return a lock on it, which ends with the process or when it is closed."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.fdopen(os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600), "wb")
+    except OSError as error:
+        raise InvalidArgument(
+            f"requests cannot be recorded in {folder}: {error.strerror or error}; give --record a folder that this "
+            "server may write"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise InvalidArgument(
+            f"another server records in {folder}; stop it, or give --record another folder"
+        ) from error
+    return lock
+
+
+def _read_shelf(folder: Path) -> _Shelf:
+    """Return what an earlier run left."""
+    shelf = _Shelf(folder)
+    files = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+    if files:
+        last = max(files, key=lambda path: int(path.stem))
+        try:
+            cases = len(goldens.decode(last.read_bytes()))
+        except (InvalidArchive, OSError):
+            cases = _CASES_A_FILE  # as many as it can hold
+        shelf.cases = int(last.stem) + cases
+        shelf.nbytes = sum(path.stat().st_size for path in files)
+    return shelf

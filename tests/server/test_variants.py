@@ -1,0 +1,147 @@
+"""An archive of several variants, served without naming one: which is taken, who is told, and how to take another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.server.client import Client
+from ingot.server.main import RunningServer
+from tests.runtime.variants import WRONG, Made, X, archive, timed
+from tests.server.test_lifecycle import running
+
+FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
+GPU = {"device": "cuda"}
+SLOW, FAST, HALF = Made("fp32", 60), Made("int8", 1), Made("bf16", 2, requires=GPU)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("variants") / "double.ingot"
+    archive([HALF, SLOW, FAST]).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(saved: Path) -> Iterator[RunningServer]:
+    """The archive by itself, and each of its variants by name."""
+    sources = (str(saved), *(f"{name}={saved}#{name}" for name in ("bf16", "fp32")))
+    with ingot.serve(*sources, choice_time=0.05, **FREE) as server:
+        yield server
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+class TestBothProtocols:
+    def test_the_fastest_that_runs_here_is_served_and_told(self, served: RunningServer, protocol: str) -> None:
+        with Client(served.http_url if protocol == "http" else served.grpc_url) as client:
+            told = client.metadata("double")["properties"]
+            assert np.allclose(client.infer("double", {"x": X})["y"], 2 * X)
+        assert (told["variant"], told["variant_reason"]) == ("int8", "measured")
+        assert "int8 is" in told["variant_detail"]
+        assert "times as fast as fp32 (batch 1: " in told["variant_detail"]
+
+    def test_a_named_one_is_served_whatever_it_is(self, served: RunningServer, protocol: str) -> None:
+        with Client(served.http_url if protocol == "http" else served.grpc_url) as client:
+            for name in ("fp32", "bf16"):
+                assert client.metadata(name)["properties"] == {"variant": name, "variant_reason": "requested"}
+                assert np.allclose(client.infer(name, {"x": X})["y"], 2 * X)
+
+
+def test_the_metrics_tell_it_too(served: RunningServer) -> None:
+    text = httpx.get(f"{served.http_url}/metrics", trust_env=False).text
+    assert 'ingot_model_variant_info{model="double",reason="measured",variant="int8",version="1"} 1.0' in text
+    assert 'ingot_model_variant_info{model="fp32",reason="requested",variant="fp32",version="1"} 1.0' in text
+
+
+def test_a_bare_file_has_no_variant(http: httpx.Client) -> None:
+    assert "properties" not in http.get("/v2/models/affine").json()
+    assert "ingot_model_variant_info{" not in http.get("/metrics").text
+
+
+def test_the_log_says_which_and_why_and_what_is_left_out(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot"), ingot.serve(str(saved), choice_time=0.01, **FREE):
+        pass
+    (line,) = [record.message for record in caplog.records if record.name == "ingot.runtime.choice"]
+    assert line.startswith("model double: variant int8, measured: int8 is ")
+    assert line.endswith("left out: bf16: it is made for GPUs, and the device is 'cpu'")
+
+
+def test_what_the_archive_recorded_on_this_machine_is_not_measured_again() -> None:
+    fast = Made("int8", 2, evidence=timed(0.001, baseline=0.003), parent="fp32")
+    made = archive([Made("fp32", 1, evidence=timed(0.002)), fast])
+    with ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
+        told = client.metadata("double")["properties"]
+    assert (told["variant"], told["variant_reason"]) == ("int8", "recorded")
+    assert told["variant_detail"] == "int8 is 3.00 times as fast as fp32 (batch 1: 3.00, batch 8: 3.00)"
+
+
+def test_the_order_of_the_archive_can_be_kept(saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INGOT_VARIANT_CHOICE", "preferred")
+    with ingot.serve(str(saved), **FREE) as server, Client(server.http_url) as client:
+        told = client.metadata("double")["properties"]
+    assert (told["variant"], told["variant_reason"]) == ("fp32", "preferred")
+    with pytest.raises(InvalidArgument, match=r"--variant-choice .* is 'first'"):
+        ingot.serve(str(saved), variant_choice="first", **FREE)
+    options = ("--variant-choice", "preferred", "--device", "cpu")
+    with running(str(saved), *options, home=tmp_path) as (_, addresses):
+        (model,) = addresses["models"]
+    assert (model["variant"], model["properties"]["variant_reason"]) == ("fp32", "preferred")
+
+
+def test_one_that_does_not_work_here_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    made = archive([Made("damaged", graph=b"no model"), Made("wrong", goldens=(WRONG,)), SLOW])
+    with caplog.at_level(logging.WARNING), ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
+        assert client.metadata("double")["properties"] == {"variant": "fp32", "variant_reason": "only"}
+    assert "variant damaged is left out: ONNX Runtime cannot load" in caplog.text
+    assert "variant wrong is left out: model 'double' does not answer as it did" in caplog.text
+
+
+def test_formats_that_can_run_code_are_left_out_and_not_an_error() -> None:
+    code = Made("aoti", format="aoti", graph=b"native code")
+    with ingot.serve(archive([code, SLOW]), **FREE) as server, Client(server.http_url) as client:
+        assert client.metadata("double")["properties"]["variant"] == "fp32"
+    with pytest.raises(Unsupported, match=r"no variant of model 'double' can run here: aoti: .*--allow-code.*; bf16: "):
+        ingot.serve(archive([code, HALF]), **FREE)
+    with pytest.raises(Unsupported, match="if you trust where it comes from"):
+        ingot.serve(archive([code]), **FREE)
+
+
+def test_a_named_variant_is_served_with_a_warning_where_it_does_not_belong(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = archive([Made("int8", evidence=timed(0.001, holds=False))])
+    with ingot.serve(f"{saved}#bf16", "quick=" + _file(broken, saved), **FREE):
+        pass
+    assert "variant bf16 may not run well here: it is made for GPUs, and the device is 'cpu'" in caplog.text
+    assert "model quick: variant int8 did not keep its accuracy budget" in caplog.text
+
+
+def _file(made: ingot.Archive, beside: Path) -> str:
+    path = beside.with_name("quick.ingot")
+    made.save(path)
+    return str(path)
+
+
+def test_a_name_that_no_variant_has(saved: Path) -> None:
+    with pytest.raises(NotFound, match=r"no variant 'nope'; it has: bf16, fp32, int8"):
+        ingot.serve(f"{saved}#nope", **FREE)
+
+
+@pytest.mark.parametrize(("instances", "reason"), [(1, "recorded"), (2, "measured")])
+def test_a_quantized_model_is_chosen_by_what_was_measured_when_it_was_made_if_it_runs_like_that(
+    digits_archive: Path, instances: int, reason: str
+) -> None:
+    settings = {**FREE, "instances": instances, "choice_time": 0.02}
+    with ingot.serve(str(digits_archive), **settings) as server, Client(server.http_url) as client:
+        told = client.metadata("digits")["properties"]
+        assert client.infer("digits", {"image": np.zeros((1, 1, 8, 8), np.float32)})["logits"].shape == (1, 10)
+    assert told["variant"] in ("int8", "fp32")
+    assert told["variant_reason"] == reason
