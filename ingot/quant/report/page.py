@@ -9,7 +9,7 @@ from html import escape
 from ingot import pages
 from ingot.layout import duration, size
 from ingot.model_store.manifest import BatchLatency
-from ingot.quant.report import Audit, Candidate, Layer, Report, plots, words
+from ingot.quant.report import Audit, Candidate, Layer, Report, Score, plots, words
 from ingot.quant.report.plots import Bar, Curve, Kind, Point
 
 _COLORS = 6  # that plots have; more schemes share the last
@@ -118,8 +118,8 @@ def _candidates(report: Report) -> str:
             *(words.times(item.speedups.get(rows)) for rows in batches),
             words.times(words.mean(item.speedups.values())),
             size(item.size) if item.size else "",
-            words.score(item.score),
-            words.score(item.drop),
+            _score(item.score),
+            _score(item.drop),
             _recipe(item),
         )
         for item in report.candidates
@@ -129,9 +129,14 @@ def _candidates(report: Report) -> str:
 
 def _state(item: Candidate) -> str:
     if item.chosen:
-        return pages.mark(True, "chosen", "")
+        return pages.mark(item.holds, "chosen", "chosen, over the budget")
     why = f'<small class="why">{escape(item.rejected)}</small>' if item.rejected else ""
     return f"{pages.mark(False, '', 'refused')} {why}" if _kind(item) == "refused" else "within the budget"
+
+
+def _score(item: Score | None) -> str:
+    value, _, interval = words.score(item).partition(" ")
+    return f"{value}<br><small>{interval}</small>" if interval else value
 
 
 def _recipe(item: Candidate) -> str:
@@ -232,6 +237,7 @@ def _audit(audit: Audit | None) -> str:
 
 
 _STYLE = """
-.verdict{font-size:16px;margin-bottom:14px}.why{display:block;min-width:16em}.recipe{white-space:normal}
-summary{cursor:pointer;color:var(--soft)}td details{min-width:8em;max-width:28em}td{padding-right:14px}
+.verdict{font-size:16px;margin-bottom:14px}td{white-space:nowrap;padding-right:14px}
+td:first-child,.why,.recipe{white-space:normal}.why{display:block;min-width:14em}
+summary{cursor:pointer;color:var(--soft)}td details{max-width:28em}
 """

@@ -78,7 +78,12 @@ def scatter(
     beneath = [sign * point.y < min(sign * low, sign * high) for point in points]
     drawn += [_point(point, across, up, below) for point, below in zip(points, beneath, strict=True)]
     if len(points) <= _MOST_LABELS:
-        drawn += _labels([(across.at(point.x), up.at(point.y), _short(point.label)) for point in points])
+        names = [
+            _short(point.label) + (f" ({point.y:.4g})" if below else "")
+            for point, below in zip(points, beneath, strict=True)
+        ]
+        spots = [(across.at(point.x), up.at(point.y)) for point in points]
+        drawn += _labels([(*spot, name) for spot, name in zip(spots, names, strict=True)])
     return _svg("".join(drawn), _HEIGHT, f"{titles[1]} against {titles[0]}")
 
 
@@ -107,7 +112,7 @@ def bars(items: Sequence[Bar], title: str) -> str:
     if not values:
         return ""
     step = 22.0 if len(items) <= 40 else 16.0
-    left = min(360.0, 20 + _CHAR * 1.1 * max(len(_short(item.label, 46)) for item in items))
+    left = min(360.0, 20 + 7.4 * max(len(_short(item.label, 46)) for item in items))
     low, high = min(0.0, *values), max(0.0, *values)
     axis = Axis.over((low, high), left, _WIDTH - 80, pad=0)
     zero = axis.at(0.0)
@@ -140,10 +145,17 @@ def legend(items: Iterable[tuple[str, str]]) -> str:
 
 def _window(points: Sequence[Point], limit: float | None, sign: float) -> tuple[float, float]:
     """Return the range of y that is shown; a model that is useless must not press the others into one line."""
-    best = max(sign * point.y for point in points)
-    lowest = min(sign * point.y for point in points)
+    values = [sign * point.y for point in points]
+    best, lowest = max(values), min(values)
     if limit is not None and best > sign * limit:
         lowest = min(max(lowest, best - 5 * (best - sign * limit)), sign * limit)
+    ends = [
+        sign * end
+        for point, value in zip(points, values, strict=True)
+        if value >= lowest
+        for end in (point.low, point.high)
+    ]
+    best, lowest = max(best, *ends), min(lowest, *ends)
     return (sign * lowest, sign * best) if sign > 0 else (sign * best, sign * lowest)
 
 
@@ -151,7 +163,7 @@ def _point(point: Point, across: Axis, up: Axis, below: bool) -> str:
     x, y = across.at(point.x), up.at(point.y)
     if below:
         shape = f'<path class="{point.kind}" d="M{x - 6:.1f} {y - 8:.1f}h12l-6 8z"/>'
-        return f"<g>{_title(point.title)}{shape}{_text(x, y - 12, f'{point.y:.4g}', 'middle note')}</g>"
+        return f"<g>{_title(point.title)}{shape}</g>"
     low, high = up.at(point.low), up.at(point.high)
     whisker = "" if low == high else _line(x, low, x, high, "whisker")
     return f"<g>{_title(point.title)}{whisker}{_shape(x, y, point.kind)}</g>"
@@ -238,7 +250,8 @@ STYLE = """
 :root{--c0:#3564d4;--c1:#0d8a72;--c2:#b4690e;--c3:#8b46c4;--c4:#c2376f;--c5:#4d7c0f}
 @media (prefers-color-scheme:dark){:root{--c0:#7ea2ff;--c1:#4fd1b5;--c2:#f0b05e;--c3:#c79bf2;--c4:#f590b8;--c5:#a3d65c}}
 .plot{display:block;width:100%;min-width:640px;max-width:1050px;height:auto;font:12px system-ui,sans-serif}
-.plot text{fill:var(--ink)}.plot .note{fill:var(--soft)}.plot .end{text-anchor:end}.plot .middle{text-anchor:middle}
+.plot text{fill:var(--ink);stroke:var(--card);stroke-width:3px;paint-order:stroke}
+.plot .note{fill:var(--soft)}.plot .end{text-anchor:end}.plot .middle{text-anchor:middle}
 .plot .mono{font:12px ui-monospace,monospace}.grid{stroke:var(--line)}.limit{stroke:var(--bad);stroke-dasharray:6 5}
 .whisker{stroke:var(--soft);stroke-width:1.5}.leader{stroke:var(--soft);stroke-width:.7}
 .chosen{fill:var(--key);stroke:var(--key)}.held{fill:var(--key);fill-opacity:.3;stroke:var(--key);stroke-width:1.5}

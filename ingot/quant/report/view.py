@@ -54,11 +54,17 @@ def _candidates(candidates: Sequence[Candidate]) -> list[str]:
             words.times(words.mean(item.speedups.values())),
             size(item.size) if item.size else "",
             words.number(item.drop.value) if item.drop else "",
-            "chosen" if item.chosen else item.rejected or ("holds" if item.holds else "over the budget"),
+            _state(item),
         )
         for item in candidates
     ]
     return _padded(table([("", "speed", "size", "drop"), *(row[:4] for row in rows)]), [row[4] for row in rows])
+
+
+def _state(item: Candidate) -> str:
+    if item.chosen:
+        return "chosen" if item.holds else "chosen, over the budget"
+    return item.rejected or ("within the budget" if item.holds else "over the budget")
 
 
 def _padded(lines: list[str], ends: list[str]) -> list[str]:
