@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.quant import quantize as quantize
+    from ingot.quant.compare import compare as compare
     from ingot.server.client import Client as Client
     from ingot.server.main import serve as serve
 
@@ -32,6 +33,7 @@ _PUBLIC = {
     "Client": "ingot.server.client",
     "IngotError": "ingot.errors",
     "Store": "ingot.model_store",
+    "compare": "ingot.quant.compare",
     "export_model": "ingot.export",
     "op": "ingot.export",
     "quantize": "ingot.quant",
@@ -43,6 +45,7 @@ __all__ = [
     "IngotError",
     "Store",
     "__version__",
+    "compare",
     "errors",
     "export_model",
     "op",

@@ -69,9 +69,11 @@ def quantize(
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    model: Annotated[
+        str, typer.Argument(help="An archive file, or a reference such as digits:1; #variant names the report's.")
+    ],
     report: Annotated[
-        Path | None, typer.Option(help="Write the export's report to this file: .html, .json or .txt.")
+        Path | None, typer.Option(help="Write the report of export or quantization here: .html, .json or .txt.")
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,
@@ -79,12 +81,15 @@ def inspect(
     """Show what an archive holds, with every blob's digest checked."""
     if report is not None:
         check_out(report)
-    archive = _open(model, store)
+    name, variant_name = split_variant(model)
+    archive = _open(name, store)
+    if variant_name is not None:
+        archive.variant(variant_name)
     archive.verify()
     if report is not None:
         from ingot.cli.report import write
 
-        note(f"the report of variant '{write(archive, report)}' is in {report}")
+        note(f"the report of variant '{write(archive, report, variant_name)}' is in {report}")
     if as_json:
         print_json(describe(archive))
         return
@@ -164,6 +169,18 @@ def _open(model: str, store: Path | None) -> Archive:
         if Path(model).is_file():
             raise NotFound(f"{error}; for the file of that name write ./{model}") from error
         raise
+
+
+def open_variant(model: str, store: Path | None) -> Variant:
+    """Return the variant that ``digits.ingot#int8`` or ``digits:1`` names; without a name the preferred one."""
+    name, variant = split_variant(model)
+    return _open(name, store).variant(variant)
+
+
+def split_variant(model: str) -> tuple[str, str | None]:
+    """Return what stands before and after the ``#``; a file may have one in its own name."""
+    name, mark, variant = model.rpartition("#")
+    return (name, variant) if mark and not Path(model).expanduser().exists() else (model, None)
 
 
 def _store(root: Path | None) -> Store:

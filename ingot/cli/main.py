@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, demo, export, infer, serve
+from ingot.cli import archives, compare, demo, export, infer, serve
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(export.export)
 app.command()(archives.quantize)
+app.command()(compare.compare)
 app.command()(archives.inspect)
 app.command()(archives.push)
 app.command("list")(archives.list_models)
