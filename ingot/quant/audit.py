@@ -12,9 +12,7 @@ from ingot.quant.report import Audit
 
 # Operators that compute in integers.
 _INTEGER = frozenset(
-    "QLinearConv QLinearMatMul QGemm QLinearAdd QLinearMul QLinearAveragePool QLinearGlobalAveragePool QLinearConcat "
-    "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax QLinearReduceMean QLinearWhere ConvInteger MatMulInteger "
-    "MatMulIntegerToFloat MatMulIntegerToFloat DynamicQuantizeMatMul DynamicQuantizeLSTM MatMulNBits QAttention".split()
+    ["QLinearConv", "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearReduceMean", "QLinearWhere", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits", "QAttention"]
 )
 # What converts between integers and floats; a float operator between two of them should have been an integer one.
 _INTO, _OUT = "QuantizeLinear", "DequantizeLinear"

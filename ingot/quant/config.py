@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from ingot.errors import InvalidArgument
-from ingot.quant.plan import LABELS, Plan, Scheme, fitting
+from ingot.quant.plan import Plan, Scheme, fitting
 from ingot.quant.ranges import Method
 from ingot.quant.source import Source
-
-Formats = tuple[Literal["onnx", "aoti"], ...]
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,38 @@ class WeightInt4(WeightInt8):
         return with_embeddings(source, super().plan(source))
 
 
+@dataclass(frozen=True)
+class HalfRecipe(Recipe):
+    """Half precision.
+
+    Attributes:
+        device: ``cuda``: weights and activations in half precision where that loses little, for GPUs; ``any``: weights
+            are stored in half precision and computed with in float32, at float32's speed and half the size.
+    """
+
+    precision: ClassVar[str]
+
+    device: Literal["cuda", "any"] = "cuda"
+
+
+@dataclass(frozen=True)
+class BFloat16(HalfRecipe):
+    """Half precision with float32's range and 8 bits of precision."""
+
+    name: ClassVar[str] = "bf16"
+    precision: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True)
+class Float16(HalfRecipe):
+    """Half precision with 11 bits of precision; numbers beyond 65504 keep their layer in float32."""
+
+    name: ClassVar[str] = "fp16"
+    precision: ClassVar[str] = "fp16"
+
+
 RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
-    {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4)}
+    {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4, BFloat16, Float16)}
 )
 """By name."""
 
@@ -174,7 +202,7 @@ class QuantConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_drop:
+        if not self.max_drop >= 0:
             raise InvalidArgument(f"the largest drop is {self.max_drop}; it cannot be below 0")
         if not self.batches or min(self.batches) < 1:
             raise InvalidArgument(f"the batch sizes are {list(self.batches)}; give one or more, each 1 or more")

@@ -20,8 +20,7 @@ _WEIGHTED: Mapping[str, tuple[int, int | None]] = {
     "Gather": (0, 0),
 }
 _QUANTIZED = frozenset(
-    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger "
-    "MatMulNBits DynamicQuantizeMatMul DynamicQuantizeLSTM QAttention QGemm".split()
+    ["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "QGemm"]
 )
 
 

@@ -78,13 +78,11 @@ class Search:
 
     def _explore(self) -> None:
         first = [self._try(plan.keep(self._kept)) for plan in families(self._bench.source, self._has_data)]
-        best = 0.0
         for trial in sorted(first, key=lambda item: -item.speed):
-            if trial.speed < max(FASTER, best):
+            if not self._hopeful(trial):
                 break
-            mended = trial if trial.holds(self._config.max_drop) else self._mend(trial)
-            if mended is not None and self._good(mended):
-                best = max(best, mended.speed)
+            if not trial.holds(self._config.max_drop):
+                self._mend(trial)
 
     @property
     def _has_data(self) -> bool:
@@ -118,45 +116,53 @@ class Search:
         self._trials[plan.key] = trial
         return trial
 
+    @property
+    def _fastest(self) -> float:
+        """The speed of the best so far; what is not even faster than the original is of no use."""
+        return max((trial.speed for trial in self._trials.values() if self._good(trial)), default=FASTER)
+
+    def _hopeful(self, trial: Trial) -> bool:
+        """Tell whether a plan is as fast as the best so far, so that mending it could be worth while."""
+        return not trial.failure and trial.speed >= self._fastest
+
     def _so_far(self) -> str:
-        good = [trial.speed for trial in self._trials.values() if self._good(trial)]
-        return f", best {max(good):.2f}x" if good else ""
+        fastest = self._fastest
+        return f", best {fastest:.2f}x" if fastest > FASTER else ""
 
     def _check_time(self) -> None:
         if self._end is not None and time.monotonic() > self._end:
             raise _TimeUp
 
-    def _mend(self, broken: Trial) -> Trial | None:
-        """Return a form of a plan that holds, or None."""
+    def _mend(self, broken: Trial) -> None:
+        """Try forms of a plan that may hold."""
         tried = [broken]
         for plan in refinements(broken.plan):
             trial = self._try(plan)
             if self._good(trial):
-                return trial
+                return
             tried.append(trial)
-        usable = [trial for trial in tried if not trial.failure and trial.speed >= FASTER]
-        return self._keep_some(min(usable, key=lambda trial: trial.drop)) if usable else None
+        hopeful = [trial for trial in tried if self._hopeful(trial)]
+        if hopeful:
+            self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
-    def _keep_some(self, broken: Trial) -> Trial | None:
+    def _keep_some(self, plan: Plan) -> None:
         """Keep as few layers as it takes, of those that hurt most."""
         self._check_time()
-        self._progress(f"Finding the layers that hurt {broken.plan.name}")
-        order = self._rank(broken.plan)
-        found = fewest(len(order), lambda count: self._good_or_slow(self._try(_kept(broken.plan, order[:count]))))
-        if found is None:
-            return None
-        kept = order[:found]
-        mended = self._try(_kept(broken.plan, kept))
-        if not mended.holds(self._config.max_drop):
-            return None
+        self._progress(f"Finding the layers that hurt {plan.name}")
+        order = self._rank(plan)
+
+        def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
+            trial = self._try(_kept(plan, order[:count]))
+            return trial.holds(self._config.max_drop) or not self._hopeful(trial)
+
+        count = fewest(len(order), enough)
+        if count is None or not self._try(_kept(plan, order[:count])).holds(self._config.max_drop):
+            return
         # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
-        light = fitting(self._bench.source, "int8", kept)
+        light = fitting(self._bench.source, "int8", order[:count])
         if light:
-            name = f"{broken.plan.name}, int8 weights alone for {len(light)}"
-            trial = self._try(replace(_kept(broken.plan, kept).but(light, "int8"), name=name))
-            if self._good(trial) and trial.speed > mended.speed:
-                return trial
-        return mended
+            name = f"{plan.name}, int8 weights alone for {len(light)}"
+            self._try(replace(_kept(plan, order[:count]).but(light, "int8"), name=name))
 
     def _rank(self, plan: Plan) -> list[str]:
         family = _family(plan)
@@ -171,10 +177,6 @@ class Search:
                 progress=lambda done, total: self._progress(f"Ranking layers: {done} of {total}"),
             )
         return [noise.layer for noise in self._noises[family]]
-
-    def _good_or_slow(self, trial: Trial) -> bool:
-        """Tell whether keeping more layers is of no use: this holds already, or is not faster than floats any more."""
-        return trial.holds(self._config.max_drop) or trial.speed < FASTER
 
 
 class _TimeUp(Exception):

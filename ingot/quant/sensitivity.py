@@ -41,12 +41,12 @@ class Noise:
     Attributes:
         layer: the layer's name.
         sqnr: signal to noise of the layer's own output in dB; 200 where there is no noise.
-        damage: the noise of the model's outputs as a share of their power, the worst output's.
+        damage: the noise of the model's outputs as a share of their power, the worst output's; None if not asked.
     """
 
     layer: str
     sqnr: float
-    damage: float
+    damage: float | None = None
 
 
 def rank(
@@ -56,6 +56,7 @@ def rank(
     samples: Samples,
     *,
     seed: int = 0,
+    effects: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Noise]:
     """Return a plan's layers, those first that hurt most.
@@ -66,6 +67,8 @@ def rank(
         seen: the values of activations.
         samples: real inputs.
         seed: of the choice of rows.
+        effects: look at the model's outputs too. Without, layers are in the order of their own noise, which takes one
+            run in all.
         progress: called with the layers that are done and their number.
     """
     model = source.model()
@@ -83,14 +86,16 @@ def rank(
         closed = {twin.gate: np.zeros((), np.float32) for twin in twins.values()}
         expected = [engine.run({**inputs, **closed}) for inputs in batches]
         for name, twin in twins.items():
-            gates = {**closed, twin.gate: np.ones((), np.float32)}
-            actual = [engine.run({**inputs, **gates}) for inputs in batches]
             noise = sum(float(answer[twin.noise]) for answer in expected)
             signal = sum(float(answer[twin.signal]) for answer in expected)
-            damage = max((_share(expected, actual, output) for output in outputs), default=0.0)
+            damage = None
+            if effects:
+                gates = {**closed, twin.gate: np.ones((), np.float32)}
+                actual = [engine.run({**inputs, **gates}) for inputs in batches]
+                damage = max((_share(expected, actual, output) for output in outputs), default=0.0)
             noises.append(Noise(name, _decibel(signal, noise), damage))
             progress(len(noises), len(twins))
-    return sorted(noises, key=lambda item: (-item.damage, item.sqnr))
+    return sorted(noises, key=lambda item: (-(item.damage or 0.0), item.sqnr))
 
 
 def _share(expected: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str, Array]], output: str) -> float:
@@ -138,7 +143,9 @@ class _Twin:
         if layer.operator != "Gather":
             inputs[0] = self._rounded(layer.data)
         attributes = list(node.attributes.values())
-        twin = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=f"{layer.name}_twin")
+        twin = ir.Node(
+            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=f"{layer.name}_twin"
+        )
         for value, own in zip(twin.outputs, node.outputs, strict=True):
             value.name, value.type, value.shape = f"{own.name}_twin", own.type, own.shape
         self._after(twin)
@@ -162,7 +169,11 @@ class _Twin:
                 own.name, result.name = f"{own.name}_own", own.name
                 self._graph.outputs[index] = result
         for value, name in ((own, self.signal), (difference, self.noise)):
-            single = value if kind is ir.DataType.FLOAT else self._add("Cast", (value,), f"{name}_single", ir.DataType.FLOAT, {"to": 1})
+            single = (
+                value
+                if kind is ir.DataType.FLOAT
+                else self._add("Cast", (value,), f"{name}_single", ir.DataType.FLOAT, {"to": 1})
+            )
             square = self._add("Mul", (single, single), f"{name}_square", ir.DataType.FLOAT)
             total = self._add("ReduceSum", (square,), name, ir.DataType.FLOAT, {"keepdims": 0})
             total.name, total.shape = name, ir.Shape(())

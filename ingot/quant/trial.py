@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from ingot.errors import IngotError
 from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
@@ -48,7 +47,7 @@ class Trial:
     size: int = 0
     latency: tuple[BatchLatency, ...] = ()
     baseline: tuple[BatchLatency, ...] = ()
-    audit: Audit = Audit()
+    audit: Audit = field(default_factory=Audit)
     comparison: Comparison | None = None
     outputs: tuple[Agreement, ...] = ()
     failure: str = ""
@@ -122,6 +121,7 @@ class Workbench:
         self._threads = threads
         self._progress = progress
         self._seen: dict[str, Observation] | None = None
+        self._known: dict[tuple[str, ...], Trial] = {}
         self._original = load_engine(source.path, device="cpu", threads=threads)
         self._example = next(evaluation.batches(1)).inputs
         progress(f"Asking the original about {evaluation.rows} samples")
@@ -157,24 +157,39 @@ class Workbench:
         """
         with contextlib.closing(built.load(self._threads)) as engine:
             baseline, latency = self.time([self._original, engine], timing)
-            answers = self._answers(engine)
+            comparison, outputs = self.compare(engine)
         return Trial(
             plan=candidate,
             size=built.size,
             latency=latency,
             baseline=baseline,
             audit=audit.audit(built.blobs.path(built.graph)),
-            comparison=self._metric.compare(self._expected, answers, self.evaluation),
-            outputs=agreement(self._expected, answers),
+            comparison=comparison,
+            outputs=outputs,
         )
+
+    def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
+        """Return the metric of a model, and how its outputs agree with the original's.
+
+        Raises:
+            QuantizationError: it gives NaN or infinity where the original does not.
+        """
+        answers = self._answers(engine)
+        return self._metric.compare(self._expected, answers, self.evaluation), agreement(self._expected, answers)
 
     def attempt(self, candidate: Plan) -> Trial:
         """Return what a plan is worth; one that cannot be run is worth nothing."""
-        blobs = BlobFolder.scratch()
         try:
-            return self.measure(candidate, self.build(candidate, blobs))
+            built = self.build(candidate, BlobFolder.scratch())
+            # Two plans may come to the same model, such as where there is nothing between its layers.
+            same = self._known.get((built.graph.digest, *(item.digest for item in built.weights)))
+            if same is not None:
+                return replace(same, plan=candidate)
+            trial = self.measure(candidate, built)
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
+        self._known[built.graph.digest, *(item.digest for item in built.weights)] = trial
+        return trial
 
     def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
         """Return trials with their latencies taken anew, all in turn with each other and the original."""
@@ -183,8 +198,7 @@ class Workbench:
             engines = [stack.enter_context(contextlib.closing(item.load(self._threads))) for item in built]
             baseline, *latencies = self.time([self._original, *engines], timing)
         return [
-            replace(trial, latency=latency, baseline=baseline)
-            for trial, latency in zip(trials, latencies, strict=True)
+            replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
         ]
 
     def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
@@ -209,8 +223,3 @@ class Workbench:
             self.calibration,
             lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
         )
-
-
-def record(trial: Trial) -> dict[str, Any]:
-    """Return a trial's plan as archives note it."""
-    return trial.plan.record()

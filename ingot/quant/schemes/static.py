@@ -25,9 +25,9 @@ from ingot.tensors import Array
 OPERATORS = ("Conv", "MatMul", "Gemm")
 
 # Operators beside layers that ONNX Runtime computes in integers.
-_COMPUTED = frozenset("Add Mul AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid".split())
+_COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid"])
 # Operators that only move or drop elements: what comes out has the scale of what went in.
-_MOVED = frozenset("MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Slice DepthToSpace SpaceToDepth".split())
+_MOVED = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"])
 # What may stand between a layer and its QuantizeLinear: the integers' range does it, so ONNX Runtime drops it.
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
@@ -99,7 +99,11 @@ def clamped(value: ir.Value) -> ir.Value:
     uses = list(value.uses())
     if len(uses) == 1 and not value.is_graph_output():
         user, place = uses[0]
-        if place == 0 and user.op_type in _CLAMPS and all(constant(item) for item in user.inputs[1:] if item is not None):
+        if (
+            place == 0
+            and user.op_type in _CLAMPS
+            and all(constant(item) for item in user.inputs[1:] if item is not None)
+        ):
             return user.outputs[0]
     return value
 
@@ -201,9 +205,13 @@ class _Writer:
             base = value.name or "value"
             scale = edit.constant(self._graph, f"{base}_scale", np.array(affine.scale), value.dtype)
             zero = edit.constant(self._graph, f"{base}_zero", np.array(affine.zero), affine.dtype)
-            quantize = edit.Operation("QuantizeLinear", (value, scale, zero), f"{base}_quantized", affine.dtype, domain=self._domain)
+            quantize = edit.Operation(
+                "QuantizeLinear", (value, scale, zero), f"{base}_quantized", affine.dtype, domain=self._domain
+            )
             quantized = edit.insert_after(self._graph, value, quantize)
-            back = edit.Operation("DequantizeLinear", (quantized, scale, zero), f"{base}_dequantized", value.dtype, domain=self._domain)
+            back = edit.Operation(
+                "DequantizeLinear", (quantized, scale, zero), f"{base}_dequantized", value.dtype, domain=self._domain
+            )
             self._pairs[value] = edit.insert_after(self._graph, quantized, back)
         return self._pairs[value]
 
