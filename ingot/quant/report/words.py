@@ -47,7 +47,7 @@ def share(value: float | None) -> str:
 
 def decibels(value: float | None) -> str:
     """Return a signal to noise ratio."""
-    return "" if value is None else f"{value:.1f} dB"
+    return "" if value is None else f"{value:.1f} dB" if value < 200 else "no noise"
 
 
 def agreement(item: Agreement) -> tuple[str, ...]:
