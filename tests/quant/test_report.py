@@ -185,7 +185,7 @@ def test_one_sentence_tells_what_was_chosen_and_why() -> None:
             [candidate("a", 3, -0.01, chosen=True)],
             "accuracy:labels=y is 0.0100 better (95 % interval 0.0080 to 0.0120)",
         ),
-        ([], "Of 0 candidates none keeps within the budget; the model was left as it is."),
+        ([], "Nothing was tried; the model was left as it is."),
     ],
 )
 def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str) -> None:
@@ -228,6 +228,7 @@ def test_each_layer_has_its_bar_and_float_ones_are_hollow() -> None:
     layers = tuple(layer(f"block{number}.conv", number % 40 - 2.0) for number in range(100))
     page = Page(html(REPORT.model_copy(update={"layers": layers})))
     assert page.count("rect", "c0") == 100 + 1  # and the legend
+    assert "100 layers" in page.words  # the table is folded
     page = Page(html(REPORT))
     assert page.count("rect", "hollow") == 1 + 1
     assert "8.5 dB  #1" in page.words

@@ -83,6 +83,8 @@ def verdict(report: Report) -> str:
     """Return in a sentence or two what came out, and why."""
     count = len(report.candidates)
     chosen = report.chosen
+    if not count:
+        return "Nothing was tried; the model was left as it is."
     if chosen is None:
         holding = [item for item in report.candidates if item.holds]
         tried = f"Of {count} candidates" if count != 1 else f"{report.candidates[0].name} was tried:"
