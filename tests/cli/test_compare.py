@@ -22,7 +22,15 @@ def test_a_model_and_its_quantized_form(
     run_ingot: RunIngot, digits: tuple[Digits, Data, Data], digits_fp32: Path, digits_archive: Path, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "val.npz", image=digits[2].images, y=digits[2].labels)
-    command = ["compare", digits_fp32, digits_archive, "--data", "val.npz", "--metric", "accuracy:labels=y"]
+    command: list[str | Path] = [
+        "compare",
+        digits_fp32,
+        digits_archive,
+        "--data",
+        "val.npz",
+        "--metric",
+        "accuracy:labels=y",
+    ]
     result = run_ingot(*command, "--batch", "1", "--batch", "4", "--report", "out.html")
     assert result.returncode == 0, result.stderr
     assert "the comparison is in out.html" in result.stderr
