@@ -38,7 +38,10 @@ def compare(
         int | None, typer.Option(min=1, help="CPU threads for one call.", show_default="one a core")
     ] = None,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Load variants that can run code of whoever made them.")
+        bool,
+        typer.Option(
+            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants that can run code of whoever made them."
+        ),
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,

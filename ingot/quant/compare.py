@@ -21,7 +21,7 @@ from ingot.quant.metric.base import pairs_of
 from ingot.quant.report import DataRecord, ModelComparison, Score, Side
 from ingot.quant.samples import Data, Samples
 from ingot.runtime import Engine, devices, load_engine, profile
-from ingot.tensors import Dim, DType, Range, Signature, TensorSpec
+from ingot.tensors import Dim, Range, Signature, TensorSpec
 
 Progress = Callable[[str], None]
 Source = Variant | Archive | str | os.PathLike[str]
@@ -203,14 +203,15 @@ def _common(first: _Model, second: _Model) -> Signature:
     one, other = first.variant.signature, second.variant.signature
     if one == other:
         return one
-    try:
-        tensors.check_same(one, other)
-    except InvalidArgument as error:
-        side = "outputs" if _shapes(one.inputs) == _shapes(other.inputs) else "inputs"
-        raise InvalidArgument(
-            f"{first.label} and {second.label} cannot be compared: the {side} of the one are "
-            f"{_listed(getattr(one, side))}, those of the other {_listed(getattr(other, side))}"
-        ) from error
+    for side in ("inputs", "outputs"):
+        mine, theirs = getattr(one, side), getattr(other, side)
+        try:
+            tensors.check_same(Signature(mine, ()), Signature(theirs, ()))
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"{first.label} and {second.label} cannot be compared: the {side} of the one are {_listed(mine)}, "
+                f"those of the other {_listed(theirs)}"
+            ) from error
     for specs, others in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
         if one.batch_axes(specs) != other.batch_axes(others):
             raise InvalidArgument(
@@ -249,10 +250,6 @@ def _both(one: Range, other: Range) -> Range:
     low = math.ceil(max(one.low, other.low) / step) * step
     highs = [bounds.high for bounds in (one, other) if bounds.high is not None]
     return Range(low, min(highs) // step * step if highs else None, step)
-
-
-def _shapes(specs: Sequence[TensorSpec]) -> set[tuple[str, DType, int]]:
-    return {(spec.name, spec.dtype, len(spec.shape)) for spec in specs}
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from ingot import pages
 from ingot.layout import duration, size, table
 from ingot.model_store.manifest import BatchLatency
-from ingot.quant.report import ModelComparison, plots, words
+from ingot.quant.report import ModelComparison, Score, plots, words
 from ingot.quant.report.plots import Curve, Kind, Point
 
 _LATENCY = ("Batch", "Before", "After", "Speed-up")
@@ -50,7 +50,7 @@ def text(comparison: ModelComparison) -> str:
     lines += _section("latency", [tuple(map(str.lower, _LATENCY)), *_latency(comparison)])
     if outputs:
         lines += _section("outputs", [tuple(map(str.lower, words.AGREEMENT)), *outputs])
-    lines += ["", f"on {words.data(comparison.data)}", *(f"note: {note}" for note in comparison.notes)]
+    lines += ["", f"on {_data(comparison)}", *(f"note: {note}" for note in comparison.notes)]
     return "\n".join([*lines, ""])
 
 
@@ -61,12 +61,15 @@ def verdict(comparison: ModelComparison) -> str:
     if comparison.before.size:
         parts.append(f"{comparison.size_ratio:.2f} times the size")
     if comparison.drop is not None:
-        low, high = comparison.drop.low, comparison.drop.high
-        change = f"{comparison.metric} {words.number(abs(comparison.drop.value))} "
-        change += "worse" if comparison.drop.value > 0 else "better" if comparison.drop.value < 0 else "apart"
-        sure = low > 0 or high < 0 or low == high
-        parts.append(change if sure else f"{change} (which may be chance)")
+        parts.append(_change(comparison.metric, comparison.drop))
     return f"{comparison.after.label} against {comparison.before.label}: {', '.join(parts)}."
+
+
+def _change(metric: str, drop: Score) -> str:
+    if drop.value == 0:
+        return f"{metric} the same"
+    chance = " (which may be chance)" if drop.low <= 0 <= drop.high else ""
+    return f"{metric} {words.number(abs(drop.value))} {'worse' if drop.value > 0 else 'better'}{chance}"
 
 
 def _summary(comparison: ModelComparison) -> str:
@@ -77,12 +80,16 @@ def _summary(comparison: ModelComparison) -> str:
         (f"Metric {pages.code(comparison.metric)}", f"{words.score(first)} before, {words.score(second)} after"),
         ("Drop", words.score(comparison.drop)),
         ("Size", f"{size(comparison.before.size)} before, {size(comparison.after.size)} after"),
-        ("Data", escape(words.data(comparison.data))),
+        ("Data", escape(_data(comparison))),
         ("Data digest", pages.code(comparison.data.digest) if comparison.data.digest else ""),
         ("Machine", escape(comparison.machine)),
         ("Threads", str(comparison.threads) if comparison.threads else ""),
     ]
     return pages.definitions(rows)
+
+
+def _data(comparison: ModelComparison) -> str:
+    return f"{comparison.data.source}, {comparison.data.evaluation_rows} rows"
 
 
 def _scores(comparison: ModelComparison) -> str:

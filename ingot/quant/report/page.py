@@ -12,6 +12,8 @@ from ingot.model_store.manifest import BatchLatency
 from ingot.quant.report import Audit, Candidate, Layer, Report, Score, plots, words
 from ingot.quant.report.plots import Bar, Curve, Kind, Point
 
+# A longer table of layers is folded.
+_LONGEST = 40
 _COLORS = 6  # that plots have; more schemes share the last
 
 
@@ -220,7 +222,8 @@ def _layers(layers: Sequence[Layer]) -> str:
         )
         for layer in layers
     ]
-    return pages.table(("Layer", "Operator", "Scheme", "Hurts", "SQNR", "Input range", "Clipped"), rows)
+    shown = pages.table(("Layer", "Operator", "Scheme", "Hurts", "SQNR", "Input range", "Clipped"), rows)
+    return shown if len(rows) <= _LONGEST else f"<details><summary>{len(rows)} layers</summary>{shown}</details>"
 
 
 def _range(layer: Layer) -> str:

@@ -47,7 +47,7 @@ def share(value: float | None) -> str:
 
 def decibels(value: float | None) -> str:
     """Return a signal to noise ratio."""
-    return "" if value is None else f"{value:.1f} dB"
+    return "" if value is None else f"{value:.1f} dB" if value < 200 else "no noise"
 
 
 def agreement(item: Agreement) -> tuple[str, ...]:
@@ -83,6 +83,8 @@ def verdict(report: Report) -> str:
     """Return in a sentence or two what came out, and why."""
     count = len(report.candidates)
     chosen = report.chosen
+    if not count:
+        return "Nothing was tried; the model was left as it is."
     if chosen is None:
         holding = [item for item in report.candidates if item.holds]
         tried = f"Of {count} candidates" if count != 1 else f"{report.candidates[0].name} was tried:"
