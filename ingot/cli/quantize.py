@@ -69,8 +69,8 @@ def quantize(
 ) -> None:
     """Make an archive's model smaller and faster, and prove what that costs.
 
-    Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An interrupted
-    search goes on where it was when the same command is run again.
+    Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
+    interrupted search goes on where it was when the same command is run again.
     """
     check_out(out)
     if report is not None:

@@ -184,8 +184,8 @@ class Interval(_Record):
 class MetricEvidence(_Record):
     """A task metric of a variant and of the one that it was made from, on the same ``rows``.
 
-    ``drop`` is by how much it is worse, and ``budget`` what was allowed. ``held_out`` tells that nothing was learnt from
-    those rows; ``data`` is their digest, empty where inputs were generated.
+    ``drop`` is by how much it is worse, and ``budget`` what was allowed. ``held_out`` tells that nothing was learnt
+    from those rows; ``data`` is their digest, empty where inputs were generated.
     """
 
     name: str

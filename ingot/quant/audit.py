@@ -12,7 +12,12 @@ from ingot.quant.report import Audit
 
 # Operators that compute in integers.
 _INTEGER = frozenset(
-    ["QLinearConv", "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearReduceMean", "QLinearWhere", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits", "QAttention"]
+    {
+        *("QLinearConv", "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearAveragePool", "QLinearConcat"),
+        *("QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearReduceMean"),
+        *("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"),
+        *("MatMulNBits", "QAttention", "QLinearWhere"),
+    }
 )
 # What converts between integers and floats; a float operator between two of them should have been an integer one.
 _INTO, _OUT = "QuantizeLinear", "DequantizeLinear"

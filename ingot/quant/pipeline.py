@@ -97,8 +97,8 @@ def quantize(
         progress: called with what begins now.
 
     Raises:
-        InvalidArgument: the data does not fit the model or the metric, a layer to keep does not exist, or the archive is
-            quantized already.
+        InvalidArgument: the data does not fit the model or the metric, a layer to keep does not exist, or the
+            archive is quantized already.
         QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it.
     """
     return run(

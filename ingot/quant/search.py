@@ -1,8 +1,8 @@
 """The search for the fastest model that keeps its accuracy.
 
-Families of plans are tried first. Beginning with the fastest, one that breaks the budget is mended: by other ranges, by
-moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a bisection.
-A family is only mended while it could still beat the best that holds.
+Families of plans are tried first. Beginning with the fastest, one that breaks the budget is mended: by other ranges,
+by moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a
+bisection. A family is only mended while it could still beat the best that holds.
 """
 
 from __future__ import annotations

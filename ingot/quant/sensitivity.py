@@ -1,8 +1,9 @@
 """Which layers hurt most when they are quantized, each by itself: all of them from one graph.
 
-The graph computes every layer twice, as it is and with its input and weights rounded, on the same input. A gate for each
-layer, an input of the graph, lets the rounded one through. So the effect of any layer on the model's outputs takes a run
-on a few rows, where quantizing one layer after the other takes a model, its loading and a pass over the data for each.
+The graph computes every layer twice, as it is and with its input and weights rounded, on the same input. A gate for
+each layer, an input of the graph, lets the rounded one through. So the effect of any layer on the model's outputs takes
+a run on a few rows, where quantizing one layer after the other takes a model, its loading and a pass over the data for
+each.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class _Twin:
         # Integers of 16 bits, which no CPU has kernels for, add next to nothing.
         if self._plan.activations == "u16":
             return value
-        affine = Affine.of(*self._seen[value.name].range(self._plan.method), DTYPES[self._plan.activations])
+        affine = Affine.of(*self._seen[value.name or ""].range(self._plan.method), DTYPES[self._plan.activations])
         scale = edit.constant(self._graph, f"{value.name}_twin_scale", np.array(affine.scale), value.dtype)
         zero = edit.constant(self._graph, f"{value.name}_twin_zero", np.array(affine.zero), affine.dtype)
         quantized = self._add("QuantizeLinear", (value, scale, zero), "quantized", affine.dtype)
@@ -232,4 +233,4 @@ def _blocks(array: Array, axis: int, block: int, top: int) -> Array:
     parts = padded.reshape(rows, count, block)
     scale = np.maximum(np.abs(parts).max(axis=-1, keepdims=True), 1e-12) / top
     rounded = (np.clip(np.rint(parts / scale), -top, top) * scale).reshape(rows, -1)[:, :columns]
-    return rounded if axis == 0 else rounded.T
+    return np.asarray(rounded if axis == 0 else rounded.T)

@@ -27,7 +27,9 @@ OPERATORS = ("Conv", "MatMul", "Gemm")
 # Operators beside layers that ONNX Runtime computes in integers.
 _COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid"])
 # Operators that only move or drop elements: what comes out has the scale of what went in.
-_MOVED = frozenset(["MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"])
+_MOVED = frozenset(
+    {"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"}
+)
 # What may stand between a layer and its QuantizeLinear: the integers' range does it, so ONNX Runtime drops it.
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
@@ -69,7 +71,7 @@ def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) ->
         values = [*node.inputs, *node.outputs] if between else [node.inputs[0]]
         values += node.outputs if node.op_type == "Conv" else ()
         values += [clamped(value) for value in node.outputs] if node.op_type == "Conv" else ()
-        found.update({value.name or "": None for value in values if is_float(value) and not constant(value)})
+        found.update({value.name or "": None for value in values if value is not None and _varies(value)})
     return tuple(found)
 
 
@@ -216,7 +218,7 @@ class _Writer:
         return self._pairs[value]
 
     def _quantize_source(self, value: ir.Value) -> None:
-        """Make all that take a value take its quantized form: a float beside it would keep the fusion from happening."""
+        """Make all that take a value take its quantized form: a float user would keep the fusion from happening."""
         pair = self._pair(value)
         quantize = next(user for user, _ in value.uses() if user.op_type == "QuantizeLinear")
         edit.redirect(self._graph, value, pair, keep=quantize)
@@ -267,7 +269,7 @@ def _mean_error(array: Array, integers: Array, scales: Array, axis: int | None, 
         return np.asarray(mean @ error if layer.axis == 1 else error @ mean)
     group = integer(layer.node, "group", 1)
     parts = error.reshape(group, len(error) // group, error.shape[1], -1).sum(axis=-1)  # [group, outputs, inputs]
-    return np.einsum("goi,gi->go", parts, mean.reshape(group, -1)).reshape(-1)
+    return np.asarray(np.einsum("goi,gi->go", parts, mean.reshape(group, -1))).reshape(-1)
 
 
 def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
@@ -284,6 +286,10 @@ def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
         array = tensor(bias).numpy()
         corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
         node.replace_input_with(place, corrected)
+
+
+def _varies(value: ir.Value) -> bool:
+    return is_float(value) and not constant(value)
 
 
 def _modest(value: ir.Value) -> bool:

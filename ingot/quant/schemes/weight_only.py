@@ -120,7 +120,8 @@ def _embedding(model: ir.Model, layer: Layer) -> None:
     rows, width = layer.shape
 
     def scales() -> Array:
-        return np.maximum(np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True), 1e-12) / np.float32(127)
+        largest = np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True)
+        return np.asarray(np.maximum(largest, 1e-12) / 127, np.float32)
 
     def integers() -> Array:
         return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)
