@@ -32,7 +32,9 @@ def main() -> None:
     console = Console()
     unknown = [name for name in ways if name not in WAYS]
     if unknown or not cases:
-        console.print(f"unknown way {unknown[0]}; there are: {', '.join(WAYS)}" if unknown else f"no case {options.only}")
+        console.print(
+            f"unknown way {unknown[0]}; there are: {', '.join(WAYS)}" if unknown else f"no case {options.only}"
+        )
         raise SystemExit(2)
     whole = len(cases) == len(CASES) and set(ways) == set(WAYS)
     folder = options.out or (RESULTS if whole else None)

@@ -93,7 +93,7 @@ CASES = (
         partial(data.digits, "rows", (32, 32)),
         partial(train.fit, epochs=5, rate=3e-3),
     ),
-    Case("vit", "ViT-like", (_IMAGE,), _images, partial(train.fit, epochs=6, rate=1e-3), transformer=True),
+    Case("vit", "ViT-like", (_IMAGE,), _images, partial(train.fit, epochs=6, rate=1.5e-3, rows=32), transformer=True),
     Case("mlp", "tabular MLP", ("features:float32[batch,128]",), data.table, partial(train.fit, epochs=8, rate=2e-3)),
     Case(
         "resnet18",
@@ -137,7 +137,8 @@ def _export(case: Case, module: nn.Module, path: Path) -> None:
         "seq": torch.export.Dim("seq", min=2, max=512),
     }
     shapes = {
-        name: tuple(dims.get(dim, torch.export.Dim.STATIC) for dim in _dims(text)) for name, text in zip(example, case.inputs, strict=True)
+        name: tuple(dims.get(dim, torch.export.Dim.STATIC) for dim in _dims(text))
+        for name, text in zip(example, case.inputs, strict=True)
     }
     torch.onnx.export(
         module,

@@ -21,10 +21,9 @@ import numpy as np
 from benchmarks.quant import peers
 from benchmarks.quant.case import Case
 from benchmarks.quant.judge import Judgement, judge
-from benchmarks.quant.ways import BASELINE, WAYS, Way
+from benchmarks.quant.ways import BASELINE, BATCHES, WAYS, Way
 from benchmarks.quant.worker import THREADS
 
-BATCHES = (1, 8, 32)
 _ROOT = Path(__file__).parents[2]
 # A thread of one process that spins while it waits would be a load on the next one's turn.
 _PAUSE = 0.02
@@ -125,7 +124,7 @@ def _make(way: Way, case: Path, settings: Settings, outcome: Outcome) -> Path:
         log.unlink()
         done.write_text(f"{time.perf_counter() - began:.1f}")
     outcome.made_in = float(done.read_text())
-    outcome.size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file != done)
+    outcome.size = sum(file.stat().st_size for file in folder.rglob(way.files) if file.is_file() and file != done)
     return folder
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.quant.judge import COSINE, DROP
-from benchmarks.quant.runner import BATCHES, Outcome
-from benchmarks.quant.ways import BASELINE, INGOT, WAYS
+from benchmarks.quant.runner import Outcome
+from benchmarks.quant.ways import BASELINE, BATCHES, INGOT, WAYS
 from benchmarks.quant.worker import THREADS
 
 AIM = 0.95
@@ -91,7 +91,9 @@ def markdown(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: 
             "; ".join(f"{key} {value}" for key, value in about.items()) + f"; {THREADS} threads.",
             f"Judged on held-out data: accuracy may drop by {DROP:.3f}; without labels the mean cosine with fp32's",
             f"answers must be at least {COSINE}. For MiniLM the drop is 1 - rank correlation of sentence similarities.",
-            "Speed-ups are over ONNX Runtime fp32 at batch " + ", ".join(map(str, BATCHES)) + ": medians over rounds in",
+            "Speed-ups are over ONNX Runtime fp32 at batch "
+            + ", ".join(map(str, BATCHES))
+            + ": medians over rounds in",
             "which all ways are timed in turn; their mean is geometric.",
             "",
             *_table(head, summary),
@@ -101,7 +103,17 @@ def markdown(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: 
     )
 
 
-_HEAD = ("way", "drop", "cosine", "top-1 agreement", "holds", *(f"×{n}" for n in BATCHES), "mean", "MB", "made in s")
+_HEAD = (
+    "way",
+    "drop",
+    "cosine",
+    "top-1 agreement",
+    "holds",
+    *(f"batch {n}" for n in BATCHES),
+    "mean",
+    "MB",
+    "made in s",
+)
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from benchmarks.quant.data import Part, Parts
 THREADS = 1
 
 
-def fit(module: nn.Module, parts: Parts, epochs: int, rate: float) -> nn.Module:
+def fit(module: nn.Module, parts: Parts, epochs: int, rate: float, rows: int = 64) -> nn.Module:
     """Train a classifier by AdamW with one warm cycle of the learning rate.
 
     Args:
@@ -21,17 +21,18 @@ def fit(module: nn.Module, parts: Parts, epochs: int, rate: float) -> nn.Module:
         parts: whose training part is used.
         epochs: passes over it.
         rate: the highest learning rate.
+        rows: of one step.
     """
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
     inputs, labels = _tensors(parts.train)
     optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.02)
-    steps = epochs * (len(inputs) // 64)
+    steps = epochs * (len(inputs) // rows)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     module.train()
     for _ in range(epochs):
-        order = torch.randperm(len(inputs))[: len(inputs) // 64 * 64]
-        for batch in order.split(64):  # type: ignore[no-untyped-call]
+        order = torch.randperm(len(inputs))[: len(inputs) // rows * rows]
+        for batch in order.split(rows):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(module(inputs[batch]), labels[batch], label_smoothing=0.05)
             loss.backward()  # type: ignore[no-untyped-call]

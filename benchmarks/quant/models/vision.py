@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -69,7 +70,7 @@ class ResNet(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """Classifier of images [B, 1, 32, 32] by inverted residuals; 0.3 million parameters, logits [B, 10]."""
+    """Classifier of images [B, 1, 32, 32] by inverted residuals; 0.14 million parameters, logits [B, 10]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class _ResNet18(nn.Module):
         widths = (64, 64, 128, 256, 512)
         blocks = [
             block
-            for index, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False))
+            for index, (inputs, outputs) in enumerate(pairwise(widths))
             for block in (_Residual(inputs, outputs, 1 + (index > 0)), _Residual(outputs, outputs, 1))
         ]
         self.layers = nn.Sequential(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], list[Array]]
 
+BATCHES = (1, 8, 32)
 CALIBRATION_ROWS = 300
 """What peers calibrate with: NNCF's default, and "some hundreds" is what the others' manuals ask for."""
 
@@ -30,6 +31,7 @@ class Way:
     module: the file in this folder.
     environment: the file ``requirements-NAME.txt`` that it needs; empty for the benchmark's own.
     quantizes: whether it is a recipe, and not the model as it was.
+    files: which of the files that it makes are counted as its size.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Way:
     module: str
     environment: str = ""
     quantizes: bool = True
+    files: str = "*"
 
     def load_module(self) -> Any:
         return import_module(f"benchmarks.quant.ways.{self.module}")
@@ -52,7 +55,7 @@ WAYS = {
         Way("ort-static", "ONNX Runtime static, defaults", "ort"),
         Way("ort-static-u8s8", "ONNX Runtime static, u8s8 by channel", "ort"),
         Way("ort-dynamic", "ONNX Runtime dynamic, defaults", "ort"),
-        Way("torchao", "torchao PT2E + AOTInductor", "torchao", "torchao"),
+        Way("torchao", "torchao PT2E + AOTInductor", "torchao", "torchao", files="model-32.pt2"),
         Way("openvino", "OpenVINO, defaults (bf16 where the CPU has it)", "openvino", "openvino", quantizes=False),
         Way("nncf", "OpenVINO + NNCF", "openvino", "openvino"),
     )

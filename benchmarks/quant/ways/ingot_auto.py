@@ -33,7 +33,5 @@ def ingot_auto(case: cases.Case, archive: Archive, data: Path, budget: str) -> A
 
 def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
     variant = Archive.open(folder / ARCHIVE).variants[0]
-    engine = load_engine(
-        variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True
-    )
+    engine = load_engine(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
     return lambda inputs: list(engine.run(inputs).values())
