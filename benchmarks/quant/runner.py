@@ -175,7 +175,8 @@ class _Worker:
 
     def time(self, rows: int, calls: int) -> float:
         """Return the median seconds of some calls."""
-        return median(self.ask(do="time", rows=rows, calls=calls)["seconds"])
+        seconds: list[float] = self.ask(do="time", rows=rows, calls=calls)["seconds"]
+        return median(seconds)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ class Way:
     """Attributes:
     module: the file in this folder.
     environment: the file ``requirements-NAME.txt`` that it needs; empty for the benchmark's own.
-    quantizes: whether it is a recipe, and not the model as it was.
     files: which of the files that it makes are counted as its size.
     """
 
@@ -38,7 +37,6 @@ class Way:
     title: str
     module: str
     environment: str = ""
-    quantizes: bool = True
     files: str = "*"
 
     def load_module(self) -> Any:
@@ -50,13 +48,13 @@ INGOT = "ingot"
 WAYS = {
     way.name: way
     for way in (
-        Way(BASELINE, "ONNX Runtime fp32", "ort", quantizes=False),
+        Way(BASELINE, "ONNX Runtime fp32", "ort"),
         Way(INGOT, "Ingot auto", "ingot_auto"),
         Way("ort-static", "ONNX Runtime static, defaults", "ort"),
         Way("ort-static-u8s8", "ONNX Runtime static, u8s8 by channel", "ort"),
         Way("ort-dynamic", "ONNX Runtime dynamic, defaults", "ort"),
         Way("torchao", "torchao PT2E + AOTInductor", "torchao", "torchao", files="model-32.pt2"),
-        Way("openvino", "OpenVINO, defaults (bf16 where the CPU has it)", "openvino", "openvino", quantizes=False),
+        Way("openvino", "OpenVINO, defaults (bf16 where the CPU has it)", "openvino", "openvino"),
         Way("nncf", "OpenVINO + NNCF", "openvino", "openvino"),
     )
 }

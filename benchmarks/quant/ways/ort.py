@@ -17,7 +17,10 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     clean = folder / "clean.tmp"
-    quant_pre_process(str(case.model), str(clean))
+    try:
+        quant_pre_process(str(case.model), str(clean))
+    except Exception:  # noqa: BLE001 - its symbolic shapes fail on some graphs in whatever way; the manual skips them
+        quant_pre_process(str(case.model), str(clean), skip_symbolic_shape=True)
     target = str(folder / "model.onnx")
     if way == "ort-dynamic":
         quantize_dynamic(str(clean), target)
@@ -35,7 +38,7 @@ def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     session: Any = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, ["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, dict(inputs))  # type: ignore[no-any-return]
+    return lambda inputs: session.run(None, dict(inputs))
 
 
 class _Reader:
