@@ -34,7 +34,8 @@ _TURN = 0.1
 class Outcome:
     """What became of one way on one case.
 
-    ``milliseconds`` and ``speedups`` (over the baseline, medians over rounds) are by batch size.
+    ``milliseconds``, ``speedups`` (over the baseline, medians over rounds) and ``fastest`` (the milliseconds of the
+    fastest call, which other load on the machine disturbs least) are by batch size.
     """
 
     case: str
@@ -45,6 +46,7 @@ class Outcome:
     judgement: Judgement | None = None
     milliseconds: dict[int, float] = field(default_factory=dict)
     speedups: dict[int, float] = field(default_factory=dict)
+    fastest: dict[int, float] = field(default_factory=dict)
 
     @property
     def mean_speedup(self) -> float:
@@ -173,10 +175,10 @@ class _Worker:
             self.ask(do="predict", rows=BATCHES[-1], to=str(path))
             return np.load(path)
 
-    def time(self, rows: int, calls: int) -> float:
-        """Return the median seconds of some calls."""
+    def time(self, rows: int, calls: int) -> list[float]:
+        """Return the seconds of some calls."""
         seconds: list[float] = self.ask(do="time", rows=rows, calls=calls)["seconds"]
-        return median(seconds)
+        return seconds
 
 
 @contextmanager
@@ -204,13 +206,17 @@ def _worker(way: Way, case: Path, folder: Path, settings: Settings) -> Iterator[
 def _time(workers: dict[str, _Worker], outcomes: dict[str, Outcome], rounds: int) -> None:
     """Give each way its turn, round by round: what disturbs the machine meanwhile meets all of them alike."""
     for rows in BATCHES:
-        calls = {name: max(3, min(200, int(_TURN / worker.time(rows, 3)))) for name, worker in workers.items()}
+        calls = {name: max(3, min(200, int(_TURN / median(worker.time(rows, 3))))) for name, worker in workers.items()}
         taken: dict[str, list[float]] = {name: [] for name in workers}
+        fastest = dict.fromkeys(workers, float("inf"))
         for _ in range(rounds):
             for name, worker in workers.items():
                 time.sleep(_PAUSE)
-                taken[name].append(worker.time(rows, calls[name]))
+                seconds = worker.time(rows, calls[name])
+                taken[name].append(median(seconds))
+                fastest[name] = min(fastest[name], *seconds)
         base = taken[BASELINE]
         for name, times in taken.items():
+            outcomes[name].fastest[rows] = 1000 * fastest[name]
             outcomes[name].milliseconds[rows] = 1000 * median(times)
             outcomes[name].speedups[rows] = median(was / now for was, now in zip(base, times, strict=True))

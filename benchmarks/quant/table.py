@@ -143,8 +143,8 @@ def _summary(title: str, found: Verdict) -> tuple[str, ...]:
 
 def _record(outcome: Outcome) -> dict[str, object]:
     record = {**asdict(outcome), "problem": _portable(outcome.problem), "mean_speedup": outcome.mean_speedup}
-    for key in ("milliseconds", "speedups"):
-        record[key] = {rows: round(value, 4) for rows, value in record[key].items()}
+    for key in ("milliseconds", "speedups", "fastest"):
+        record[key] = {rows: round(value, 4) for rows, value in getattr(outcome, key).items()}
     return record
 
 
