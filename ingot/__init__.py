@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ingot.export import op as op
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
+    from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
+    from ingot.quant.compare import compare as compare
     from ingot.server.client import Client as Client
     from ingot.server.main import serve as serve
 
@@ -31,7 +33,9 @@ _PUBLIC = {
     "Archive": "ingot.model_store",
     "Client": "ingot.server.client",
     "IngotError": "ingot.errors",
+    "QuantConfig": "ingot.quant",
     "Store": "ingot.model_store",
+    "compare": "ingot.quant.compare",
     "export_model": "ingot.export",
     "op": "ingot.export",
     "quantize": "ingot.quant",
@@ -41,8 +45,10 @@ __all__ = [
     "Archive",
     "Client",
     "IngotError",
+    "QuantConfig",
     "Store",
     "__version__",
+    "compare",
     "errors",
     "export_model",
     "op",

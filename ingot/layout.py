@@ -15,6 +15,11 @@ def count(number: int) -> str:
     return str(number) if number < 1000 else _scaled(number / 1000, 1000, ("k", "M", "G", "T", "P", "E"))
 
 
+def duration(seconds: float) -> str:
+    """Return a time."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         if value < step:

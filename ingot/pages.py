@@ -82,7 +82,8 @@ header p{margin:4px 0 20px;color:var(--soft)}
 section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 22px;margin:0 0 18px}
 h2{margin:0 0 12px;font-size:17px}h3{margin:0 0 10px;font-size:15px}small{color:var(--soft);font-weight:400}
 code{font:13px/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 24px;margin:0}dt{color:var(--soft)}dd{margin:0}
+dl{display:grid;grid-template-columns:minmax(6em,max-content) minmax(0,1fr);gap:6px 24px;margin:0}dt{color:var(--soft)}
+dd{margin:0;overflow-wrap:anywhere}dd .good,dd .bad{white-space:normal}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th{text-align:left;font-weight:500;color:var(--soft);font-size:13px}th,td{padding:5px 18px 5px 0;vertical-align:top}
 tbody tr{border-top:1px solid var(--line)}td{font-variant-numeric:tabular-nums}

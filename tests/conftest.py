@@ -51,10 +51,12 @@ def digits_fp32(digits: tuple[Digits, Data, Data], tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="session")
 def digits_archive(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> Path:
     """An archive file of the digits classifier with the variants int8 and fp32."""
-    from ingot.quant import quantize
+    from ingot.quant import QuantConfig, StaticInt8, quantize
 
     path = digits_fp32.with_name("digits-int8.ingot")
-    quantize(digits_fp32, {"image": digits[1].images}).save(path)
+    # Forced: on a busy machine, such a small model may not be found faster.
+    config = QuantConfig(recipe=StaticInt8(), force=True)
+    quantize(digits_fp32, {"image": digits[1].images}, config=config).save(path)
     return path
 
 

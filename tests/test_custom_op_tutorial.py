@@ -15,6 +15,7 @@ from examples.custom_op.model import Gated, train
 from ingot.demo.digits import Data, load, predict
 from ingot.export import export_model
 from ingot.model_store import BlobFolder, Variant
+from ingot.quant import StaticInt8
 from tests.support import ROOT
 
 OPERATOR = ("acme", "gated_rms_norm")
@@ -32,7 +33,8 @@ def archive(trained: tuple[Gated, Data, Data], tmp_path_factory: pytest.TempPath
     module, training, _ = trained
     exported = export_model(module, inputs="image:float32[batch,1,8,8]", output_names=["logits"])
     path = tmp_path_factory.mktemp("tutorial") / "gated.ingot"
-    ingot.quantize(exported, {"image": training.images}).save(path)
+    config = ingot.QuantConfig(recipe=StaticInt8(), force=True)
+    ingot.quantize(exported, {"image": training.images}, config=config).save(path)
     return path
 
 

@@ -1,4 +1,4 @@
-"""``ingot quantize``, ``inspect``, ``push`` and ``list``: working with archives and keeping them."""
+"""``ingot inspect``, ``push`` and ``list``: working with archives and keeping them."""
 
 from __future__ import annotations
 
@@ -21,57 +21,12 @@ StoreOption = Annotated[
 ]
 
 
-def quantize(
-    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
-    calibrate: Annotated[Path, typer.Option(help=".npz with real inputs by name; some hundred samples do.")],
-    keep: Annotated[
-        list[str] | None, typer.Option(help="ONNX node that stays in floating point; once for each.")
-    ] = None,
-    per_channel: Annotated[bool, typer.Option(help="One scale an output channel, or one a tensor.")] = True,
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Add an int8 variant to an archive, measured against the original.
-
-    The new variant becomes the preferred one; the original stays and is served as name#fp32.
-    """
-    check_out(out)
-    with progress("Importing") as step:
-        from ingot.quant import StaticInt8
-        from ingot.quant import quantize as run
-
-        result = run(
-            _open(model, store),
-            calibrate,
-            config=StaticInt8(per_channel=per_channel, keep=tuple(keep or ())),
-            progress=step,
-        )
-        step("Writing")
-        result.save(out)
-    if as_json:
-        print_json(describe(result))
-        return
-    variant = result.variant()
-    evidence = variant.serving.evidence
-    for item in evidence.agreement:
-        note(_agreement(item))
-    speedups = evidence.speedups()
-    note(
-        "speed against the original: " + ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
-    )
-    if speedups and min(speedups.values()) < 1:
-        note("warning: the quantized model is slower than the original on this machine, at some batch or at all")
-    if any(min(item.cosine, 1 if item.top1 is None else item.top1) < 0.99 for item in evidence.agreement):
-        note("warning: the quantized model's answers differ much from the original's; measure its accuracy before use")
-    original = result.variants[1]
-    say(f"{out}: {result.name}, {variant.name} {size(variant.size)} beside {original.name} {size(original.size)}")
-
-
 def inspect(
-    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    model: Annotated[
+        str, typer.Argument(help="An archive file, or a reference such as digits:1; #variant names the report's.")
+    ],
     report: Annotated[
-        Path | None, typer.Option(help="Write the export's report to this file: .html, .json or .txt.")
+        Path | None, typer.Option(help="Write the report of export or quantization here: .html, .json or .txt.")
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,
@@ -79,12 +34,15 @@ def inspect(
     """Show what an archive holds, with every blob's digest checked."""
     if report is not None:
         check_out(report)
-    archive = _open(model, store)
+    name, variant_name = split_variant(model)
+    archive = open_archive(name, store)
+    if variant_name is not None:
+        archive.variant(variant_name)
     archive.verify()
     if report is not None:
         from ingot.cli.report import write
 
-        note(f"the report of variant '{write(archive, report)}' is in {report}")
+        note(f"the report of variant '{write(archive, report, variant_name)}' is in {report}")
     if as_json:
         print_json(describe(archive))
         return
@@ -153,7 +111,8 @@ def describe(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _open(model: str, store: Path | None) -> Archive:
+def open_archive(model: str, store: Path | None) -> Archive:
+    """Return an archive by its file or its reference."""
     from ingot.model_store import Archive
 
     if model.endswith(".ingot") or model.startswith((".", "/", "~")):
@@ -164,6 +123,18 @@ def _open(model: str, store: Path | None) -> Archive:
         if Path(model).is_file():
             raise NotFound(f"{error}; for the file of that name write ./{model}") from error
         raise
+
+
+def open_variant(model: str, store: Path | None) -> Variant:
+    """Return the variant that ``digits.ingot#int8`` or ``digits:1`` names; without a name the preferred one."""
+    name, variant = split_variant(model)
+    return open_archive(name, store).variant(variant)
+
+
+def split_variant(model: str) -> tuple[str, str | None]:
+    """Return what stands before and after the ``#``; a file may have one in its own name."""
+    name, mark, variant = model.rpartition("#")
+    return (name, variant) if mark and not Path(model).expanduser().exists() else (model, None)
 
 
 def _store(root: Path | None) -> Store:

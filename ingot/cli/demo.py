@@ -49,7 +49,11 @@ def demo(
     reference, checkpoint = _find(where) or _make(where, training)
     archive = where.get(reference)
     with serve(
-        f"digits={reference}", f"digits-fp32={reference}#fp32", store=where, http_port=http_port, grpc_port=grpc_port
+        f"digits={reference}#int8",
+        f"digits-fp32={reference}#fp32",
+        store=where,
+        http_port=http_port,
+        grpc_port=grpc_port,
     ) as server:
         report = _report(server, archive, _torch_classes(checkpoint, held_out), held_out)
         if as_json:
@@ -85,7 +89,7 @@ def _make(store: Store, training: Data) -> tuple[str, Path]:
 
         from ingot.demo import digits
         from ingot.export import export_model
-        from ingot.quant import quantize
+        from ingot.quant import QuantConfig, StaticInt8, quantize
 
         def on_epoch(epoch: int, loss: float) -> None:
             step(f"Training on {len(training.images)} handwritten digits: epoch {epoch}, loss {loss:.4f}")
@@ -94,7 +98,9 @@ def _make(store: Store, training: Data) -> tuple[str, Path]:
         exported = export_model(
             model, inputs=[digits.INPUT], output_names=["logits"], name="digits", source=_SOURCE, progress=step
         )
-        archive = quantize(exported, {"image": training.images}, progress=step)
+        # By name and forced, so that there is an int8 model to look at however busy the machine is.
+        config = QuantConfig(recipe=StaticInt8(), force=True)
+        archive = quantize(exported, {"image": training.images}, config=config, progress=step)
         step("Storing")
         reference = f"digits:{store.next_version('digits')}"
         store.push(archive, reference)

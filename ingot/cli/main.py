@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, demo, export, infer, serve
+from ingot.cli import archives, compare, demo, export, infer, quantize, serve
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -21,7 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(export.export)
-app.command()(archives.quantize)
+app.command()(quantize.quantize)
+app.command()(compare.compare)
 app.command()(archives.inspect)
 app.command()(archives.push)
 app.command("list")(archives.list_models)

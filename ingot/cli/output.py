@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ingot.layout import duration as duration
+
 stdout = Console()
 stderr = Console(file=sys.stderr)  # the real one, whoever redirects sys.stderr: progress must stay visible
 
@@ -58,8 +60,3 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people read it."""
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -1,4 +1,4 @@
-"""``ingot inspect --report``: the report in an archive, checked and shown anew."""
+"""``--report`` of ``ingot inspect`` and ``ingot compare``: records, checked and shown as the file's suffix says."""
 
 from __future__ import annotations
 
@@ -10,62 +10,107 @@ from ingot.cli.output import printable
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from ingot.export.report import Report
+    from ingot.export import report as export_report
     from ingot.model_store import Archive, Variant
+    from ingot.quant import report as quant_report
+
+    Record = export_report.Report | quant_report.Report | quant_report.ModelComparison
 
 SUFFIXES = (".html", ".json", ".txt")
-_DOCUMENT = "report.json"
+_EXPORT = "report.json"
+_QUANTIZATION = "quantization.json"
 # The report of a model of ten thousand operations has some 6 MiB.
 _MAX_BYTES = 16 << 20
 
 
-def write(archive: Archive, path: Path) -> str:
+def write(archive: Archive, path: Path, name: str | None = None) -> str:
     """Write an archive's report as the file's suffix says, and return the name of the variant that carries it.
 
     Only the data of the report is taken from the archive. The page and the text are made of it here: those that the
     archive holds could run scripts, or drive a terminal.
+
+    Args:
+        archive: the archive.
+        path: the file.
+        name: the variant whose report is meant; by default the first that carries one.
 
     Raises:
         InvalidArgument: the suffix is none of :data:`SUFFIXES`.
         NotFound: no variant carries a report.
         InvalidArchive: the report is none, or is too large to be one.
     """
-    from ingot.model_store.blobs import atomic_file
-
-    if path.suffix not in SUFFIXES:
-        raise InvalidArgument(f"a report cannot be written as {path.name}; end its name in {', '.join(SUFFIXES)}")
-    variant, report = _read(archive)
-    content = _show(report, path.suffix).encode()
-    with atomic_file(path) as stream:
-        stream.write(content)
+    check_suffix(path)
+    variant, report = _read(archive, name)
+    save(path, report)
     return variant.name
 
 
-def _read(archive: Archive) -> tuple[Variant, Report]:
+def check_suffix(path: Path) -> None:
+    """Raise InvalidArgument if no report can be written as such a file."""
+    if path.suffix not in SUFFIXES:
+        raise InvalidArgument(f"a report cannot be written as {path.name}; end its name in {', '.join(SUFFIXES)}")
+
+
+def save(path: Path, record: Record) -> None:
+    """Write a record as the file's suffix says. The file appears whole or not at all."""
+    from ingot.model_store.blobs import atomic_file
+
+    content = _show(record, path.suffix).encode()
+    with atomic_file(path) as stream:
+        stream.write(content)
+
+
+def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Report | quant_report.Report]:
+    for variant in archive.variants if name is None else (archive.variant(name),):
+        for document in (_QUANTIZATION, _EXPORT):
+            if (report := _document(variant, document)) is not None:
+                return variant, report
+    who = "the archive" if name is None else f"variant '{name}'"
+    raise NotFound(f"{who} carries no {_EXPORT}; export the model again to have one, or quantize it to have another")
+
+
+def _document(variant: Variant, document: str) -> export_report.Report | quant_report.Report | None:
+    from ingot.model_store import manifest
+
+    where = f"the {document} of variant '{variant.name}'"
+    if _size(variant, document) > _MAX_BYTES:
+        raise InvalidArchive(f"{where} is larger than {_MAX_BYTES >> 20} MiB, which Ingot never writes")
+    raw = variant.document(document)
+    if raw is None:
+        return None
+    if document == _QUANTIZATION:
+        from ingot.quant.report import Report as QuantizationReport
+
+        return manifest.decode(QuantizationReport, raw, where)
     from ingot.export.report import Report
+
+    return manifest.decode(Report, raw, where)
+
+
+def _size(variant: Variant, document: str) -> int:
+    """Return how large the documents of that name are by the manifest, which bounds what is read of them."""
     from ingot.model_store import manifest
 
-    for variant in archive.variants:
-        where = f"the {_DOCUMENT} of variant '{variant.name}'"
-        if _size(variant) > _MAX_BYTES:
-            raise InvalidArchive(f"{where} is larger than {_MAX_BYTES >> 20} MiB, which no export writes")
-        if (raw := variant.document(_DOCUMENT)) is not None:
-            return variant, manifest.decode(Report, raw, where)
-    raise NotFound(f"the archive carries no {_DOCUMENT}; export the model again to have one")
-
-
-def _size(variant: Variant) -> int:
-    """Return how large the documents of the report's name are by the manifest, which bounds what is read of them."""
-    from ingot.model_store import manifest
-
-    layers = [layer for layer in variant.manifest.layers if layer.annotations.get(manifest.FILEPATH) == _DOCUMENT]
+    layers = [layer for layer in variant.manifest.layers if layer.annotations.get(manifest.FILEPATH) == document]
     return max((layer.size for layer in layers), default=0)
 
 
-def _show(report: Report, suffix: str) -> str:
-    from ingot.export.report.page import html
-    from ingot.export.report.view import text
-
+def _show(record: Record, suffix: str) -> str:
     if suffix == ".json":  # in ASCII, whose control characters JSON escapes
-        return json.dumps(report.model_dump(mode="json"), indent=1)
-    return printable(html(report) if suffix == ".html" else text(report))
+        return json.dumps(record.model_dump(mode="json"), indent=1)
+    page = suffix == ".html"
+    from ingot.export import report as exports
+
+    if isinstance(record, exports.Report):
+        from ingot.export.report import view as export_view
+
+        return printable(export_view.html(record) if page else export_view.text(record))
+    from ingot.quant import report as quants
+
+    if isinstance(record, quants.Report):
+        from ingot.quant.report import view as quant_view
+
+        return printable(quant_view.html(record) if page else quant_view.text(record))
+    from ingot.quant.report import comparison
+
+    return printable(comparison.html(record) if page else comparison.text(record))

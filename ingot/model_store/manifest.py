@@ -173,6 +173,31 @@ class Agreement(_Record):
     sqnr: float | None = None
 
 
+class Interval(_Record):
+    """A measured value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class MetricEvidence(_Record):
+    """A task metric of a variant and of the one that it was made from, on the same ``rows``.
+
+    ``drop`` is by how much it is worse, and ``budget`` what was allowed. ``held_out`` tells that nothing was learnt
+    from those rows; ``data`` is their digest, empty where inputs were generated.
+    """
+
+    name: str
+    before: Interval
+    after: Interval
+    drop: Interval
+    budget: float
+    rows: int
+    held_out: bool = False
+    data: str = ""
+
+
 class Evidence(_Record):
     """What was measured about a variant, and on which machine.
 
@@ -186,6 +211,7 @@ class Evidence(_Record):
     agreement: tuple[Agreement, ...] = ()
     baseline: tuple[BatchLatency, ...] = ()
     holds: bool | None = None
+    metric: MetricEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return how many times faster than the baseline each batch size is."""

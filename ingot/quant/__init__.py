@@ -1,13 +1,61 @@
-"""Smaller and faster variants of an archive's model, with the evidence of what they cost."""
+"""Smaller and faster variants of an archive's model: found by measuring, with the evidence of what they cost."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ingot.errors import missing_package
 
-try:
-    from ingot.quant.config import StaticInt8
-    from ingot.quant.pipeline import quantize
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] not in ("onnx", "onnx_ir", "sympy"):
-        raise
-    raise missing_package(error.name, "quantizing models", "export") from error
+if TYPE_CHECKING:
+    from ingot.quant.compare import compare as compare
+    from ingot.quant.config import BFloat16 as BFloat16
+    from ingot.quant.config import DynamicInt8 as DynamicInt8
+    from ingot.quant.config import Float16 as Float16
+    from ingot.quant.config import QuantConfig as QuantConfig
+    from ingot.quant.config import StaticInt8 as StaticInt8
+    from ingot.quant.config import WeightInt4 as WeightInt4
+    from ingot.quant.config import WeightInt8 as WeightInt8
+    from ingot.quant.pipeline import Quantized as Quantized
+    from ingot.quant.pipeline import quantize as quantize
+    from ingot.quant.pipeline import run as run
 
-__all__ = ["StaticInt8", "quantize"]
+_PLACES = {
+    "BFloat16": "ingot.quant.config",
+    "DynamicInt8": "ingot.quant.config",
+    "Float16": "ingot.quant.config",
+    "QuantConfig": "ingot.quant.config",
+    "Quantized": "ingot.quant.pipeline",
+    "StaticInt8": "ingot.quant.config",
+    "WeightInt4": "ingot.quant.config",
+    "WeightInt8": "ingot.quant.config",
+    "compare": "ingot.quant.compare",
+    "quantize": "ingot.quant.pipeline",
+    "run": "ingot.quant.pipeline",
+}
+_NEEDED = ("onnx", "onnx_ir", "sympy")
+__all__ = [
+    "BFloat16",
+    "DynamicInt8",
+    "Float16",
+    "QuantConfig",
+    "Quantized",
+    "StaticInt8",
+    "WeightInt4",
+    "WeightInt8",
+    "compare",
+    "quantize",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs the ONNX tools when it is asked for: reports are read and models compared without."""
+    if name not in _PLACES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        return getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        raise missing_package(str(error.name), "quantizing models", "export") from error

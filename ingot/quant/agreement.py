@@ -28,6 +28,10 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[A
 
 
 def _compare(name: str, left: Array, right: Array) -> Agreement:
+    error = arrays.departure(left, right)
+    sound = np.isfinite(left)
+    if not sound.all():  # what the original masks, by minus infinity for one, has no direction
+        left, right = np.where(sound, left, 0.0), np.where(sound, right, 0.0)
     several = left.shape[1] > 1
     if not several:  # a single value has no direction: compare the values of all rows as one
         left, right = left.reshape(1, -1), right.reshape(1, -1)
@@ -37,7 +41,7 @@ def _compare(name: str, left: Array, right: Array) -> Agreement:
     return Agreement(
         tensor=name,
         cosine=float(cosine.mean()),
-        error=arrays.departure(left, right),
+        error=error,
         top1=float((left.argmax(axis=1) == right.argmax(axis=1)).mean()) if several else None,
         sqnr=_sqnr(left, right),
     )

@@ -20,8 +20,10 @@ _WEIGHTED: Mapping[str, tuple[int, int | None]] = {
     "Gather": (0, 0),
 }
 _QUANTIZED = frozenset(
-    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger "
-    "MatMulNBits DynamicQuantizeMatMul DynamicQuantizeLSTM QAttention QGemm".split()
+    {
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv"),
+        *("QLinearMatMul", "QGemm", "QAttention", "MatMulNBits", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"),
+    }
 )
 
 
@@ -125,6 +127,7 @@ def shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def constant(value: ir.Value | None) -> bool:
+    """Tell whether a value is a constant that no caller can override."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 

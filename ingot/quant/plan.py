@@ -102,9 +102,7 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
         QuantizationError: the plan quantizes nothing.
     """
     if not plan.schemes:
-        raise QuantizationError(
-            "nothing in this model can be quantized so: it has no layer left that the recipe takes"
-        )
+        raise QuantizationError("nothing in this model can be quantized so: it has no layer left that the recipe takes")
     model = source.model()
     layers = source.by_name(model)
     chosen = {

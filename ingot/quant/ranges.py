@@ -96,8 +96,8 @@ class Observation:
     def _percentile(self, share: float) -> tuple[float, float]:
         edges = np.linspace(-self.reach, self.reach, _BINS + 1)
         below = np.cumsum(self.bins) / self.bins.sum()
-        low = float(edges[np.searchsorted(below, 1 - share)]) if self.low < 0 else self.low
-        high = float(edges[min(np.searchsorted(below, share) + 1, _BINS)])
+        low = float(edges[int(np.searchsorted(below, 1 - share))]) if self.low < 0 else self.low
+        high = float(edges[min(int(np.searchsorted(below, share)) + 1, _BINS)])
         return max(low, self.low), min(high, self.high)
 
     def _best(self, cost: Callable[[Array, Array, float, float], float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 
 from ingot.model_store.manifest import Agreement, BatchLatency
 
@@ -261,12 +261,14 @@ class ModelComparison(_Record):
     versions: dict[str, str] = {}
     notes: tuple[str, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def speedups(self) -> dict[int, float]:
         """How many times faster than the first the other is, by batch."""
         first = {item.rows: item.seconds for item in self.before.latency}
         return {item.rows: first[item.rows] / item.seconds for item in self.after.latency if item.rows in first}
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def size_ratio(self) -> float:
         """The other's size as a share of the first's."""

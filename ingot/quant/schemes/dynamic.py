@@ -24,7 +24,9 @@ def takes(layer: Layer, opset: int) -> bool:
     if opset < 11:
         return False
     if layer.operator == "Gemm":
-        return layer.number("alpha", 1.0) == 1 and layer.number("beta", 1.0) == 1 and not integer(layer.node, "transA", 0)
+        return (
+            layer.number("alpha", 1.0) == 1 and layer.number("beta", 1.0) == 1 and not integer(layer.node, "transA", 0)
+        )
     if layer.operator == "LSTM":
         recurrence = layer.node.inputs[2]
         return layer.data.dtype is _FLOAT and recurrence is not None and constant(recurrence)
@@ -62,7 +64,9 @@ class _Writer:
         weight = edit.constant(self._graph, f"{base}_int8", to_int8(array, scales, axis))
         by = edit.constant(self._graph, f"{base}_scale", scales)
         at = edit.constant(self._graph, f"{base}_zero", np.zeros(scales.shape, np.int8))
-        value = self._add(layer, Operation("MatMulInteger", (quantized, weight, zero, at), f"{base}_product", ir.DataType.INT32))
+        value = self._add(
+            layer, Operation("MatMulInteger", (quantized, weight, zero, at), f"{base}_product", ir.DataType.INT32)
+        )
         value = self._add(layer, Operation("Cast", (value,), f"{base}_float", _FLOAT, {"to": int(_FLOAT)}))
         factor = self._add(layer, Operation("Mul", (scale, by), f"{base}_factor", _FLOAT))
         value = self._add(layer, Operation("Mul", (value, factor), f"{base}_result", _FLOAT))

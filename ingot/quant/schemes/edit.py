@@ -88,9 +88,7 @@ def replace(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
     graph.remove(node, safe=True)
 
 
-def lazy(
-    graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...]
-) -> ir.Value:
+def lazy(graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
     """Add a constant whose values are made when they are written, and not kept."""
     value = constant(graph, name, np.zeros(0, dtype.numpy()))
     unique = value.name or name

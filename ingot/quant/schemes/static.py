@@ -25,9 +25,11 @@ from ingot.tensors import Array
 OPERATORS = ("Conv", "MatMul", "Gemm")
 
 # Operators beside layers that ONNX Runtime computes in integers.
-_COMPUTED = frozenset("Add Mul AveragePool GlobalAveragePool Concat LeakyRelu Sigmoid".split())
+_COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid"])
 # Operators that only move or drop elements: what comes out has the scale of what went in.
-_MOVED = frozenset("MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Slice DepthToSpace SpaceToDepth".split())
+_MOVED = frozenset(
+    {"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"}
+)
 # What may stand between a layer and its QuantizeLinear: the integers' range does it, so ONNX Runtime drops it.
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
@@ -69,7 +71,7 @@ def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) ->
         values = [*node.inputs, *node.outputs] if between else [node.inputs[0]]
         values += node.outputs if node.op_type == "Conv" else ()
         values += [clamped(value) for value in node.outputs] if node.op_type == "Conv" else ()
-        found.update({value.name or "": None for value in values if is_float(value) and not constant(value)})
+        found.update({value.name or "": None for value in values if value is not None and _varies(value)})
     return tuple(found)
 
 
@@ -99,7 +101,11 @@ def clamped(value: ir.Value) -> ir.Value:
     uses = list(value.uses())
     if len(uses) == 1 and not value.is_graph_output():
         user, place = uses[0]
-        if place == 0 and user.op_type in _CLAMPS and all(constant(item) for item in user.inputs[1:] if item is not None):
+        if (
+            place == 0
+            and user.op_type in _CLAMPS
+            and all(constant(item) for item in user.inputs[1:] if item is not None)
+        ):
             return user.outputs[0]
     return value
 
@@ -201,14 +207,18 @@ class _Writer:
             base = value.name or "value"
             scale = edit.constant(self._graph, f"{base}_scale", np.array(affine.scale), value.dtype)
             zero = edit.constant(self._graph, f"{base}_zero", np.array(affine.zero), affine.dtype)
-            quantize = edit.Operation("QuantizeLinear", (value, scale, zero), f"{base}_quantized", affine.dtype, domain=self._domain)
+            quantize = edit.Operation(
+                "QuantizeLinear", (value, scale, zero), f"{base}_quantized", affine.dtype, domain=self._domain
+            )
             quantized = edit.insert_after(self._graph, value, quantize)
-            back = edit.Operation("DequantizeLinear", (quantized, scale, zero), f"{base}_dequantized", value.dtype, domain=self._domain)
+            back = edit.Operation(
+                "DequantizeLinear", (quantized, scale, zero), f"{base}_dequantized", value.dtype, domain=self._domain
+            )
             self._pairs[value] = edit.insert_after(self._graph, quantized, back)
         return self._pairs[value]
 
     def _quantize_source(self, value: ir.Value) -> None:
-        """Make all that take a value take its quantized form: a float beside it would keep the fusion from happening."""
+        """Make all that take a value take its quantized form: a float user would keep the fusion from happening."""
         pair = self._pair(value)
         quantize = next(user for user, _ in value.uses() if user.op_type == "QuantizeLinear")
         edit.redirect(self._graph, value, pair, keep=quantize)
@@ -259,7 +269,7 @@ def _mean_error(array: Array, integers: Array, scales: Array, axis: int | None, 
         return np.asarray(mean @ error if layer.axis == 1 else error @ mean)
     group = integer(layer.node, "group", 1)
     parts = error.reshape(group, len(error) // group, error.shape[1], -1).sum(axis=-1)  # [group, outputs, inputs]
-    return np.einsum("goi,gi->go", parts, mean.reshape(group, -1)).reshape(-1)
+    return np.asarray(np.einsum("goi,gi->go", parts, mean.reshape(group, -1))).reshape(-1)
 
 
 def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
@@ -276,6 +286,10 @@ def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
         array = tensor(bias).numpy()
         corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
         node.replace_input_with(place, corrected)
+
+
+def _varies(value: ir.Value) -> bool:
+    return is_float(value) and not constant(value)
 
 
 def _modest(value: ir.Value) -> bool:

@@ -17,6 +17,8 @@ from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
 from ingot.tensors import Array
 
+# Smaller embeddings, such as those of two kinds of text, are not worth their rounding.
+_TABLE = 1 << 16
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -25,11 +27,17 @@ def takes(layer: Layer, opset: int) -> bool:
     if layer.weight.dtype not in _FLOATS and tensor(layer.weight).dtype not in _FLOATS:
         return False
     if layer.operator == "Gemm":
-        return layer.number("alpha", 1.0) == 1 and layer.number("beta", 1.0) == 1 and not integer(layer.node, "transA", 0)
-    return (layer.operator == "MatMul" and len(layer.shape) == 2) or (layer.operator == "Gather" and opset >= 13)
+        return (
+            layer.number("alpha", 1.0) == 1 and layer.number("beta", 1.0) == 1 and not integer(layer.node, "transA", 0)
+        )
+    if layer.operator == "Gather":
+        return opset >= 13 and layer.size >= _TABLE
+    return layer.operator == "MatMul" and len(layer.shape) == 2
 
 
-def apply(model: ir.Model, layers: Iterable[Layer], *, bits: int = 8, block: int = 128, integer_sums: bool = True) -> None:
+def apply(
+    model: ir.Model, layers: Iterable[Layer], *, bits: int = 8, block: int = 128, integer_sums: bool = True
+) -> None:
     """Quantize layers of a model in place; each is one that :func:`takes` accepts.
 
     Args:
@@ -57,17 +65,23 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
         array = source.numpy().astype(np.float32)
         return pack(array if turned else array.T, bits, block)
 
-    weight = edit.lazy(graph, f"{base}_int{bits}", lambda: packed()[0], ir.DataType.UINT8, (columns, blocks, block * bits // 8))
+    weight = edit.lazy(
+        graph, f"{base}_int{bits}", lambda: packed()[0], ir.DataType.UINT8, (columns, blocks, block * bits // 8)
+    )
     scale = edit.lazy(graph, f"{base}_scale", lambda: packed()[1].astype(kind.numpy()), kind, (columns, blocks))
     attributes = {"K": rows, "N": columns, "bits": bits, "block_size": block}
     if integer_sums:
         attributes["accuracy_level"] = 4
-    operation = Operation("MatMulNBits", (layer.data, weight, scale), f"{base}_product", layer.output.dtype, attributes, "com.microsoft")
+    operation = Operation(
+        "MatMulNBits", (layer.data, weight, scale), f"{base}_product", layer.output.dtype, attributes, "com.microsoft"
+    )
     model.opset_imports["com.microsoft"] = 1
     value = edit.insert_before(graph, layer.node, operation)
     bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
     if bias is not None:
-        value = edit.insert_before(graph, layer.node, Operation("Add", (value, bias), f"{base}_sum", layer.output.dtype))
+        value = edit.insert_before(
+            graph, layer.node, Operation("Add", (value, bias), f"{base}_sum", layer.output.dtype)
+        )
     edit.replace(graph, layer.node, value)
 
 
@@ -106,7 +120,8 @@ def _embedding(model: ir.Model, layer: Layer) -> None:
     rows, width = layer.shape
 
     def scales() -> Array:
-        return np.maximum(np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True), 1e-12) / np.float32(127)
+        largest = np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True)
+        return np.asarray(np.maximum(largest, 1e-12) / 127, np.float32)
 
     def integers() -> Array:
         return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)

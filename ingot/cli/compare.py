@@ -1,0 +1,79 @@
+"""``ingot compare``: two models side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.cli.archives import Json, StoreOption, check_out, open_variant, split_variant
+from ingot.cli.output import note, print_json, progress, say
+
+
+def compare(
+    before: Annotated[
+        str,
+        typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
+    ],
+    after: Annotated[str, typer.Argument(help="What is compared with it; of the same inputs and outputs.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="What both are asked: .npz, .npy, or a folder.", show_default="the golden inputs"),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Such as accuracy:labels=y, top1, similarity or module:function.", show_default="cosine"),
+    ] = None,
+    transform: Annotated[
+        str | None, typer.Option(help="How images become inputs, such as resize=256,crop=224.")
+    ] = None,
+    batches: Annotated[
+        list[int] | None,
+        typer.Option("--batch", help="Rows of a call to time; once for each.", show_default="1, 8, 32"),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write it to this file too: .html, .json or .txt.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads for one call.", show_default="one a core")
+    ] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants that can run code of whoever made them."
+        ),
+    ] = False,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
+    from ingot.cli.report import check_suffix, save
+
+    if report is not None:
+        check_suffix(report)
+        check_out(report)
+    with progress("Opening") as step:
+        sides = open_variant(before, store), open_variant(after, store)
+        from ingot.quant.compare import compare as run
+
+        result = run(
+            *sides,
+            data,
+            metric=metric,
+            transform=transform,
+            batches=batches or (1, 8, 32),
+            device=device,
+            threads=threads,
+            allow_code=allow_code,
+            names=(split_variant(before)[0], split_variant(after)[0]),
+            progress=step,
+        )
+    if report is not None:
+        save(report, result)
+        note(f"the comparison is in {report}")
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+        return
+    from ingot.quant.report.comparison import text
+
+    say(text(result).rstrip("\n"))

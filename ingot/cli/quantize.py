@@ -1,0 +1,211 @@
+"""``ingot quantize``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.archives import Json, StoreOption, check_out, describe, open_archive
+from ingot.cli.output import note, print_json, progress, say, size, stdout
+from ingot.cli.report import check_suffix, save
+from ingot.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.quant import Quantized
+    from ingot.quant.config import Recipe
+    from ingot.quant.report import Candidate
+
+# What the command's exit code says beside success and errors.
+NOTHING = 3
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic."),
+    ] = None,
+    validate: Annotated[
+        str | None, typer.Option(help="Data of the same forms for the metric.", show_default="a part of --calibrate")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16 or fp16.",
+            show_default="the fastest that holds",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What accuracy is, such as accuracy:labels=y.", show_default="cosine")
+    ] = None,
+    max_drop: Annotated[float, typer.Option(help="By how much the metric may be worse.")] = 0.01,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Layer, or all below a name, that stays in float; once for each.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of the recipe, such as calibration=mse; once for each.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Batch size whose latency matters; once for each.", show_default="1, 8, 32")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one a core")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h.")] = None,
+    transform: Annotated[
+        str | None, typer.Option(help="How images become arrays, such as resize=256,crop=224.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of how the data is split and drawn from.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write the report to this file: .html, .json or .txt.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep a recipe's result though it is slower or worse.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if nothing faster was found.")] = False,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Make an archive's model smaller and faster, and prove what that costs.
+
+    Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
+    interrupted search goes on where it was when the same command is run again.
+    """
+    check_out(out)
+    if report is not None:
+        check_out(report)
+        check_suffix(report)
+    journal = out.with_name(f".{out.name}.search")
+    with progress("Importing", log=True) as step:
+        from ingot.quant import QuantConfig, run
+
+        config = QuantConfig(
+            recipe=_recipe(recipe, option or []),
+            metric=metric,
+            max_drop=max_drop,
+            keep=tuple(keep or ()),
+            batches=tuple(batch or (1, 8, 32)),
+            threads=threads,
+            budget=_seconds(budget),
+            seed=seed,
+            force=force,
+        )
+        result = run(
+            open_archive(model, store),
+            calibrate,
+            config=config,
+            validate=validate,
+            transform=transform,
+            journal=journal,
+            progress=step,
+        )
+        step("Writing")
+        result.archive.save(out)
+        if report is not None:
+            save(report, result.report)
+    if as_json:
+        print_json(
+            {
+                **describe(result.archive),
+                "verdict": result.verdict,
+                "reason": result.reason,
+                "report": result.report.model_dump(mode="json"),
+            }
+        )
+    else:
+        _show(result, out)
+    if result.verdict == "budget broken" or (strict and result.verdict == "nothing faster"):
+        raise typer.Exit(NOTHING)
+
+
+def _recipe(name: str | None, options: list[str]) -> Recipe | None:
+    """Return a recipe by its name, with its options."""
+    from ingot.quant.config import RECIPES
+
+    if name is None or name == "auto":
+        if options:
+            raise InvalidArgument("--option sets something of a recipe; name it by --recipe")
+        return None
+    if name not in RECIPES:
+        raise InvalidArgument(f"there is no recipe '{name}'; there are: auto, {', '.join(RECIPES)}")
+    kind = RECIPES[name]
+    known = {item.name: item for item in fields(kind) if item.name != "keep"}
+    values: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or key not in known:
+            raise InvalidArgument(
+                f"'{text}' is no option of {name}; there are: {', '.join(f'{item}=...' for item in known)}"
+            )
+        values[key] = _value(text, known[key].default, value)
+    return kind(**values)
+
+
+def _value(text: str, default: Any, value: str) -> Any:
+    """Return an option's value as its default's type."""
+    if isinstance(default, bool):
+        if value.lower() not in ("true", "false"):
+            raise InvalidArgument(f"'{text}': it must be true or false")
+        return value.lower() == "true"
+    try:
+        return type(default)(value)
+    except ValueError:
+        raise InvalidArgument(f"'{text}': {value} is no number") from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if match is None:
+        raise InvalidArgument(f"'{text}' is no time; write it as 90s, 5m or 1h")
+    return float(match[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _show(result: Quantized, out: Path) -> None:
+    from rich.table import Table
+
+    report = result.report
+    if len(report.candidates) > 1:
+        table = Table("candidate", "speed-up", f"drop of {report.metric}", "size", "")
+        for item in sorted(report.candidates, key=lambda item: -_speed(item)):
+            mark = "chosen" if item.chosen else item.rejected
+            table.add_row(item.name, f"{_speed(item):.2f}x", _drop(item), size(item.size), mark)
+        stdout.print(table)
+    for remark in report.notes:
+        note(f"note: {remark}")
+    if report.audit is not None and report.audit.floats:
+        note(f"note: float operators left between integer ones: {', '.join(report.audit.floats[:8])}")
+    if result.verdict != "quantized":
+        note(f"warning: {result.reason}; the model is written as it was")
+        say(f"{out}: {result.archive.name}, unchanged")
+        return
+    if result.reason:
+        note(f"warning: the result {result.reason}")
+    _show_result(result, out)
+
+
+def _show_result(result: Quantized, out: Path) -> None:
+    report, chosen = result.report, result.report.chosen
+    if report.before is not None and report.after is not None:
+        held = "held-out " if report.data.held_out else ""
+        note(
+            f"{report.metric}: {report.before.value:.4f} before, {report.after.value:.4f} after "
+            f"(95 %: {report.after.low:.4f} to {report.after.high:.4f}), on {report.data.evaluation_rows} {held}samples"
+        )
+    if chosen is not None and chosen.speedups:
+        speedups = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in chosen.speedups.items())
+        note(f"speed against the original: {speedups}")
+    variant = result.archive.variant(report.variant)
+    say(f"{out}: {result.archive.name}, {variant.name} {size(variant.size)} beside the original {size(report.size)}")
+
+
+def _speed(item: Candidate) -> float:
+    from ingot.quant.report.words import mean
+
+    return mean(item.speedups.values()) or 0.0
+
+
+def _drop(item: Candidate) -> str:
+    return "" if item.drop is None else f"{item.drop.value:.4f} ({item.drop.low:.4f} to {item.drop.high:.4f})"

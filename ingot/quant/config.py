@@ -1,0 +1,217 @@
+"""What can be asked of quantization: a frozen configuration for each recipe, and one for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from ingot.errors import InvalidArgument
+from ingot.quant.plan import Plan, Scheme, fitting
+from ingot.quant.ranges import Method
+from ingot.quant.source import Source
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all recipes have in common.
+
+    Attributes:
+        keep: layers that stay in floating point, by name, or by a prefix that ends at a dot.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    needs_data: ClassVar[bool] = False
+
+    keep: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the recipe as it is noted in archives."""
+        return {"name": self.name, "version": self.version, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class LayerRecipe(Recipe):
+    """A recipe that gives each layer a scheme."""
+
+    schemes: ClassVar[tuple[Scheme, ...]]
+    per_channel: bool = True
+
+    def plan(self, source: Source) -> Plan:
+        """Return the plan of this recipe: each layer gets the first of the recipe's schemes that it can have."""
+        chosen: dict[str, Scheme] = {}
+        for scheme in self.schemes:
+            for name in fitting(source, scheme):
+                chosen.setdefault(name, scheme)
+        return Plan(self.name, chosen, per_channel=self.per_channel, **self._details())
+
+    def _details(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class StaticInt8(LayerRecipe):
+    """Weights and activations in 8 bits, with ranges learnt from calibration data (ONNX QDQ form).
+
+    Attributes:
+        per_channel: one scale an output channel, which keeps accuracy where channels differ in size.
+        calibration: how ranges are taken from the data.
+        activations: ``u8`` with signed weights is what ONNX Runtime fuses into integer kernels on x86, ARM and CUDA;
+            ``s8`` is what some accelerators take, and slow here; ``u16`` is for accelerators too.
+        between: quantize what stands between two quantized layers too, such as the addition of a residual.
+        migrate: SmoothQuant's alpha, how much of the activations' spread goes into the weights; 0 for none.
+        correct: put the mean error of rounded weights into the biases.
+    """
+
+    name: ClassVar[str] = "static-int8"
+    needs_data: ClassVar[bool] = True
+    schemes: ClassVar[tuple[Scheme, ...]] = ("static",)
+
+    calibration: Method = "minmax"
+    activations: Literal["u8", "s8", "u16"] = "u8"
+    between: bool = True
+    migrate: float = 0.0
+    correct: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.migrate <= 1:
+            raise InvalidArgument(f"migrate is {self.migrate}; it must be from 0 to 1")
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "method": self.calibration,
+            "activations": self.activations,
+            "between": self.between,
+            "migrate": self.migrate,
+            "correct": self.correct,
+        }
+
+
+@dataclass(frozen=True)
+class DynamicInt8(LayerRecipe):
+    """Weights in 8 bits, activations in the range of each call: matrix products and LSTMs. Needs no data.
+
+    Embeddings are kept in 8 bits too.
+    """
+
+    name: ClassVar[str] = "dynamic-int8"
+    schemes: ClassVar[tuple[Scheme, ...]] = ("dynamic",)
+
+    def plan(self, source: Source) -> Plan:
+        """Return the plan: embeddings beside what :class:`LayerRecipe` gives."""
+        return with_embeddings(source, super().plan(source))
+
+
+@dataclass(frozen=True)
+class WeightInt8(LayerRecipe):
+    """Weights of matrix products and embeddings in 8 bits, activations as they are. Needs no data.
+
+    Attributes:
+        block: how many weights share a scale: 16, 32, 64, 128 or 256.
+    """
+
+    name: ClassVar[str] = "weight-int8"
+    schemes: ClassVar[tuple[Scheme, ...]] = ("int8",)
+
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        if self.block not in (16, 32, 64, 128, 256):
+            raise InvalidArgument(f"the block is {self.block}; it must be 16, 32, 64, 128 or 256")
+
+    def _details(self) -> dict[str, Any]:
+        return {"block": self.block}
+
+
+@dataclass(frozen=True)
+class WeightInt4(WeightInt8):
+    """Weights of matrix products in 4 bits, of embeddings in 8. Needs no data."""
+
+    name: ClassVar[str] = "weight-int4"
+    schemes: ClassVar[tuple[Scheme, ...]] = ("int4",)
+
+    block: int = 32
+
+    def plan(self, source: Source) -> Plan:
+        """Return the plan: 8 bits for embeddings, 4 for all else."""
+        return with_embeddings(source, super().plan(source))
+
+
+@dataclass(frozen=True)
+class HalfRecipe(Recipe):
+    """Half precision.
+
+    Attributes:
+        device: ``cuda``: weights and activations in half precision where that loses little, for GPUs; ``any``: weights
+            are stored in half precision and computed with in float32, at float32's speed and half the size.
+    """
+
+    precision: ClassVar[str]
+
+    device: Literal["cuda", "any"] = "cuda"
+
+
+@dataclass(frozen=True)
+class BFloat16(HalfRecipe):
+    """Half precision with float32's range and 8 bits of precision."""
+
+    name: ClassVar[str] = "bf16"
+    precision: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True)
+class Float16(HalfRecipe):
+    """Half precision with 11 bits of precision; numbers beyond 65504 keep their layer in float32."""
+
+    name: ClassVar[str] = "fp16"
+    precision: ClassVar[str] = "fp16"
+
+
+RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
+    {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4, BFloat16, Float16)}
+)
+"""By name."""
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """How to quantize.
+
+    Attributes:
+        recipe: the recipe; None tries them and takes the fastest that keeps the accuracy.
+        metric: what accuracy is: see :func:`ingot.quant.metric.parse_metric`; None for the agreement with the original.
+        max_drop: by how much the metric may be worse: 0.005 is half a point of accuracy.
+        keep: layers that stay in floating point in every candidate.
+        batches: the batch sizes whose latency matters, by the geometric mean of their speed-ups.
+        threads: CPU threads of a call; None for one a core.
+        budget: seconds for the search; what is best by then is taken. None for no limit.
+        seed: of everything that is drawn: how the data is split, and which of it is used.
+        force: keep a recipe's result though it is slower, or breaks the accuracy budget.
+    """
+
+    recipe: Recipe | None = None
+    metric: str | Callable[..., float] | None = None
+    max_drop: float = 0.01
+    keep: tuple[str, ...] = ()
+    batches: tuple[int, ...] = (1, 8, 32)
+    threads: int | None = None
+    budget: float | None = None
+    seed: int = 0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_drop >= 0:
+            raise InvalidArgument(f"the largest drop is {self.max_drop}; it cannot be below 0")
+        if not self.batches or min(self.batches) < 1:
+            raise InvalidArgument(f"the batch sizes are {list(self.batches)}; give one or more, each 1 or more")
+        if self.budget is not None and not self.budget > 0:
+            raise InvalidArgument(f"the time budget is {self.budget} s; it must be more than 0")
+
+
+def with_embeddings(source: Source, plan: Plan) -> Plan:
+    """Return a plan whose embeddings have 8 bits: exact enough with a scale a row, and a large part of many models."""
+    embeddings = [layer.name for layer in source.layers if layer.operator == "Gather"]
+    free = [name for name in fitting(source, "int8", embeddings) if name not in plan.schemes]
+    return plan.but(free, "int8") if plan.schemes else plan

@@ -1,0 +1,123 @@
+"""Half precision as a variant: for GPUs, where it is faster, or stored so, where it is smaller."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ingot.errors import QuantizationError
+from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Serving, add_variant, onnx_graph
+from ingot.quant import packing
+from ingot.quant.config import HalfRecipe
+from ingot.quant.layers import choose
+from ingot.quant.metric import Comparison
+from ingot.quant.packing import Work
+from ingot.quant.report import Candidate, Report, Score
+from ingot.quant.schemes import half
+from ingot.quant.schemes.half import Halved
+from ingot.runtime import devices, load_engine
+
+# Sums in half precision depend on the order that a GPU takes them in.
+_GOLDEN_TOLERANCE = 0.1
+_TIMING = 0.3
+
+
+def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+    """Add a variant in half precision to an archive, behind those that are there.
+
+    Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
+
+    Raises:
+        QuantizationError: nothing can be converted, or the metric loses more than was asked.
+    """
+    source, blobs = work.bench.source, BlobFolder.scratch()
+    model, check = source.model(), source.model()
+    progress(f"Converting to {recipe.precision}")
+    halved = _convert(recipe, model, work)
+    _convert(recipe, check, work, emulate=True)
+    path = blobs.path(onnx_graph.pack(check, blobs)[0])
+    with contextlib.closing(load_engine(path, device="cpu")) as engine:
+        progress("Measuring")
+        comparison, outputs = work.bench.compare(engine)
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
+    holds = comparison.drop.value <= work.config.max_drop + 1e-9
+    if not holds and not work.config.force:
+        raise QuantizationError(
+            f"the result of '{recipe.name}' loses {comparison.drop.value:.4g} of the metric, more than the "
+            f"{work.config.max_drop:g} allowed; keep layers in float32, or force it (--force)"
+        )
+    graph, weights = onnx_graph.pack(model, work.blobs)
+    baseline, latency, notes = _latency(work, recipe, work.blobs.path(graph))
+    size = graph.size + sum(item.size for item in weights)
+    name = packing.free_name(work.archive, recipe.precision)
+    everything = (*work.notes, *halved.notes, *notes)
+    summary = _report(work, recipe, name, size, comparison, everything)
+    serving = Serving(
+        name=work.archive.name,
+        variant=name,
+        format="onnx",
+        precision=recipe.precision,
+        signature=work.parent.signature,
+        requires={**work.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
+        recipe={**recipe.record(), "operators": dict(halved.operators)},
+        parents=(work.parent.descriptor.digest,),
+        golden_tolerance=_GOLDEN_TOLERANCE,
+        provenance=packing.provenance(work.parent, everything),
+        evidence=Evidence(
+            machine=devices.describe(),
+            baseline=baseline,
+            latency=latency,
+            agreement=outputs,
+            holds=holds,
+            metric=packing.metric_evidence(work, comparison),
+        ),
+    )
+    added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
+    return summary, Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+
+
+def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
+    dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
+    if recipe.device == "any":
+        return half.stored(model, dtype)
+    layers = work.bench.source.by_name(model)
+    kept = choose(work.bench.source.names, (*work.config.keep, *recipe.keep))
+    convert = half.emulated if emulate else half.apply
+    return convert(model, dtype, [layers[name].node for name in kept])
+
+
+def _latency(
+    work: Work, recipe: HalfRecipe, path: object
+) -> tuple[tuple[BatchLatency, ...], tuple[BatchLatency, ...], tuple[str, ...]]:
+    """Time the variant beside the original where it can run."""
+    from pathlib import Path
+
+    device = "cuda" if recipe.device == "cuda" else "cpu"
+    if device == "cuda" and not devices.has_cuda():
+        return (), (), ("made for GPUs and not timed, as this machine has none",)
+    with contextlib.ExitStack() as stack:
+        engines = [
+            stack.enter_context(
+                contextlib.closing(load_engine(Path(str(item)), device=device, threads=work.config.threads))
+            )
+            for item in (work.bench.source.path, path)
+        ]
+        baseline, latency = work.bench.time(engines, _TIMING)
+    return baseline, latency, ()
+
+
+def _report(
+    work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, notes: tuple[str, ...]
+) -> Report:
+    candidate = Candidate(
+        name=recipe.name,
+        recipe=recipe.record(),
+        size=size,
+        score=Score.of(comparison.after),
+        drop=Score.of(comparison.drop),
+        holds=comparison.drop.value <= work.config.max_drop,
+        chosen=True,
+    )
+    return packing.head(work, name, comparison).model_copy(update={"candidates": (candidate,), "notes": notes})

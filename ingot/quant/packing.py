@@ -1,0 +1,266 @@
+"""The new variant of an archive: its model, evidence, goldens and report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from typing import Any
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
+from ingot.model_store.manifest import Interval, MetricEvidence
+from ingot.quant import sensitivity
+from ingot.quant.config import QuantConfig
+from ingot.quant.metric import Comparison
+from ingot.quant.metric import Score as Value
+from ingot.quant.plan import LABELS, Plan
+from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score
+from ingot.quant.report.page import html
+from ingot.quant.report.view import text
+from ingot.quant.search import Found
+from ingot.quant.sensitivity import Noise
+from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.runtime import devices
+
+# Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
+_GOLDEN_TOLERANCE = 0.1
+# Models larger than this are not computed twice to learn how much noise each layer adds.
+_LARGEST_RANKED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a quantization worked with.
+
+    Attributes:
+        archive: the archive that it began with, whose blobs are files.
+        blobs: where those are, and where new ones go.
+        bench: where its plans were tried.
+        config: what was asked.
+        metric: the metric's name.
+        held_out: whether nothing was learnt from the rows that the metric was taken of.
+        notes: what should be known.
+    """
+
+    archive: Archive
+    blobs: BlobFolder
+    bench: Workbench
+    config: QuantConfig
+    metric: str
+    held_out: bool
+    notes: tuple[str, ...]
+
+    @property
+    def parent(self) -> Variant:
+        return self.bench.source.variant
+
+
+def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Report, Archive | None]:
+    """Return the report of a search, and the archive with its result; None if it has none."""
+    chosen = found.chosen
+    if chosen is None:
+        return report(work, found, "", ()), None
+    progress("Writing the evidence")
+    noises = _noises(work, found, chosen.plan)
+    name = free_name(work.archive, chosen.plan.precision)
+    summary = report(work, found, name, noises)
+    built = work.bench.build(chosen.plan, work.blobs)
+    with contextlib.closing(built.load()) as engine:
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
+    recipe = _recipe(work, chosen)
+    serving = Serving(
+        name=work.archive.name,
+        variant=name,
+        format="onnx",
+        precision=chosen.plan.precision,
+        signature=work.parent.signature,
+        requires=work.parent.serving.requires,
+        recipe=recipe,
+        parents=(work.parent.descriptor.digest,),
+        golden_tolerance=_GOLDEN_TOLERANCE,
+        provenance=provenance(work.parent, work.notes),
+        evidence=_evidence(work, chosen),
+    )
+    added = add_variant(work.blobs, serving, built.graph, built.weights, goldens, documents(summary))
+    others = [variant.descriptor for variant in work.archive.variants]
+    first = bool(serving.evidence.holds) and chosen.speed >= FASTER
+    return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
+
+
+def free_name(archive: Archive, precision: str) -> str:
+    """Return the name of a new variant.
+
+    Raises:
+        InvalidArgument: the archive has one of that name.
+    """
+    if any(variant.name == precision for variant in archive.variants):
+        raise InvalidArgument(
+            f"'{archive.name}' has a variant '{precision}' already; quantize the archive that it was made from"
+        )
+    return precision
+
+
+def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
+    """Return where a new variant comes from."""
+    runtime = packages_distributions()["onnxruntime"][0]
+    return Provenance.of(parent.serving.provenance.source, ("ingot", runtime, "onnx"), notes)
+
+
+def documents(summary: Report) -> dict[str, bytes]:
+    """Return a report in the forms that a variant carries."""
+    return {
+        DOCUMENT: summary.model_dump_json(indent=1).encode(),
+        "quantization.html": html(summary).encode(),
+        "quantization.txt": text(summary).encode(),
+    }
+
+
+def head(work: Work, variant: str, comparison: Comparison | None) -> Report:
+    """Return a report's first part: what was asked, on which data, and what became of the metric."""
+    bench = work.bench
+    calibration, evaluation = bench.calibration, bench.evaluation
+    made = provenance(work.parent, ())
+    return Report(
+        model=work.archive.name,
+        variant=variant,
+        created=made.created,
+        machine=devices.describe(),
+        versions=made.versions,
+        data=DataRecord(
+            digest=evaluation.digest if calibration else "",
+            source=calibration.where.removeprefix(" in ") if calibration else "",
+            calibration_rows=calibration.rows if calibration else 0,
+            evaluation_rows=evaluation.rows,
+            held_out=work.held_out,
+        ),
+        metric=work.metric,
+        budget=work.config.max_drop,
+        before=Score.of(bench.before),
+        after=Score.of(comparison.after) if comparison else None,
+        drop=Score.of(comparison.drop) if comparison else None,
+        threads=work.config.threads or devices.cpu_count(),
+        size=work.parent.size,
+        notes=work.notes,
+    )
+
+
+def report(work: Work, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
+    """Return the report of a search."""
+    chosen = found.chosen
+    part = head(work, variant, chosen.comparison if chosen is not None else None)
+    notes = work.notes if found.complete else (*work.notes, "the time for the search was up before it was done")
+    return part.model_copy(
+        update={
+            "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),
+            "candidates": tuple(_candidate(trial, work.config.max_drop, chosen) for trial in found.trials),
+            "layers": _layers(work, chosen.plan, noises) if chosen else (),
+            "audit": chosen.audit if chosen else None,
+            "outputs": chosen.outputs if chosen else (),
+            "notes": notes,
+        }
+    )
+
+
+def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
+    holds, taken = trial.holds(budget), chosen is not None and trial.plan.key == chosen.plan.key
+    reason = trial.failure
+    if not reason and not taken:
+        if trial.speed < FASTER:
+            reason = "not faster than the original"
+        elif not holds:
+            reason = f"loses more than {budget:g}"
+    return Candidate(
+        name=trial.plan.name,
+        recipe=trial.plan.record(),
+        size=trial.size,
+        latency=trial.latency,
+        speedups=trial.speedups,
+        score=Score.of(trial.comparison.after) if trial.comparison else None,
+        drop=Score.of(trial.comparison.drop) if trial.comparison else None,
+        holds=holds,
+        chosen=taken,
+        rejected=reason,
+    )
+
+
+def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
+    """Return the noise of each quantized layer, found now if the search had no need of it."""
+    if found.noises or work.parent.size > _LARGEST_RANKED or not found.complete:
+        return found.noises
+    samples = work.bench.calibration or work.bench.evaluation
+    return sensitivity.rank(
+        work.bench.source,
+        plan,
+        work.bench.seen if plan.needs_data else {},
+        samples,
+        seed=work.config.seed,
+        effects=False,
+    )
+
+
+def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
+    by_name = {noise.layer: (rank, noise) for rank, noise in enumerate(noises, 1)}
+    rows = []
+    for layer in work.bench.source.layers:
+        rank, noise = by_name.get(layer.name, (None, None))
+        scheme = plan.schemes.get(layer.name)
+        seen = work.bench.seen.get(layer.data.name or "") if plan.needs_data else None
+        learnt = seen if scheme == "static" else None
+        rows.append(
+            Layer(
+                name=layer.name,
+                operator=layer.operator,
+                scheme=LABELS[scheme] if scheme else "float",
+                sqnr=noise.sqnr if noise else None,
+                low=seen.low if seen else None,
+                high=seen.high if seen else None,
+                clipped=learnt.clipped(*learnt.range(plan.method)) if learnt else None,
+                rank=rank if noise and noise.damage is not None else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _recipe(work: Work, chosen: Trial) -> dict[str, Any]:
+    asked = work.config.recipe
+    named = asked.record() if asked is not None else {"name": "auto", "version": 1, "seed": work.config.seed}
+    return {
+        **named,
+        "plan": chosen.plan.record(),
+        "quantized_ops": sum(chosen.audit.quantized.values()),
+        "operators": chosen.audit.quantized,
+    }
+
+
+def _evidence(work: Work, chosen: Trial) -> Evidence:
+    return Evidence(
+        machine=devices.describe(),
+        baseline=chosen.baseline,
+        latency=chosen.latency,
+        agreement=chosen.outputs,
+        holds=chosen.holds(work.config.max_drop),
+        metric=metric_evidence(work, chosen.comparison),
+    )
+
+
+def metric_evidence(work: Work, values: Comparison | None) -> MetricEvidence | None:
+    """Return the record of a metric before and after."""
+    if values is None:
+        return None
+    return MetricEvidence(
+        name=work.metric,
+        before=_interval(values.before),
+        after=_interval(values.after),
+        drop=_interval(values.drop),
+        budget=work.config.max_drop,
+        rows=work.bench.evaluation.rows,
+        held_out=work.held_out,
+        data=work.bench.evaluation.digest if work.bench.calibration else "",
+    )
+
+
+def _interval(score: Value) -> Interval:
+    """Return the record of a metric's value."""
+    return Interval(value=score.value, low=score.low, high=score.high)

@@ -1,0 +1,94 @@
+"""The quantization report as text for terminals, and as a page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import pages
+from ingot.layout import size, table
+from ingot.quant.report import Audit, Candidate, Layer, Report, words
+from ingot.quant.report.page import html as html
+
+# As many layers as a terminal shows at a glance; the page shows all.
+_MOST_LAYERS = 10
+
+
+def text(report: Report) -> str:
+    """Return a report as text."""
+    name = f"{report.model}#{report.variant}" if report.variant else report.model
+    lines = [f"{name}, quantized at {report.created}" if report.created else name, "", words.verdict(report)]
+    lines += section("Metric", _metric(report))
+    lines += section("Candidates", _candidates(report.candidates))
+    lines += section("Outputs against the original's", agreement(report))
+    lines += section(*_layers(report.layers))
+    lines += section("What is integer in the optimized graph", _audit(report.audit))
+    where = [words.data(report.data), report.data.digest, report.machine]
+    lines += section("Measured with", [f"  {item}" for item in where if item])
+    lines += section("Notes", [f"  {item}" for item in report.notes])
+    made = pages.versions(report.versions) or "unknown versions"
+    return "\n".join([*lines, "", f"Made with {made}; report format {report.schema_version}", ""])
+
+
+def section(title: str, lines: Sequence[str]) -> list[str]:
+    """Return a title and what stands below it, or nothing."""
+    return ["", title, *lines] if lines else []
+
+
+def agreement(report: Report) -> list[str]:
+    """Return the outputs' agreement with the original's as a table."""
+    rows = [(item.tensor, *words.agreement(item)) for item in report.outputs]
+    return table([tuple(name.lower() for name in words.AGREEMENT), *rows]) if rows else []
+
+
+def _metric(report: Report) -> list[str]:
+    scores = (("before", report.before), ("after", report.after), ("drop", report.drop))
+    rows = [(name, words.score(item)) for name, item in scores if item is not None]
+    budget = [("allowed", words.number(report.budget))] if rows else []
+    return [f"  {report.metric}", *table([*rows, *budget], "    ")] if rows else []
+
+
+def _candidates(candidates: Sequence[Candidate]) -> list[str]:
+    rows = [
+        (
+            item.name,
+            words.times(words.mean(item.speedups.values())),
+            size(item.size) if item.size else "",
+            words.number(item.drop.value) if item.drop else "",
+            _state(item),
+        )
+        for item in candidates
+    ]
+    return _padded(table([("", "speed", "size", "drop"), *(row[:4] for row in rows)]), [row[4] for row in rows])
+
+
+def _state(item: Candidate) -> str:
+    if item.chosen:
+        return "chosen" if item.holds else "chosen, over the budget"
+    return item.rejected or ("within the budget" if item.holds else "over the budget")
+
+
+def _padded(lines: list[str], ends: list[str]) -> list[str]:
+    """Return a table whose last column, of whole sentences, begins in one place."""
+    width = max(map(len, lines))
+    return (
+        [lines[0], *(f"{line.ljust(width)}  {end}" for line, end in zip(lines[1:], ends, strict=True))] if ends else []
+    )
+
+
+def _layers(layers: Sequence[Layer]) -> tuple[str, list[str]]:
+    """Return the layers that hurt most, or have the least signal to noise where they are not ranked."""
+    known = [layer for layer in layers if layer.rank or layer.sqnr is not None]
+    worst = sorted(known, key=lambda layer: (layer.rank or 1 << 63, layer.sqnr if layer.sqnr is not None else 1e150))
+    rows = [
+        (f"{layer.operator} {layer.name}", layer.scheme, words.decibels(layer.sqnr), words.share(layer.clipped))
+        for layer in worst[:_MOST_LAYERS]
+    ]
+    head = ("layer", "scheme", "SQNR", "clipped")
+    return f"Layers that hurt most, of {len(layers)}", table([head, *rows]) if rows else []
+
+
+def _audit(audit: Audit | None) -> list[str]:
+    if audit is None:
+        return []
+    lines = table([(name, str(count)) for name, count in audit.quantized.items()])
+    return lines + [f"  left in floating point: {item}" for item in audit.floats]

@@ -1,0 +1,131 @@
+"""Scores, speed-ups and verdicts as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from ingot.layout import size
+from ingot.model_store.manifest import Agreement, BatchLatency
+from ingot.quant.report import Candidate, DataRecord, Report, Score
+
+
+def number(value: float) -> str:
+    """Return a measured value."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def score(item: Score | None) -> str:
+    """Return a value with its interval."""
+    if item is None:
+        return ""
+    if item.low == item.high == item.value:
+        return number(item.value)
+    return f"{number(item.value)} [{number(item.low)}, {number(item.high)}]"
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean of those above 0, or None."""
+    held = [math.log(value) for value in values if value > 0]
+    return math.exp(sum(held) / len(held)) if held else None
+
+
+def latency(items: Sequence[BatchLatency]) -> float | None:
+    """Return the geometric mean of the seconds over all batches."""
+    return mean(item.seconds for item in items)
+
+
+def times(speedup: float | None) -> str:
+    """Return a speed-up."""
+    return "" if speedup is None else f"{speedup:.2f}x"
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent."""
+    return "" if value is None else f"{value:.2%}"
+
+
+def decibels(value: float | None) -> str:
+    """Return a signal to noise ratio."""
+    return "" if value is None else f"{value:.1f} dB" if value < 200 else "no noise"
+
+
+def agreement(item: Agreement) -> tuple[str, ...]:
+    """Return cosine, SQNR, share of equal top classes and largest error of one output."""
+    return (f"{item.cosine:.4f}", decibels(item.sqnr), share(item.top1), f"{item.error:.1e}")
+
+
+AGREEMENT = ("Output", "Cosine", "SQNR", "Same top class", "Largest error")
+
+
+def data(item: DataRecord) -> str:
+    """Return what data was used, in a line."""
+    parts = [item.source or "generated inputs"]
+    if item.calibration_rows:
+        parts.append(f"{item.calibration_rows} rows to calibrate on")
+    if item.evaluation_rows:
+        held_out = ", none of them among those" if item.held_out and item.calibration_rows else ""
+        parts.append(f"{item.evaluation_rows} rows to measure on{held_out}")
+    return "; ".join(parts)
+
+
+def speed(speedups: Mapping[int, float]) -> str:
+    """Return how fast something is, in a clause."""
+    found = mean(speedups.values())
+    if found is None:
+        return "not timed"
+    batches = ", ".join(map(str, speedups))
+    several = f" (geometric mean over the batches {batches})" if len(speedups) > 1 else f" at batch {batches}"
+    return f"{found:.2f} times as fast as the original{several}"
+
+
+def verdict(report: Report) -> str:
+    """Return in a sentence or two what came out, and why."""
+    count = len(report.candidates)
+    chosen = report.chosen
+    if not count:
+        return "Nothing was tried; the model was left as it is."
+    if chosen is None:
+        holding = [item for item in report.candidates if item.holds]
+        tried = f"Of {count} candidates" if count != 1 else f"{report.candidates[0].name} was tried:"
+        why = "none beats the original" if holding else "none keeps within the budget"
+        best = min((item for item in report.candidates if item.drop), key=_drop, default=None)
+        near = f" Nearest came {best.name}: {_loss(report, best)}, {speed(best.speedups)}." if best else ""
+        return f"{tried} {why}; the model was left as it is.{near}"
+    parts = [f"{chosen.name} {_why(report, chosen)}: {speed(chosen.speedups)}"]
+    if report.size and chosen.size:
+        parts.append(f"{size(chosen.size)} instead of {size(report.size)}")
+    if chosen.drop is not None:
+        parts.append(_loss(report, chosen))
+    return "; ".join(parts) + "."
+
+
+def _why(report: Report, chosen: Candidate) -> str:
+    count = len(report.candidates)
+    if not chosen.holds:
+        return "was kept although it does not keep within the budget"
+    holding = [mean(item.speedups.values()) or 0 for item in report.candidates if item.holds]
+    if count == 1:
+        return "keeps within the budget"
+    if (mean(chosen.speedups.values()) or 0) >= max(holding):
+        return f"is the fastest of {count} candidates that keeps within the budget"
+    return f"was chosen of {count} candidates, of which {len(holding)} keep within the budget"
+
+
+def _loss(report: Report, item: Candidate) -> str:
+    metric = report.metric or "the metric"
+    drop = item.drop
+    if drop is None:
+        return f"{metric} unknown"
+    direction = "better" if drop.value < 0 else "worse"
+    shown = Score(value=drop.value, low=drop.low, high=drop.high) if drop.value >= 0 else _turned(drop)
+    interval = "" if shown.low == shown.high else f" (95 % interval {number(shown.low)} to {number(shown.high)})"
+    return f"{metric} is {number(shown.value)} {direction}{interval} where {number(report.budget)} is allowed"
+
+
+def _turned(drop: Score) -> Score:
+    return Score(value=-drop.value, low=-drop.high, high=-drop.low)
+
+
+def _drop(item: Candidate) -> float:
+    return item.drop.value if item.drop else math.inf

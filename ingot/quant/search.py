@@ -1,0 +1,244 @@
+"""The search for the fastest model that keeps its accuracy.
+
+Families of plans are tried first. Beginning with the fastest, one that breaks the budget is mended: by other ranges,
+by moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a
+bisection. A family is only mended while it could still beat the best that holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ingot.quant import sensitivity
+from ingot.quant.config import QuantConfig, with_embeddings
+from ingot.quant.journal import Journal
+from ingot.quant.layers import choose
+from ingot.quant.plan import Plan, Scheme, fitting
+from ingot.quant.sensitivity import Noise
+from ingot.quant.source import Source
+from ingot.quant.trial import FASTER, Trial, Workbench
+
+# Finalists are timed anew, longer and side by side.
+_FINALISTS = 3
+_FINAL_TIMING = 0.5
+# Speeds closer than this are equal; then the more exact one wins.
+_EQUAL = 1.03
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        chosen: the fastest that holds, or None.
+        trials: all that was tried.
+        noises: how much each layer of the chosen plan hurts, if that was asked, those first that hurt most.
+        complete: whether the search came to its end within its time.
+    """
+
+    chosen: Trial | None
+    trials: tuple[Trial, ...]
+    noises: tuple[Noise, ...] = ()
+    complete: bool = True
+
+
+class Search:
+    """One search.
+
+    Args:
+        bench: where plans are tried.
+        config: the budget and all else that was asked.
+        journal: what is known already, and where results are kept.
+        progress: called with what begins now.
+    """
+
+    def __init__(self, bench: Workbench, config: QuantConfig, journal: Journal, progress: Callable[[str], None]):
+        self._bench = bench
+        self._config = config
+        self._journal = journal
+        self._progress = progress
+        self._end = time.monotonic() + config.budget if config.budget is not None else None
+        self._trials: dict[str, Trial] = {}
+        self._noises: dict[str, list[Noise]] = {}
+        self._kept = choose(bench.source.names, config.keep)
+
+    def run(self) -> Found:
+        """Search until nothing faster can be expected, or until the time is up."""
+        complete = True
+        try:
+            self._explore()
+        except _TimeUp:
+            complete = False
+        finalists = sorted(filter(self._good, self._trials.values()), key=lambda trial: -trial.speed)[:_FINALISTS]
+        chosen = self._best(finalists)
+        noises = self._noises.get(_family(chosen.plan), []) if chosen is not None else []
+        return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
+
+    def _explore(self) -> None:
+        first = [self._try(plan.keep(self._kept)) for plan in families(self._bench.source, self._has_data)]
+        for trial in sorted(first, key=lambda item: -item.speed):
+            if not self._hopeful(trial):
+                break
+            if not trial.holds(self._config.max_drop):
+                self._mend(trial)
+
+    @property
+    def _has_data(self) -> bool:
+        return self._bench.calibration is not None
+
+    def _good(self, trial: Trial) -> bool:
+        return not trial.failure and trial.holds(self._config.max_drop) and trial.speed >= FASTER
+
+    def _best(self, finalists: Sequence[Trial]) -> Trial | None:
+        if not finalists:
+            return None
+        self._progress("Timing the best once more")
+        again = [trial for trial in self._bench.time_again(finalists, _FINAL_TIMING) if trial.speed >= FASTER]
+        for trial in again:
+            self._trials[trial.plan.key] = trial
+        if not again:
+            return None
+        fastest = max(trial.speed for trial in again)
+        return min((trial for trial in again if trial.speed * _EQUAL >= fastest), key=lambda trial: trial.drop)
+
+    def _try(self, plan: Plan) -> Trial:
+        if plan.key in self._trials:
+            return self._trials[plan.key]
+        trial = self._journal.get(plan)
+        if trial is None:
+            self._check_time()
+            tried = len(self._trials)
+            self._progress(f"Trying {plan.name}" + (f" ({tried} tried{self._so_far()})" if tried else ""))
+            trial = self._bench.attempt(plan)
+            self._journal.add(trial)
+        self._trials[plan.key] = trial
+        return trial
+
+    @property
+    def _fastest(self) -> float:
+        """The speed of the best so far; what is not even faster than the original is of no use."""
+        return max((trial.speed for trial in self._trials.values() if self._good(trial)), default=FASTER)
+
+    def _hopeful(self, trial: Trial) -> bool:
+        """Tell whether a plan is as fast as the best so far, so that mending it could be worth while."""
+        return not trial.failure and trial.speed >= self._fastest
+
+    def _so_far(self) -> str:
+        fastest = self._fastest
+        return f", best {fastest:.2f}x" if fastest > FASTER else ""
+
+    def _check_time(self) -> None:
+        if self._end is not None and time.monotonic() > self._end:
+            raise _TimeUp
+
+    def _mend(self, broken: Trial) -> None:
+        """Try forms of a plan that may hold."""
+        tried = [broken]
+        for plan in refinements(broken.plan):
+            trial = self._try(plan)
+            if self._good(trial):
+                return
+            tried.append(trial)
+        hopeful = [trial for trial in tried if self._hopeful(trial)]
+        if hopeful:
+            self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
+
+    def _keep_some(self, plan: Plan) -> None:
+        """Keep as few layers as it takes, of those that hurt most."""
+        self._check_time()
+        self._progress(f"Finding the layers that hurt {plan.name}")
+        order = self._rank(plan)
+
+        def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
+            trial = self._try(_kept(plan, order[:count]))
+            return trial.holds(self._config.max_drop) or not self._hopeful(trial)
+
+        count = fewest(len(order), enough)
+        if count is None or not self._try(_kept(plan, order[:count])).holds(self._config.max_drop):
+            return
+        # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
+        light = fitting(self._bench.source, "int8", order[:count])
+        if light:
+            name = f"{plan.name}, int8 weights alone for {len(light)}"
+            self._try(replace(_kept(plan, order[:count]).but(light, "int8"), name=name))
+
+    def _rank(self, plan: Plan) -> list[str]:
+        family = _family(plan)
+        if family not in self._noises:
+            samples = self._bench.calibration or self._bench.evaluation
+            self._noises[family] = sensitivity.rank(
+                self._bench.source,
+                plan,
+                self._bench.seen if plan.needs_data else {},
+                samples,
+                seed=self._config.seed,
+                progress=lambda done, total: self._progress(f"Ranking layers: {done} of {total}"),
+            )
+        return [noise.layer for noise in self._noises[family]]
+
+
+class _TimeUp(Exception):
+    """The search's time is over."""
+
+
+def families(source: Source, has_data: bool) -> Iterator[Plan]:
+    """Yield the plans that a search begins with.
+
+    Args:
+        source: the model.
+        has_data: whether ranges can be learnt.
+    """
+    static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
+    convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
+    schemes: dict[str, Scheme]
+    if has_data and static:
+        schemes = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
+        yield with_embeddings(source, Plan("static int8", schemes))
+        yield with_embeddings(source, Plan("static int8, layers alone", schemes, between=False))
+    if dynamic:
+        yield with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
+        if has_data and convolutions:
+            schemes = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(convolutions, "static")}
+            yield with_embeddings(source, Plan("static convolutions, dynamic products", schemes))
+    products = fitting(source, "int8", [layer.name for layer in source.layers if layer.operator != "Gather"])
+    if products:
+        yield with_embeddings(source, Plan("int8 weights", dict.fromkeys(products, "int8")))
+        yield with_embeddings(source, Plan("int4 weights", dict.fromkeys(products, "int4"), block=32))
+
+
+def refinements(plan: Plan) -> Iterator[Plan]:
+    """Yield forms of a plan that may be more exact and cost little or no speed."""
+    if not plan.needs_data:
+        return
+    yield replace(plan, method="mse", name=f"{plan.name}, least squares")
+    yield replace(plan, method="percentile", name=f"{plan.name}, percentile")
+    yield replace(plan, correct=True, name=f"{plan.name}, corrected biases")
+    yield replace(plan, migrate=0.8, name=f"{plan.name}, migrated outliers")
+
+
+def fewest(most: int, enough: Callable[[int], bool]) -> int | None:
+    """Return the least count from 1 to ``most`` that is enough, by doubling and then halving; None if none is.
+
+    ``enough`` is taken to stay true once it is.
+    """
+    high = 1
+    while high < most and not enough(high):
+        high *= 2
+    low, high = high // 2, min(high, most)
+    if not enough(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _kept(plan: Plan, layers: Sequence[str]) -> Plan:
+    return replace(plan.keep(layers), name=f"{plan.name}, {len(layers)} kept")
+
+
+def _family(plan: Plan) -> str:
+    """Return what plans have in common that differ only in the layers they keep."""
+    return replace(plan, schemes={}).key

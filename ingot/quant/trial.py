@@ -1,0 +1,225 @@
+"""Trying a plan: the model is made, loaded, timed beside the original, and its answers are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ingot.errors import IngotError
+from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
+from ingot.model_store.manifest import Agreement, Descriptor
+from ingot.quant import audit, plan, ranges
+from ingot.quant.agreement import agreement
+from ingot.quant.metric import Comparison, Metric
+from ingot.quant.plan import Plan
+from ingot.quant.ranges import Observation
+from ingot.quant.report import Audit
+from ingot.quant.samples import Samples
+from ingot.quant.schemes import static
+from ingot.quant.source import Source
+from ingot.runtime import Engine, load_engine, profile
+from ingot.tensors import Array
+
+# A candidate is not taken for faster unless it is so by more than timing leaves open.
+FASTER = 1.02
+# Seconds for each batch size and model while candidates are tried.
+_TIMING = 0.15
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of a plan.
+
+    Attributes:
+        plan: what was tried.
+        size: bytes of the graph and weights.
+        latency: by batch.
+        baseline: the original's in the same run.
+        audit: what ONNX Runtime computes in integers.
+        comparison: the metric, or None where it could not be taken.
+        outputs: agreement with the original by output.
+        failure: why the plan has no usable model; empty if it has.
+    """
+
+    plan: Plan
+    size: int = 0
+    latency: tuple[BatchLatency, ...] = ()
+    baseline: tuple[BatchLatency, ...] = ()
+    audit: Audit = field(default_factory=Audit)
+    comparison: Comparison | None = None
+    outputs: tuple[Agreement, ...] = ()
+    failure: str = ""
+
+    @property
+    def speedups(self) -> dict[int, float]:
+        """How many times faster than the original, by batch."""
+        before = {item.rows: item.seconds for item in self.baseline}
+        return {item.rows: before[item.rows] / item.seconds for item in self.latency}
+
+    @property
+    def speed(self) -> float:
+        """The geometric mean of the speed-ups; 0 for a failure."""
+        ratios = list(self.speedups.values())
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+
+    @property
+    def drop(self) -> float:
+        return self.comparison.drop.value if self.comparison is not None else math.inf
+
+    def holds(self, budget: float) -> bool:
+        """Tell whether the metric's drop is within a budget; what rounding leaves open is let pass."""
+        return self.drop <= budget + 1e-9
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan's model as files."""
+
+    blobs: BlobFolder
+    graph: Descriptor
+    weights: tuple[Descriptor, ...]
+
+    @property
+    def size(self) -> int:
+        return self.graph.size + sum(item.size for item in self.weights)
+
+    def load(self, threads: int | None = None) -> Engine:
+        return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads)
+
+
+class Workbench:
+    """Tries plans of one model on one set of samples.
+
+    Args:
+        source: the original.
+        calibration: what ranges are learnt from; None without data.
+        evaluation: what the metric is taken of.
+        metric: what accuracy is.
+        batches: the batch sizes that are timed.
+        threads: CPU threads of a call.
+        progress: called with what begins now.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        calibration: Samples | None,
+        evaluation: Samples,
+        metric: Metric,
+        *,
+        batches: Sequence[int],
+        threads: int | None,
+        progress: Callable[[str], None],
+    ):
+        self.source = source
+        self.calibration = calibration
+        self.evaluation = evaluation
+        self._metric = metric
+        self._batches = batches
+        self._threads = threads
+        self._progress = progress
+        self._seen: dict[str, Observation] | None = None
+        self._known: dict[tuple[str, ...], Trial] = {}
+        self._original = load_engine(source.path, device="cpu", threads=threads)
+        self._example = next(evaluation.batches(1)).inputs
+        progress(f"Asking the original about {evaluation.rows} samples")
+        self._expected = self._answers(self._original)
+        # Also tells that the metric can be taken of these answers, before anything else is done.
+        self.before = metric.compare(self._expected, self._expected, evaluation).before
+
+    def close(self) -> None:
+        """Free the original."""
+        self._original.close()
+
+    @property
+    def seen(self) -> Mapping[str, Observation]:
+        """The values of activations on the calibration data, looked at when they are first needed."""
+        if self._seen is None:
+            self._seen = self._observe() if self.calibration is not None else {}
+        return self._seen
+
+    def build(self, candidate: Plan, blobs: BlobFolder) -> Built:
+        """Make the model of a plan.
+
+        Raises:
+            QuantizationError: the plan quantizes nothing.
+        """
+        model = plan.make(self.source, candidate, self.seen if candidate.needs_data else {})
+        return Built(blobs, *onnx_graph.pack(model, blobs))
+
+    def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
+        """Time a plan's model beside the original and compare their answers.
+
+        Raises:
+            IngotError: ONNX Runtime cannot load or run it, or its answers are of no use.
+        """
+        with contextlib.closing(built.load(self._threads)) as engine:
+            baseline, latency = self.time([self._original, engine], timing)
+            comparison, outputs = self.compare(engine)
+        return Trial(
+            plan=candidate,
+            size=built.size,
+            latency=latency,
+            baseline=baseline,
+            audit=audit.audit(built.blobs.path(built.graph)),
+            comparison=comparison,
+            outputs=outputs,
+        )
+
+    def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
+        """Return the metric of a model, and how its outputs agree with the original's.
+
+        Raises:
+            QuantizationError: it gives NaN or infinity where the original does not.
+        """
+        answers = self._answers(engine)
+        return self._metric.compare(self._expected, answers, self.evaluation), agreement(self._expected, answers)
+
+    def attempt(self, candidate: Plan) -> Trial:
+        """Return what a plan is worth; one that cannot be run is worth nothing."""
+        try:
+            built = self.build(candidate, BlobFolder.scratch())
+            # Two plans may come to the same model, such as where there is nothing between its layers.
+            same = self._known.get((built.graph.digest, *(item.digest for item in built.weights)))
+            if same is not None:
+                return replace(same, plan=candidate)
+            trial = self.measure(candidate, built)
+        except IngotError as error:
+            return Trial(plan=candidate, failure=str(error))
+        self._known[built.graph.digest, *(item.digest for item in built.weights)] = trial
+        return trial
+
+    def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
+        """Return trials with their latencies taken anew, all in turn with each other and the original."""
+        built = [self.build(trial.plan, BlobFolder.scratch()) for trial in trials]
+        with contextlib.ExitStack() as stack:
+            engines = [stack.enter_context(contextlib.closing(item.load(self._threads))) for item in built]
+            baseline, *latencies = self.time([self._original, *engines], timing)
+        return [
+            replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
+        ]
+
+    def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
+        """Return the latencies by batch of engines that are run in turn."""
+        return profile.measure_together(engines, self.source.signature, self._example, self._batches, timing)
+
+    def _answers(self, engine: Engine) -> list[dict[str, Array]]:
+        return [engine.run(batch.inputs) for batch in self.evaluation.batches()]
+
+    def _observe(self) -> dict[str, Observation]:
+        if self.calibration is None:
+            return {}
+        rows = self.calibration.rows
+        self._progress(f"Calibrating on {rows} samples")
+        model = self.source.model()
+        names = set(plan.fitting(self.source, "static"))
+        layers = [layer for name, layer in self.source.by_name(model).items() if name in names]
+        return ranges.observe(
+            model,
+            static.watched(model, layers),
+            {layer.data.name or "": 1 if layer.operator == "Conv" else -1 for layer in layers},
+            self.calibration,
+            lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
+        )
