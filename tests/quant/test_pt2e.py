@@ -102,7 +102,7 @@ def test_a_program_is_read_from_an_archive(case: Case) -> None:
     blobs = BlobFolder.scratch()
     unpacked = archive(Lowered(case, lower_program.pack(case.program, blobs), blobs)).unpacked()
     made = graph.read(unpacked.variant())
-    assert list(graph.find(made.exported.module(check_guards=False).graph)) == ["first", "second", "head"]  # type: ignore[arg-type]
+    assert list(graph.find(made.exported.module(check_guards=False).graph)) == ["first", "second", "head"]
     assert error(case, half.convert(made), 2) < 0.05
 
 

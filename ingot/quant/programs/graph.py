@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from ingot.errors import ExportError, InvalidArgument, QuantizationError
+from ingot.errors import InvalidArgument, QuantizationError
 from ingot.export.capture import exported
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.torch_arrays import to_torch
 from ingot.model_store import Variant
 from ingot.quant import layers
 from ingot.quant.sources.items import Batch
-from ingot.tensors import Range, Signature
+from ingot.tensors import Range, Signature, symbols
 
 aten = torch.ops.aten
 
@@ -90,23 +90,25 @@ def capture(module: fx.GraphModule, program: Program) -> Program:
     """
     signature = program.signature
     names = [spec.name for spec in signature.outputs]
-    try:
-        traced = exported.trace(
-            exported.positional(module), signature.inputs, signature.ranges, _example(signature), **program.options
-        )
-        made = exported.program(traced, signature.inputs, signature.ranges, names)
-    except ExportError as error:
-        raise QuantizationError(str(error)) from error
-    except Exception as error:  # torch.export raises many kinds
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise QuantizationError(f"the quantized model cannot be captured again: {reason}") from error
-    return replace(program, exported=made.exported)
+    failure: Exception | None = None
+    # A program from a file does not say how it was traced.
+    for options in (program.options,) if program.options else ({}, {"oblivious": True}):
+        try:
+            traced = exported.trace(
+                exported.positional(module), signature.inputs, signature.ranges, _example(signature), **options
+            )
+            made = exported.program(traced, signature.inputs, signature.ranges, names)
+            return replace(program, exported=made.exported, options=options)
+        except Exception as error:  # noqa: BLE001 - torch.export raises many kinds
+            failure = failure or error
+    reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    raise QuantizationError(f"the quantized model cannot be captured again: {reason}") from failure
 
 
 def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
     """Return inputs to trace with; their values do not matter."""
     sizes = {}
-    for symbol, size in zip(_symbols(signature), itertools.cycle(_SIZES), strict=False):
+    for symbol, size in zip(symbols(signature.inputs), itertools.cycle(_SIZES), strict=False):
         sizes[symbol] = signature.ranges.get(symbol, Range()).nearest(size)
     return tuple(
         torch.zeros(
@@ -115,8 +117,3 @@ def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
         )
         for spec in signature.inputs
     )
-
-
-def _symbols(signature: Signature) -> list[str]:
-    dims = (dim for spec in signature.inputs for dim in spec.shape)
-    return list(dict.fromkeys(dim for dim in dims if isinstance(dim, str)))

@@ -3,6 +3,10 @@
 torchao recognizes layers by where their calls came from, and is silent about those that it does not recognize: after a
 capture that is not strict, or a rewritten graph, it quantizes no convolution, and none of several that share one ReLU
 module. Each call is therefore marked here as coming from a module of its own, and what was quantized is counted.
+
+The result goes to AOTInductor only. PyTorch's exporter does write it as ONNX, but torchao quantizes no value between a
+convolution and the residual that it is added to, and ONNX Runtime then leaves such convolutions in floats: a ResNet18
+measured slower than in float32 (137 ms against 128 at batch 32, where :mod:`ingot.quant.schemes.static` takes 38).
 """
 
 from __future__ import annotations
