@@ -53,6 +53,10 @@ def quantize(
     batch: Annotated[
         list[int] | None, typer.Option(help="Batch size whose latency matters; once for each.", show_default="1, 8, 32")
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="onnxruntime or openvino; once for each.", show_default="those installed"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one a core")] = None,
     budget: Annotated[str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h.")] = None,
     transform: Annotated[
@@ -87,6 +91,7 @@ def quantize(
             keep=tuple(keep or ()),
             batches=tuple(batch or (1, 8, 32)),
             threads=threads,
+            engines=tuple(engine) if engine else None,  # type: ignore[arg-type]  # checked there
             budget=_seconds(budget),
             seed=seed,
             force=force,
