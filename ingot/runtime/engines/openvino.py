@@ -65,9 +65,11 @@ class OpenVinoEngine:
             # Not Core.read_model: that tries all formats that OpenVINO knows, and prints what each thinks of the file.
             frontend = self._ov.frontend.FrontEndManager().load_by_framework("onnx")
             places = frontend.load(str(path))
+            # The converted model's inputs and outputs are in the file's order, but one may have several names.
+            names = [[place.get_names()[0] for place in side] for side in (places.get_inputs(), places.get_outputs())]
             model = frontend.convert(places)
-            self._inputs = _specs(places.get_inputs(), model.inputs)
-            self._outputs = _specs(places.get_outputs(), model.outputs)
+            self._inputs = tuple(map(_spec, names[0], model.inputs))
+            self._outputs = tuple(map(_spec, names[1], model.outputs))
             compiled = self._ov.Core().compile_model(model, "CPU", _options(threads or devices.cpu_count()))
             self._request = compiled.create_infer_request()
         except self._errors as error:
@@ -147,11 +149,6 @@ def _errors(ov: Any) -> tuple[type[Exception], ...]:
     names = ("GeneralFailure", "InitializationFailure", "NotImplementedFailure", "OpConversionFailure")
     known = (getattr(ov.frontend, name, None) for name in (*names, "OpValidationFailure"))
     return (RuntimeError, ValueError, TypeError, *(error for error in known if error is not None))
-
-
-def _specs(places: Any, ports: Any) -> tuple[TensorSpec, ...]:
-    # Ports are in the file's order, but one may have several names, of which the file's place knows the right one.
-    return tuple(_spec(place.get_names()[0], port) for place, port in zip(places, ports, strict=True))
 
 
 def _spec(name: str, port: Any) -> TensorSpec:
