@@ -12,6 +12,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
+from ingot.quant.bench import Bench
 from ingot.quant.config import QuantConfig
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
@@ -31,13 +32,13 @@ _LARGEST_RANKED = 1 << 30
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a quantization worked with.
+class Task:
+    """What any quantization works with.
 
     Attributes:
         archive: the archive that it began with, whose blobs are files.
         blobs: where those are, and where new ones go.
-        bench: where its plans were tried.
+        bench: where results are measured.
         config: what was asked.
         metric: the metric's name.
         held_out: whether nothing was learnt from the rows that the metric was taken of.
@@ -46,7 +47,7 @@ class Work:
 
     archive: Archive
     blobs: BlobFolder
-    bench: Workbench
+    bench: Bench
     config: QuantConfig
     metric: str
     held_out: bool
@@ -54,7 +55,15 @@ class Work:
 
     @property
     def parent(self) -> Variant:
-        return self.bench.source.variant
+        """The original."""
+        return self.bench.variant
+
+
+@dataclass(frozen=True)
+class Work(Task):
+    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried."""
+
+    bench: Workbench
 
 
 def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Report, Archive | None]:
@@ -117,7 +126,7 @@ def documents(summary: Report) -> dict[str, bytes]:
     }
 
 
-def head(work: Work, variant: str, comparison: Comparison | None) -> Report:
+def head(work: Task, variant: str, comparison: Comparison | None) -> Report:
     """Return a report's first part: what was asked, on which data, and what became of the metric."""
     bench = work.bench
     calibration, evaluation = bench.calibration, bench.evaluation
@@ -245,7 +254,7 @@ def _evidence(work: Work, chosen: Trial) -> Evidence:
     )
 
 
-def metric_evidence(work: Work, values: Comparison | None) -> MetricEvidence | None:
+def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | None:
     """Return the record of a metric before and after."""
     if values is None:
         return None

@@ -11,7 +11,7 @@ from ingot.errors import IngotError
 from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
 from ingot.model_store.manifest import Agreement, Descriptor
 from ingot.quant import audit, plan, ranges
-from ingot.quant.agreement import agreement
+from ingot.quant.bench import Bench
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
@@ -19,8 +19,7 @@ from ingot.quant.report import Audit
 from ingot.quant.samples import Samples
 from ingot.quant.schemes import static
 from ingot.quant.source import Source
-from ingot.runtime import Engine, load_engine, profile
-from ingot.tensors import Array
+from ingot.runtime import Engine, load_engine
 
 # A candidate is not taken for faster unless it is so by more than timing leaves open.
 FASTER = 1.02
@@ -95,7 +94,7 @@ class Built:
         return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine)
 
 
-class Workbench:
+class Workbench(Bench):
     """Tries plans of one model on one set of samples.
 
     Args:
@@ -120,24 +119,18 @@ class Workbench:
         progress: Callable[[str], None],
     ):
         self.source = source
-        self.calibration = calibration
-        self.evaluation = evaluation
-        self._metric = metric
-        self._batches = batches
-        self._threads = threads
-        self._progress = progress
         self._seen: dict[str, Observation] | None = None
         self._known: dict[tuple[str, ...], Trial] = {}
-        self._original = load_engine(source.path, device="cpu", threads=threads)
-        self._example = next(evaluation.batches(1)).inputs
-        progress(f"Asking the original about {evaluation.rows} samples")
-        self._expected = self._answers(self._original)
-        # Also tells that the metric can be taken of these answers, before anything else is done.
-        self.before = metric.compare(self._expected, self._expected, evaluation).before
-
-    def close(self) -> None:
-        """Free the original."""
-        self._original.close()
+        super().__init__(
+            source.variant,
+            load_engine(source.path, device="cpu", threads=threads),
+            calibration,
+            evaluation,
+            metric,
+            batches=batches,
+            threads=threads,
+            progress=progress,
+        )
 
     @property
     def seen(self) -> Mapping[str, Observation]:
@@ -161,7 +154,7 @@ class Workbench:
         Raises:
             IngotError: ONNX Runtime cannot load or run it, or its answers are of no use.
         """
-        with contextlib.closing(built.load(self._threads)) as engine:
+        with contextlib.closing(built.load(self.threads)) as engine:
             baseline, latency = self.time([self._original, engine], timing)
             comparison, outputs = self.compare(engine)
         return Trial(
@@ -173,15 +166,6 @@ class Workbench:
             comparison=comparison,
             outputs=outputs,
         )
-
-    def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
-        """Return the metric of a model, and how its outputs agree with the original's.
-
-        Raises:
-            QuantizationError: it gives NaN or infinity where the original does not.
-        """
-        answers = self._answers(engine)
-        return self._metric.compare(self._expected, answers, self.evaluation), agreement(self._expected, answers)
 
     def attempt(self, candidate: Plan) -> Trial:
         """Return what a plan is worth; one that cannot be run is worth nothing."""
@@ -201,18 +185,11 @@ class Workbench:
         """Return trials with their latencies taken anew, all in turn with each other and the original."""
         built = [self.build(trial.plan, BlobFolder.scratch()) for trial in trials]
         with contextlib.ExitStack() as stack:
-            engines = [stack.enter_context(contextlib.closing(item.load(self._threads))) for item in built]
+            engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
             baseline, *latencies = self.time([self._original, *engines], timing)
         return [
             replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
         ]
-
-    def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
-        """Return the latencies by batch of engines that are run in turn."""
-        return profile.measure_together(engines, self.source.signature, self._example, self._batches, timing)
-
-    def _answers(self, engine: Engine) -> list[dict[str, Array]]:
-        return [engine.run(batch.inputs) for batch in self.evaluation.batches()]
 
     def _observe(self) -> dict[str, Observation]:
         if self.calibration is None:
