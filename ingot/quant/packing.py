@@ -111,10 +111,10 @@ def free_name(archive: Archive, precision: str) -> str:
     return precision
 
 
-def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
-    """Return where a new variant comes from."""
-    runtime = packages_distributions()["onnxruntime"][0]
-    return Provenance.of(parent.serving.provenance.source, ("ingot", runtime, "onnx"), notes)
+def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
+    """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
+    made_with = packages or ("ingot", packages_distributions()["onnxruntime"][0], "onnx")
+    return Provenance.of(parent.serving.provenance.source, made_with, notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
@@ -126,11 +126,11 @@ def documents(summary: Report) -> dict[str, bytes]:
     }
 
 
-def head(work: Task, variant: str, comparison: Comparison | None) -> Report:
+def head(work: Task, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
     """Return a report's first part: what was asked, on which data, and what became of the metric."""
     bench = work.bench
     calibration, evaluation = bench.calibration, bench.evaluation
-    made = provenance(work.parent, ())
+    made = provenance(work.parent, (), packages)
     return Report(
         model=work.archive.name,
         variant=variant,

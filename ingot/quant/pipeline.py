@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ingot.errors import InvalidArgument, QuantizationError
+from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import halves, packing
+from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.report import Report
+from ingot.quant.report.words import mean
 from ingot.quant.samples import Data, Samples
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
 from ingot.quant.synthetic import synthetic
-from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.quant.trial import FASTER, Workbench
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
@@ -121,10 +123,12 @@ def run(
     original = archive if isinstance(archive, Archive) else Archive.open(archive)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
+    if config.recipe is not None and config.recipe.compiles:
+        return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
-    given = _given(source, data, validate, transform, config, metric)
+    given = _given(source.variant, data, validate, transform, config, metric)
     with contextlib.closing(
         Workbench(
             source,
@@ -154,6 +158,43 @@ def run(
     return Quantized(added or original, report, verdict, reason)
 
 
+def _compile(
+    archive: Archive,
+    blobs: BlobFolder,
+    config: QuantConfig,
+    recipe: Recipe,
+    sources: tuple[Data | None, Data | None, str | None],
+    progress: Progress,
+) -> Quantized:
+    """Quantize an archive's PyTorch program; ``sources`` are the data, the validation data and the transform."""
+    try:
+        from ingot.quant import compiled
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_package("torch", "compiling models", "export") from error
+    program = compiled.find_program(archive, recipe, config)
+    original = compiled.find_original(archive, program)
+    metric = parse_metric(config.metric, original.signature)
+    given = _given(original, *sources, config, metric)
+    bench = Bench(
+        original,
+        compiled.load(original, config.threads),
+        given.calibration,
+        given.evaluation,
+        metric,
+        batches=config.batches,
+        threads=config.threads,
+        progress=progress,
+    )
+    with contextlib.closing(bench):
+        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.notes)
+        found = compiled.attempt(task, program, recipe, progress)
+        faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
+        report, added = compiled.add(task, program, recipe, found, first=not faults)
+    return Quantized(added, report, "quantized", "; ".join(faults))
+
+
 def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
@@ -162,7 +203,7 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
 
 
 def _given(
-    source: Source,
+    variant: Variant,
     data: Data | None,
     validate: Data | None,
     transform: str | None,
@@ -170,8 +211,8 @@ def _given(
     metric: Metric,
 ) -> Given:
     if data is None and validate is None:
-        return _generated(source, config, metric)
-    signature = source.signature
+        return _generated(variant, config, metric)
+    signature = variant.signature
     main = Samples.read(signature, data, transform=transform) if data is not None else None
     other = (
         Samples.read(signature, validate, transform=transform, purpose="validation data")
@@ -194,15 +235,15 @@ def _given(
     return Given(first, second.take(_EVALUATION, config.seed), True, notes)
 
 
-def _generated(source: Source, config: QuantConfig, metric: Metric) -> Given:
+def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Given:
     if config.recipe is not None and config.recipe.needs_data:
         raise InvalidArgument(
             f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or take dynamic-int8"
         )
     if metric.labels is not None:
         raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
-    goldens = [golden.inputs for golden in source.variant.goldens()]
-    samples = synthetic(source.signature, _GENERATED, config.seed, goldens)
+    goldens = [golden.inputs for golden in variant.goldens()]
+    samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
     return Given(None, samples, False, ("measured on generated inputs alone: give real ones to be sure",))
 
 
@@ -229,19 +270,23 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
             f"ONNX Runtime computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
-    faults = _faults(trial, config)
-    if faults and not config.force:
-        raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(faults)}; force keeps it (--force)")
-    return Found(trial, (trial,)), "; ".join(faults)
+    return Found(trial, (trial,)), "; ".join(_judge(recipe, trial.speedups, trial.drop, config))
 
 
-def _faults(trial: Trial, config: QuantConfig) -> list[str]:
+def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:
+    """Return what is wrong with a recipe's result.
+
+    Raises:
+        QuantizationError: something is, and it is not forced.
+    """
     found: list[str] = []
-    if trial.speed < FASTER:
-        by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in trial.speedups.items())
+    if (mean(speedups.values()) or 0.0) < FASTER:
+        by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
-    if not trial.holds(config.max_drop):
-        found.append(f"loses {trial.drop:.4g} of the metric, more than the {config.max_drop:g} allowed")
+    if drop > config.max_drop + 1e-9:
+        found.append(f"loses {drop:.4g} of the metric, more than the {config.max_drop:g} allowed")
+    if found and not config.force:
+        raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(found)}; force keeps it (--force)")
     return found
 
 
