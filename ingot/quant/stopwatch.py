@@ -1,10 +1,10 @@
 """Timing of models in a process of its own, whose OpenMP threads sleep while they wait.
 
-PyTorch computes with OpenMP, whose threads spin while they wait unless the environment says otherwise before PyTorch is
-loaded. They then take the cores from whatever is timed in turn with them, and on a busy machine from each other: on two
-cores with other work, a compiled ResNet18 in int8 took up to 272 ms a call, in turn with ONNX Runtime or alone, and 3 to
-12 ms with threads that sleep. On an idle machine the two are equally fast. With threads that sleep, calls in turn measure
-the same as calls alone. The ``ingot`` command serves with such threads too.
+PyTorch computes with OpenMP, whose threads spin while they wait unless the environment says otherwise before PyTorch
+is loaded. They then take the cores from whatever is timed in turn with them, and on a busy machine from each other: on
+two cores with other work, a compiled ResNet18 in int8 took up to 272 ms a call, in turn with ONNX Runtime or alone,
+and 3 to 12 ms with threads that sleep. On an idle machine the two are equally fast. With threads that sleep, calls in
+turn measure the same as calls alone. The ``ingot`` command serves with such threads too.
 """
 
 from __future__ import annotations

@@ -127,6 +127,13 @@ def test_pt2e_keeps_layers(case: Case, samples: Samples) -> None:
         pt2e.quantize(case.program, samples, keep=["third"])
 
 
+def test_pt2e_takes_ranges_from_each_call_for_linear_layers_alone(case: Case, samples: Samples) -> None:
+    pytest.importorskip("torchao")
+    made = pt2e.quantize(case.program, samples, dynamic=True)
+    assert made.layers == ("head",)
+    assert 0 < error(case, made.program, 3) < 0.1
+
+
 def test_pt2e_refuses_to_have_done_nothing(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     with pytest.raises(QuantizationError, match="torchao found nothing"):

@@ -51,6 +51,7 @@ _SOURCES: dict[Any, Any] = {
     aten.add.Tensor: operator.add,
     aten.add_.Tensor: operator.add,
 }
+# Linear layers first.
 _LAYERS = (aten.linear.default, aten.conv1d.default, aten.conv2d.default)
 
 
@@ -85,7 +86,10 @@ def quantize(program: Program, samples: Samples, *, keep: Collection[str] = (), 
     """
     module = exported.unguarded(program.exported)
     names = {node.name: name for name, node in graph.find(module.graph).items()}
-    _mark(module.graph, graph.kept(module.graph, keep))
+    kept = graph.kept(module.graph, keep)
+    if dynamic:  # torchao would round what convolutions take, and leave them in floats
+        kept |= {node for node in module.graph.nodes if node.target in _LAYERS[1:]}
+    _mark(module.graph, kept)
     converted = _convert(module, program, samples, dynamic)
     found = [node for node in converted.graph.nodes if node.target in _LAYERS and _is_quantized(node)]
     if not found:
