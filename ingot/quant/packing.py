@@ -104,7 +104,11 @@ def free_name(archive: Archive, precision: str) -> str:
     Raises:
         InvalidArgument: the archive has one of that name.
     """
-    if any(variant.name == precision for variant in archive.variants):
+    for variant in archive.variants:
+        if variant.name != precision:
+            continue
+        if variant.serving.recipe is None:
+            raise InvalidArgument(f"'{archive.name}' is in {precision} already")
         raise InvalidArgument(
             f"'{archive.name}' has a variant '{precision}' already; quantize the archive that it was made from"
         )
