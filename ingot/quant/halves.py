@@ -36,10 +36,11 @@ class _Times:
     notes: tuple[str, ...] = ()
 
 
-def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive, str]:
     """Add a variant in half precision to an archive, behind those that are there.
 
     Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
+    Returned are the report, the archive, and what is wrong with the variant where that is forced.
 
     Raises:
         QuantizationError: nothing can be converted, or the metric loses more than was asked.
@@ -55,11 +56,9 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         comparison, outputs = work.bench.compare(engine)
         goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
     holds = comparison.drop.value <= work.config.max_drop + ROUNDING
-    if not holds and not work.config.force:
-        raise QuantizationError(
-            f"the result of '{recipe.name}' loses {comparison.drop.value:.4g} of the metric, more than the "
-            f"{work.config.max_drop:g} allowed; keep layers in float32, or force it (--force)"
-        )
+    fault = "" if holds else packing.loss(comparison.drop.value, work.config.max_drop)
+    if fault and not work.config.force:
+        raise QuantizationError(f"the result of '{recipe.name}' {fault}; keep layers in float32, or force it (--force)")
     graph, weights = onnx_graph.pack(model, work.blobs)
     times = _time(work, recipe, work.blobs.path(graph))
     size = graph.size + sum(item.size for item in weights)
@@ -89,7 +88,8 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         ),
     )
     added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
-    return summary, Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    return summary, archive, fault
 
 
 def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:

@@ -115,6 +115,11 @@ def free_name(archive: Archive, precision: str) -> str:
     return precision
 
 
+def loss(drop: float, budget: float) -> str:
+    """Return what is wrong with a result that is less exact than was asked, as a clause."""
+    return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
+
+
 def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
     """Return where a new variant comes from."""
     runtime = packages_distributions()["onnxruntime"][0]

@@ -120,6 +120,8 @@ def run(
 ) -> Quantized:
     """Do what :func:`quantize` does, and return the report and the verdict too."""
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
+    if journal is not None and not journal.parent.is_dir():
+        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
     original = archive if isinstance(archive, Archive) else Archive.open(archive)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
@@ -142,8 +144,8 @@ def run(
     ) as bench:
         work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         if isinstance(config.recipe, HalfRecipe):
-            report, result = halves.add(work, config.recipe, progress)
-            return Quantized(result, report, "quantized", "")
+            report, result, fault = halves.add(work, config.recipe, progress)
+            return Quantized(result, report, "quantized", fault)
         if config.recipe is not None:
             found, reason = _named(bench, config.recipe, config, progress)
             report, added = packing.add(work, found, progress)
@@ -267,7 +269,7 @@ def _faults(trial: Trial, config: QuantConfig) -> list[str]:
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in trial.speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
     if not trial.holds(config.max_drop):
-        found.append(f"loses {trial.drop:.4g} of the metric, more than the {config.max_drop:g} allowed")
+        found.append(packing.loss(trial.drop, config.max_drop))
     return found
 
 
