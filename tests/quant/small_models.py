@@ -75,7 +75,7 @@ def texts() -> Archive:
 def sentences(lengths: Iterable[int] = (3, 5, 9), count: int = 12) -> list[dict[str, Array]]:
     """Items for :func:`texts`, of several lengths."""
     rng = np.random.default_rng(0)
-    items = []
+    items: list[dict[str, Array]] = []
     for length in lengths:
         mask = np.ones((count, length), np.float32)
         mask[::2, -1] = 0

@@ -38,13 +38,13 @@ def classifier() -> Archive:
 
 
 @pytest.fixture(scope="module")
-def labelled(classifier: Archive) -> dict[str, Array]:
+def labelled(classifier: Archive) -> dict[str, Any]:
     x = rows(200)
     return {"x": x, "y": run(classifier, "fp32", {"x": x})["logits"].argmax(1)}
 
 
 @pytest.fixture(scope="module")
-def quantized(classifier: Archive, labelled: dict[str, Array]) -> Quantized:
+def quantized(classifier: Archive, labelled: dict[str, Any]) -> Quantized:
     return quantize(classifier, labelled, config=QuantConfig(metric="accuracy:labels=y", max_drop=0.05))
 
 
@@ -283,7 +283,7 @@ class TestData:
         ]
         assert digests[0] == digests[1] != digests[2]
 
-    def test_data_for_the_metric_alone(self, classifier: Archive, labelled: dict[str, Array], tmp_path: Path) -> None:
+    def test_data_for_the_metric_alone(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
         np.savez(tmp_path / "val.npz", **labelled)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=0.05)
         report = quantize(classifier, validate=tmp_path / "val.npz", config=config).report
@@ -294,7 +294,7 @@ class TestData:
         with pytest.raises(InvalidArgument, match="'static-int8' learns ranges from data; give calibration data"):
             quantize(classifier, validate=labelled, config=StaticInt8())
 
-    def test_both_kinds_of_data(self, classifier: Archive, labelled: dict[str, Array]) -> None:
+    def test_both_kinds_of_data(self, classifier: Archive, labelled: dict[str, Any]) -> None:
         config = QuantConfig(StaticInt8(), metric="accuracy:labels=y", max_drop=0.05)
         report = quantize(classifier, {"x": rows(70, seed=5)}, validate=labelled, config=config).report
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (70, 200, True)
@@ -312,7 +312,7 @@ class TestData:
     def test_a_single_row(self, classifier: Archive) -> None:
         assert quantize(classifier, {"x": rows(1)}).verdict == "quantized"
 
-    def test_a_file_in_and_a_file_out(self, classifier: Archive, labelled: dict[str, Array], tmp_path: Path) -> None:
+    def test_a_file_in_and_a_file_out(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
         classifier.save(tmp_path / "a.ingot")
         np.savez(tmp_path / "data.npz", **labelled)
         steps: list[str] = []
