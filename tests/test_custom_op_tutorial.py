@@ -49,12 +49,15 @@ def test_the_formula_became_the_operator_and_the_graph_is_quantized_around_it(va
         model = onnx.load(variants[name].path())
         assert sum((node.domain, node.op_type) == OPERATOR for node in model.graph.node) == 2
         assert [(function.domain, function.name) for function in model.functions] == [OPERATOR]
-    producers = {output: node.op_type for node in model.graph.node for output in node.output}
+    makers = {output: node for node in model.graph.node for output in node.output}
     for node in model.graph.node:
-        if (node.domain, node.op_type) == OPERATOR:
-            assert [producers[name] for name in node.input[:2]] == ["DequantizeLinear"] * 2
+        if (node.domain, node.op_type) == OPERATOR:  # it takes the two halves of a quantized convolution's output
+            halves = [makers[name] for name in node.input[:2]]
+            assert [(half.op_type, makers[half.input[0]].op_type) for half in halves] == [
+                ("Split", "DequantizeLinear")
+            ] * 2
         if node.op_type in ("Conv", "Gemm"):
-            assert [producers[name] for name in node.input[:2]] == ["DequantizeLinear"] * 2
+            assert [makers[name].op_type for name in node.input[:2]] == ["DequantizeLinear"] * 2
 
 
 @pytest.mark.parametrize("name", ["fp32", "int8"])

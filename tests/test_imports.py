@@ -31,7 +31,18 @@ FLOORS = {
     "errors": 1,
 }
 # Siblings on one floor that may use each other, and how much of each other.
-BESIDE = {("quant", "ingot.export.program"), ("arrays", "ingot.tensors"), ("cli", "ingot.demo.digits")}
+BESIDE = {
+    ("quant", "ingot.export.program"),
+    # Captured programs are quantized as graphs, captured anew and compiled.
+    ("quant", "ingot.export.capture.exported"),
+    ("quant", "ingot.export.lower.aoti"),
+    ("quant", "ingot.export.lower.packed"),
+    ("quant", "ingot.export.torch_arrays"),
+    # A module is exported on the way.
+    ("quant", "ingot.export"),
+    ("arrays", "ingot.tensors"),
+    ("cli", "ingot.demo.digits"),
+}
 # The facade and the entry point stand above all floors.
 TOP = ("ingot", "ingot.__main__")
 

@@ -53,6 +53,10 @@ def quantize(
     batch: Annotated[
         list[int] | None, typer.Option(help="Batch size whose latency matters; once for each.", show_default="1, 8, 32")
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="onnxruntime or openvino; once for each.", show_default="those installed"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one a core")] = None,
     budget: Annotated[str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h.")] = None,
     transform: Annotated[
@@ -87,7 +91,8 @@ def quantize(
             keep=tuple(keep or ()),
             batches=tuple(batch or (1, 8, 32)),
             threads=threads,
-            budget=_seconds(budget),
+            engines=tuple(engine) if engine else None,  # type: ignore[arg-type]  # checked there
+            budget=seconds(budget) if budget is not None else None,
             seed=seed,
             force=force,
         )
@@ -154,9 +159,12 @@ def _value(text: str, default: Any, value: str) -> Any:
         raise InvalidArgument(f"'{text}': {value} is no number") from None
 
 
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
+def seconds(text: str) -> float:
+    """Return a time such as ``90s``, ``5m`` or ``1h``.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
     if match is None:
         raise InvalidArgument(f"'{text}' is no time; write it as 90s, 5m or 1h")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ingot.quant.plan import EngineName
 from ingot.quant.report import Audit
 
 # Operators that compute in integers.
@@ -23,12 +24,15 @@ _INTEGER = frozenset(
 _INTO, _OUT = "QuantizeLinear", "DequantizeLinear"
 
 
-def audit(path: Path) -> Audit:
-    """Return what ONNX Runtime computes in integers, and which floating-point operators it leaves between those.
+def audit(path: Path, engine: EngineName = "onnxruntime") -> Audit:
+    """Return what an engine computes in integers, and which floating-point operators it leaves between those.
 
     Args:
         path: the quantized graph; its weights lie beside it.
+        engine: what runs it. OpenVINO tells what it computes in integers, but not what lies between.
     """
+    if engine == "openvino":
+        return Audit(quantized=dict(sorted(_openvino(path).items())))
     model = _optimized(path)
     integers = Counter(node.op_type for node in model.graph if node.op_type in _INTEGER)
     left = tuple(f"{node.op_type} {_name(node)}" for node in model.graph if _between(node))
@@ -49,6 +53,21 @@ def _optimized(path: Path) -> ir.Model:
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         return ir.load(out)
+
+
+def _openvino(path: Path) -> Counter[str]:
+    """Return the layers that OpenVINO computes in 8 bits, by kind."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    computing = ("Convolution", "FullyConnected", "MatMul", "RNNSeq", "LSTMSequence")
+    kinds: Counter[str] = Counter()
+    for operation in compiled.get_runtime_model().get_ordered_ops():
+        info = operation.get_rt_info()
+        kind, precision = (str(info[name].astype(str)) for name in ("layerType", "runtimePrecision"))
+        if kind in computing and precision in ("u8", "i8"):
+            kinds[kind] += 1
+    return kinds
 
 
 def _between(node: ir.Node) -> bool:

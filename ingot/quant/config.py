@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ingot.errors import InvalidArgument
-from ingot.quant.plan import Plan, Scheme, fitting
+from ingot.quant.plan import EngineName, Plan, Scheme, fitting
 from ingot.quant.ranges import Method
 from ingot.quant.source import Source
 
@@ -189,6 +190,13 @@ RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
 )
 """By name."""
 
+ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
+
+
+def installed() -> tuple[EngineName, ...]:
+    """Return the engines that are installed here."""
+    return tuple(name for name in ENGINES if find_spec(name) is not None)
+
 
 @dataclass(frozen=True)
 class QuantConfig:
@@ -201,6 +209,7 @@ class QuantConfig:
         keep: layers that stay in floating point in every candidate.
         batches: the batch sizes whose latency matters, by the geometric mean of their speed-ups.
         threads: CPU threads of a call; None for one a core.
+        engines: those that may run the result; None for all that are installed. A recipe takes the first of them.
         budget: seconds for the search; what is best by then is taken. None for no limit.
         seed: of everything that is drawn: how the data is split, and which of it is used.
         force: keep a recipe's result though it is slower, or breaks the accuracy budget.
@@ -212,6 +221,7 @@ class QuantConfig:
     keep: tuple[str, ...] = ()
     batches: tuple[int, ...] = (1, 8, 32)
     threads: int | None = None
+    engines: tuple[EngineName, ...] | None = None
     budget: float | None = None
     seed: int = 0
     force: bool = False
@@ -229,6 +239,11 @@ class QuantConfig:
             raise InvalidArgument(f"{self.threads} threads cannot run a model; give 1 or more, or None for one a core")
         if self.seed < 0:
             raise InvalidArgument(f"the seed is {self.seed}; it cannot be below 0")
+        for engine in self.engines if self.engines is not None else ():
+            if engine not in ENGINES:
+                raise InvalidArgument(f"there is no engine '{engine}' to quantize for; there are: {', '.join(ENGINES)}")
+        if self.engines == ():
+            raise InvalidArgument("no engine is given; leave it out for all that are installed")
         if self.budget is not None and not self.budget > 0:
             raise InvalidArgument(f"the time budget is {self.budget} s; it must be more than 0")
 

@@ -85,7 +85,7 @@ def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Repo
         format="onnx",
         precision=chosen.plan.precision,
         signature=work.parent.signature,
-        requires=work.parent.serving.requires,
+        requires={**work.parent.serving.requires, "engine": chosen.plan.engine},
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,

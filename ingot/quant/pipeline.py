@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import halves, packing
-from ingot.quant.config import HalfRecipe, LayerRecipe, QuantConfig, Recipe
+from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
@@ -242,7 +242,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     """
     if not isinstance(recipe, LayerRecipe):
         raise InvalidArgument(f"{recipe!r} is no recipe")
-    plan = recipe.plan(bench.source)
+    plan = replace(recipe.plan(bench.source), engine=(config.engines or ENGINES)[0])
     plan = plan.keep(choose(bench.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
         raise QuantizationError(

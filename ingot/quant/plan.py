@@ -22,6 +22,8 @@ from ingot.quant.source import Source
 Scheme = Literal["static", "dynamic", "int8", "int4"]
 """Static and dynamic int8; or weights of 8 or 4 bits alone. A layer without one stays in floating point."""
 
+EngineName = Literal["onnxruntime", "openvino"]
+
 LABELS: Mapping[str, str] = MappingProxyType(
     {"static": "static int8", "dynamic": "dynamic int8", "int8": "int8 weights", "int4": "int4 weights"}
 )
@@ -43,6 +45,7 @@ class Plan:
         migrate: how much of the activations' spread goes into the weights (SmoothQuant's alpha); 0 for none.
         correct: put the mean error of rounded weights into the biases.
         block: how many weights share a scale where weights alone are quantized.
+        engine: what runs the model.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Plan:
     migrate: float = 0.0
     correct: bool = False
     block: int = 128
+    engine: EngineName = "onnxruntime"
 
     def keep(self, layers: Collection[str]) -> Plan:
         """Return the plan with these layers in floating point."""

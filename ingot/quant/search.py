@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.quant import sensitivity
-from ingot.quant.config import QuantConfig, with_embeddings
+from ingot.quant.config import QuantConfig, installed, with_embeddings
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
-from ingot.quant.plan import Plan, Scheme, fitting
+from ingot.quant.plan import EngineName, Plan, Scheme, fitting
 from ingot.quant.sensitivity import Noise
 from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
@@ -71,13 +71,17 @@ class Search:
             self._explore()
         except _TimeUp:
             complete = False
-        finalists = sorted(filter(self._good, self._trials.values()), key=lambda trial: -trial.speed)[:_FINALISTS]
+        # Plans that came to the same model have the same timings, and are timed once.
+        different = {(trial.latency, trial.size): trial for trial in filter(self._good, self._trials.values())}
+        finalists = sorted(different.values(), key=lambda trial: -trial.speed)[:_FINALISTS]
         chosen = self._best(finalists)
         noises = self._noises.get(_family(chosen.plan), []) if chosen is not None else []
         return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
 
     def _explore(self) -> None:
-        first = [self._try(plan.keep(self._kept)) for plan in families(self._bench.source, self._has_data)]
+        engines = self._config.engines or installed()
+        plans = families(self._bench.source, self._has_data, engines)
+        first = [self._try(plan.keep(self._kept)) for plan in plans]
         for trial in sorted(first, key=lambda item: -item.speed):
             if not self._hopeful(trial):
                 break
@@ -160,7 +164,7 @@ class Search:
             return
         # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
         light = fitting(self._bench.source, "int8", order[:count])
-        if light:
+        if light and plan.engine == "onnxruntime":
             name = f"{plan.name}, int8 weights alone for {len(light)}"
             self._try(replace(_kept(plan, order[:count]).but(light, "int8"), name=name))
 
@@ -183,24 +187,39 @@ class _TimeUp(Exception):
     """The search's time is over."""
 
 
-def families(source: Source, has_data: bool) -> Iterator[Plan]:
+def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("onnxruntime",)) -> Iterator[Plan]:
     """Yield the plans that a search begins with.
 
     Args:
         source: the model.
         has_data: whether ranges can be learnt.
+        engines: what may run them. OpenVINO takes static ranges only: it has no kernels for those of each call.
     """
-    static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
-    convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
-    schemes: dict[str, Scheme]
-    if has_data and static:
-        schemes = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
+    if "onnxruntime" in engines:
+        yield from _for_onnxruntime(source, has_data)
+    if "openvino" in engines and has_data:
+        for plan in _static(source, fitting(source, "static"), ()):
+            yield replace(plan, engine="openvino", name=f"{plan.name}, OpenVINO")
+
+
+def _static(source: Source, static: Sequence[str], dynamic: Sequence[str]) -> Iterator[Plan]:
+    """Yield plans with static ranges; layers that cannot have them get those of each call."""
+    if static:
+        schemes: dict[str, Scheme] = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
         yield with_embeddings(source, Plan("static int8", schemes))
         yield with_embeddings(source, Plan("static int8, layers alone", schemes, between=False))
+
+
+def _for_onnxruntime(source: Source, has_data: bool) -> Iterator[Plan]:
+    static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
+    convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
+    if has_data:
+        yield from _static(source, static, dynamic)
     if dynamic:
         yield with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
         if has_data and convolutions:
-            schemes = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(convolutions, "static")}
+            schemes: dict[str, Scheme] = dict.fromkeys(dynamic, "dynamic")
+            schemes |= dict.fromkeys(convolutions, "static")
             yield with_embeddings(source, Plan("static convolutions, dynamic products", schemes))
     products = fitting(source, "int8", [layer.name for layer in source.layers if layer.operator != "Gather"])
     if products:

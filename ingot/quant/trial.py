@@ -13,7 +13,7 @@ from ingot.model_store.manifest import Agreement, Descriptor
 from ingot.quant import audit, plan, ranges
 from ingot.quant.agreement import agreement
 from ingot.quant.metric import Comparison, Metric
-from ingot.quant.plan import Plan
+from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.report import Audit
 from ingot.quant.samples import Samples
@@ -82,13 +82,19 @@ class Built:
     blobs: BlobFolder
     graph: Descriptor
     weights: tuple[Descriptor, ...]
+    engine: EngineName = "onnxruntime"
 
     @property
     def size(self) -> int:
         return self.graph.size + sum(item.size for item in self.weights)
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same for the same model on the same engine."""
+        return (self.engine, self.graph.digest, *(item.digest for item in self.weights))
+
     def load(self, threads: int | None = None) -> Engine:
-        return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads)
+        return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine)
 
 
 class Workbench:
@@ -149,7 +155,7 @@ class Workbench:
             QuantizationError: the plan quantizes nothing.
         """
         model = plan.make(self.source, candidate, self.seen if candidate.needs_data else {})
-        return Built(blobs, *onnx_graph.pack(model, blobs))
+        return Built(blobs, *onnx_graph.pack(model, blobs), engine=candidate.engine)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
         """Time a plan's model beside the original and compare their answers.
@@ -165,7 +171,7 @@ class Workbench:
             size=built.size,
             latency=latency,
             baseline=baseline,
-            audit=audit.audit(built.blobs.path(built.graph)),
+            audit=audit.audit(built.blobs.path(built.graph), built.engine),
             comparison=comparison,
             outputs=outputs,
         )
@@ -184,13 +190,13 @@ class Workbench:
         try:
             built = self.build(candidate, BlobFolder.scratch())
             # Two plans may come to the same model, such as where there is nothing between its layers.
-            same = self._known.get((built.graph.digest, *(item.digest for item in built.weights)))
+            same = self._known.get(built.key)
             if same is not None:
                 return replace(same, plan=candidate)
             trial = self.measure(candidate, built)
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
-        self._known[built.graph.digest, *(item.digest for item in built.weights)] = trial
+        self._known[built.key] = trial
         return trial
 
     def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:

@@ -80,7 +80,8 @@ class TestVerdicts:
 
     def test_the_time_is_up_later(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
-        attempt, tried = Workbench.attempt, []
+        attempt = Workbench.attempt
+        tried: list[str] = []
 
         def slow(bench: Workbench, plan: Any) -> Any:
             tried.append(plan.name)
@@ -134,7 +135,8 @@ class TestJournal:
     ) -> None:
         make_faster(monkeypatch)
         journal = tmp_path / "journal"
-        attempt, tried = Workbench.attempt, []
+        attempt = Workbench.attempt
+        tried: list[str] = []
 
         def interrupted(bench: Workbench, plan: Any) -> Any:
             if len(tried) == 2:
@@ -288,21 +290,18 @@ class TestRefusedConfigurations:
             QuantConfig(**options)
 
     @pytest.mark.parametrize(
-        ("make", "message"),
+        ("kind", "options", "message"),
         [
-            (
-                lambda: StaticInt8(calibration="median"),
-                "calibration of static-int8 is 'median'; it must be one of minmax",
-            ),  # type: ignore[arg-type]
-            (lambda: StaticInt8(activations="u7"), "activations of static-int8 is 'u7'; it must be one of u8, s8, u16"),  # type: ignore[arg-type]
-            (lambda: StaticInt8(migrate=2), "migrate is 2; it must be from 0 to 1"),
-            (lambda: WeightInt8(block=7), "the block is 7; it must be 16, 32"),
-            (lambda: BFloat16(device="tpu"), "device of bf16 is 'tpu'; it must be one of cuda, any"),  # type: ignore[arg-type]
+            (StaticInt8, {"calibration": "median"}, "calibration of static-int8 is 'median'; it must be one of minmax"),
+            (StaticInt8, {"activations": "u7"}, "activations of static-int8 is 'u7'; it must be one of u8, s8, u16"),
+            (StaticInt8, {"migrate": 2}, "migrate is 2; it must be from 0 to 1"),
+            (WeightInt8, {"block": 7}, "the block is 7; it must be 16, 32"),
+            (BFloat16, {"device": "tpu"}, "device of bf16 is 'tpu'; it must be one of cuda, any"),
         ],
     )
-    def test_of_a_recipe(self, make: Any, message: str) -> None:
+    def test_of_a_recipe(self, kind: Any, options: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidArgument, match=message):
-            make()
+            kind(**options)
 
     @pytest.mark.parametrize(
         ("metric", "message"),

@@ -34,18 +34,22 @@ _OPTIONS: dict[str, Any] = {
     # It would lie in a folder that is fixed when PyTorch is imported, and outlive the export.
     "aot_inductor.precompile_headers": False,
 }
+# Conversions to and from integers, which Inductor compiles by itself.
+_INTEGERS = "quantized_decomposed::"
 # As many threads as the server gives, instead of as many as the exporting machine has.
 _PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
 _SERIAL: dict[str, Any] = {"cpp.threads": 1}
 
 
-def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
+def lower(program: Program, path: Path, *, device: str = "cpu", freeze: bool = False) -> Path:
     """Compile a captured program; this takes from seconds to minutes. Dynamic dimensions stay dynamic.
 
     Args:
         program: what is compiled.
         path: the package; its name ends in ``.pt2``.
         device: where it will run: ``cpu`` or ``cuda``, which must be here.
+        freeze: compute once what depends on weights alone, and bring weights into the form that kernels want; without
+            it there are no integer kernels.
 
     Raises:
         InvalidArgument: there is no such device here.
@@ -56,7 +60,7 @@ def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
     exported = program.exported
     if device != "cpu":
         exported = move_to_device_pass(copy.deepcopy(exported), device)
-    options = {**_OPTIONS, "aot_inductor.metadata": {HEADER: header(program)}}
+    options = {**_OPTIONS, "freezing": freeze, "aot_inductor.metadata": {HEADER: header(program)}}
     with _scratch() as folder:
         package = folder / "model.pt2"
         if not _takes_indices(exported):
@@ -67,10 +71,10 @@ def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
     return path
 
 
-def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu") -> Packed:
+def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu", freeze: bool = False) -> Packed:
     """Compile a program and put the package into ``blobs``; see :func:`lower`."""
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        path = lower(program, Path(folder) / "model.pt2", device=device)
+        path = lower(program, Path(folder) / "model.pt2", device=device, freeze=freeze)
         metadata = read_metadata(path)
         graph = put(path, blobs)
     requires = {
@@ -109,9 +113,10 @@ def _scratch() -> Iterator[Path]:
 def _check(program: Program, device: str) -> None:
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidArgument(f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with one")
-    if foreign := foreign_operators(program):
+    foreign = [name for name in foreign_operators(program) if not name.startswith(_INTEGERS)]
+    if foreign:
         raise ExportError(
-            f"the operator {next(iter(foreign))} cannot be compiled into a package that runs without its source; "
+            f"the operator {foreign[0]} cannot be compiled into a package that runs without its source; "
             "export to ONNX with a translation of it, or in parts by --partition"
         )
     try:

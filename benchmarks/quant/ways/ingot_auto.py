@@ -1,0 +1,56 @@
+"""Ingot: export, then automatic quantization; run by the engine that the server runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.quant import case as cases
+from benchmarks.quant.ways import INGOT_ORT, CaseFolder, Run
+from benchmarks.quant.worker import THREADS
+from ingot.cli.quantize import seconds
+from ingot.export import export_model
+from ingot.model_store import Archive, BlobFolder
+from ingot.quant import QuantConfig, run
+from ingot.runtime import load_engine
+
+ARCHIVE = "model.ingot"
+
+
+def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
+    found = next(item for item in cases.CASES if item.name == case.content["name"])
+    example = {name: torch.from_numpy(array[:2]) for name, array in case.calibration(2)[0].items()}
+    module = found.module(case.path / "weights.pth")
+    archive = export_model(module, example, inputs=found.inputs, output_names=["output"], name=found.name)
+    labelled = found.metric == "accuracy"
+    config = QuantConfig(
+        metric="accuracy:labels=y" if labelled else None,
+        max_drop=cases.DROP if labelled else 1 - cases.COSINE,
+        threads=THREADS,
+        engines=("onnxruntime",) if way == INGOT_ORT else None,
+        budget=seconds(budget),
+    )
+    result = run(archive, case.path / "calibration.npz", config=config)
+    # The chosen variant alone, so that its size is what is counted.
+    blobs = BlobFolder(folder / "model")
+    chosen = result.archive.copy_to(BlobFolder.scratch()).variants[0]
+    for descriptor in (*chosen.manifest.layers, chosen.manifest.config, chosen.descriptor):
+        if descriptor.media_type.endswith("weight.v1.raw"):
+            blobs.copy(chosen.blobs, descriptor)
+    result.archive.save(folder / ARCHIVE)
+    (folder / "report.txt").write_bytes(chosen.document("quantization.txt") or b"unchanged")
+
+
+def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
+    variant = Archive.open(folder / ARCHIVE).unpacked().variants[0]
+    engine = load_engine(
+        variant.path(),
+        format=variant.serving.format,
+        device="cpu",
+        threads=threads,
+        engine=variant.serving.requires["engine"],
+        allow_code=True,
+    )
+    held = variant  # its folder of files goes with it
+    return lambda inputs: list(engine.run(inputs).values()) if held else []

@@ -1,0 +1,1 @@
+"""Quantization of captured PyTorch programs. Everything here imports torch: import it where it is used."""
