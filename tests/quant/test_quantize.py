@@ -152,7 +152,7 @@ MODELS: list[tuple[Callable[[], Archive], Callable[[], Any], str]] = [
     (small_models.pictures, images, f"{INTEGERS} bf16 fp16"),
     (small_models.texts, sentences, f"{INTEGERS} bf16 fp16"),
     (small_models.unbatched, lambda: [{"x": rows(3, seed)} for seed in range(20)], f"{INTEGERS} bf16 fp16"),
-    (small_models.recurrent, sequences, "dynamic-int8 fp16"),
+    (small_models.recurrent, sequences, "dynamic-int8"),
 ]
 NAMES = ["classifier", "half precision", "pictures", "texts of several lengths", "no batch", "batch in second place"]
 
@@ -378,3 +378,22 @@ def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatc
     assert result.verdict == "nothing faster"
     assert all("gives NaN" in item.rejected for item in result.report.candidates)
     assert result.archive.digest == classifier.digest
+
+
+def test_for_openvino_too_where_it_is_installed(
+    digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    images = digits[1].images[:100]
+    archive = quantize(digits_fp32, {"image": images}, config=QuantConfig(engines=("openvino",), max_drop=0.1)).archive
+    serving = archive.variant("int8").serving
+    assert serving.requires["engine"] == "openvino"
+    assert serving.recipe is not None
+    assert serving.recipe["plan"]["engine"] == "openvino"
+    archive.save(tmp_path / "q.ingot")
+    with (
+        ingot.serve(f"digits={tmp_path / 'q.ingot'}#int8", **FREE) as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        answer = client.infer("digits", {"image": images})["logits"]
+    assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95
