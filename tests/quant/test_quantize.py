@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from ingot.quant.recipes import static_int8
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.demo.digits import Data, Digits, predict
@@ -14,7 +15,6 @@ from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
 from ingot.model_store import Archive
 from ingot.quant import StaticInt8, quantize
-from ingot.quant.recipes import static_int8
 from ingot.runtime import load_engine
 from ingot.tensors import Array
 from tests import onnx_models

@@ -4,6 +4,8 @@ The form is chosen so that ONNX Runtime fuses it into integer kernels:
 
 - A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
 - A matrix product needs no QuantizeLinear at its output: it then gives floats, more exact and as fast.
+- A matrix product of two dimensions and the addition of its bias are one Gemm: ONNX Runtime would join them into a Gemm
+  whose bias is no integer, which stays in floats.
 - Operators between quantized layers, such as the addition of a residual, are quantized where all that they take is, and
   something takes theirs in integers; those that only move elements keep the scale of their input.
 """
@@ -18,8 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor
-from ingot.quant.schemes import edit
-from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
+from ingot.quant.schemes import biases, edit
+from ingot.quant.schemes.rounding import Affine, channel_scales, to_int8
 from ingot.tensors import Array
 
 OPERATORS = ("Conv", "MatMul", "Gemm")
@@ -34,6 +36,8 @@ _MOVED = frozenset(
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
 _MASK = 1e5
+# Factors whose sizes are further apart than this are not of one scale.
+_SPREAD = 8
 # The first operator set with one scale a channel, with scales in half precision, and with 16-bit integers.
 _CHANNELS, _HALF, _WIDE = 13, 19, 21
 
@@ -57,9 +61,20 @@ def takes(layer: Layer, opset: int) -> bool:
     """Tell whether a layer can be quantized so."""
     if layer.operator not in OPERATORS or (layer.operator == "MatMul" and len(layer.shape) != 2):
         return False
-    if layer.operator == "Gemm" and (layer.number("beta", 1.0) != 1 or layer.number("alpha", 1.0) != 1):
+    if layer.operator == "Gemm" and not _plain(layer):
         return False
     return opset >= (10 if layer.data.dtype is ir.DataType.FLOAT else _HALF)
+
+
+def _plain(layer: Layer) -> bool:
+    """Tell whether a Gemm is the product and a constant bias that integer kernels compute, and nothing else."""
+    bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+    return (
+        layer.number("beta", 1.0) == 1
+        and layer.number("alpha", 1.0) == 1
+        and not integer(layer.node, "transA", 0)
+        and (bias is None or (constant(bias) and biases.fits(shape(bias), layer.shape[layer.axis])))
+    )
 
 
 def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) -> tuple[str, ...]:
@@ -93,7 +108,10 @@ def apply(
         means: the mean of each channel of layers' inputs, by value name; where it is known, the mean error that rounded
             weights make is put into the bias (arXiv:1906.04721, section 4.2).
     """
-    _Writer(model, layers, activations, per_channel, means).write()
+    chosen = list(layers)
+    for layer in chosen:
+        biases.join(model.graph, layer)
+    _Writer(model, chosen, activations, per_channel, means).write()
 
 
 def clamped(value: ir.Value) -> ir.Value:
@@ -174,7 +192,7 @@ class _Writer:
         return (
             node.op_type in _COMPUTED
             and any(value in quantized for value in values)
-            and all(value in quantized or _modest(value) for value in values)
+            and all(value in quantized or _modest(value, node) for value in values)
             and all((clamped(value).name or "") in self._activations.ranges for value in node.outputs)
         )
 
@@ -230,7 +248,7 @@ class _Writer:
         base = layer.weight.name or layer.name
         integers = to_int8(array, scales, axis)
         if mean is not None:
-            _correct(self._graph, layer, _mean_error(array, integers, scales, axis, mean, layer))
+            biases.correct(self._graph, layer, biases.mean_error(array, integers, scales, axis, mean, layer))
         inputs = (
             edit.constant(self._graph, f"{base}_int8", integers),
             edit.constant(self._graph, f"{base}_scale", scales, layer.weight.dtype),
@@ -261,37 +279,17 @@ class _Writer:
         layer.node.replace_input_with(2, edit.insert_before(self._graph, layer.node, operation))
 
 
-def _mean_error(array: Array, integers: Array, scales: Array, axis: int | None, mean: Array, layer: Layer) -> Array:
-    """Return how much larger the rounded weights make each output channel on average."""
-    by = scales if axis is None else along(scales, axis, array.ndim)
-    error = integers * by - array
-    if layer.operator != "Conv":
-        return np.asarray(mean @ error if layer.axis == 1 else error @ mean)
-    group = integer(layer.node, "group", 1)
-    parts = error.reshape(group, len(error) // group, error.shape[1], -1).sum(axis=-1)  # [group, outputs, inputs]
-    return np.asarray(np.einsum("goi,gi->go", parts, mean.reshape(group, -1))).reshape(-1)
-
-
-def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
-    """Subtract an error from a layer's bias, wherever it is added; a layer without one is left."""
-    node, place = layer.node, 2
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if layer.operator == "MatMul":
-        users = [user for user, _ in layer.output.uses()]
-        if len(users) == 1 and users[0].op_type == "Add":
-            node = users[0]
-            place = next((place for place, item in enumerate(node.inputs) if constant(item)), 0)
-            bias = node.inputs[place]
-    if bias is not None and constant(bias) and shape(bias)[-1:] == error.shape:
-        array = tensor(bias).numpy()
-        corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
-        node.replace_input_with(place, corrected)
-
-
 def _varies(value: ir.Value) -> bool:
     return is_float(value) and not constant(value)
 
 
-def _modest(value: ir.Value) -> bool:
-    """Tell whether a value is a constant that integers can hold: the minus infinity of a mask is not."""
-    return constant(value) and float(np.abs(tensor(value).numpy().astype(np.float64)).max(initial=0)) < _MASK
+def _modest(value: ir.Value, node: ir.Node) -> bool:
+    """Tell whether a value is a constant that integers can hold.
+
+    The minus infinity of a mask is not, nor are factors of many sizes, the small ones of which would be rounded away.
+    """
+    if not constant(value):
+        return False
+    sizes = np.abs(tensor(value).numpy().astype(np.float64))
+    largest = float(sizes.max(initial=0))
+    return largest < _MASK and (node.op_type != "Mul" or float(sizes.min(initial=largest)) * _SPREAD >= largest)
