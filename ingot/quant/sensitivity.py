@@ -199,7 +199,9 @@ class _Twin:
         # Integers of 16 bits, which no CPU has kernels for, add next to nothing.
         if self._plan.activations == "u16":
             return value
-        affine = Affine.of(*self._seen[value.name or ""].range(self._plan.method), DTYPES[self._plan.activations])
+        affine = Affine.of(
+            *self._seen[value.name or ""].range(self._plan.method), DTYPES[self._plan.activations], value.dtype
+        )
         scale = edit.constant(self._graph, f"{value.name}_twin_scale", np.array(affine.scale), value.dtype)
         zero = edit.constant(self._graph, f"{value.name}_twin_zero", np.array(affine.zero), affine.dtype)
         quantized = self._add("QuantizeLinear", (value, scale, zero), "quantized", affine.dtype)

@@ -1,4 +1,4 @@
-"""The biases of layers: joined with the products that they are added to, and corrected for what rounding does."""
+"""The biases of layers: joined with their products, corrected for what rounding does, and rounded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from ingot.quant.layers import Layer, constant, integer, shape, tensor
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.rounding import along
 from ingot.tensors import Array
+
+# The largest bias in integers, with some room for rounding.
+_LARGEST = 2**31 - 256
 
 
 def fits(dims: tuple[int, ...], width: int) -> bool:
@@ -66,3 +69,42 @@ def correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
         array = tensor(bias).numpy()
         corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
         node.replace_input_with(place, corrected)
+
+
+def least_scales(layer: Layer, axis: int | None) -> Array:
+    """Return the smallest scales of a layer's weights at which its bias, at the scale of the products, has 32 bits."""
+    found = _constant(layer)
+    if found is None:
+        return np.zeros((), np.float32)
+    bias, scale = found
+    least = np.abs(tensor(bias).numpy().astype(np.float64)).reshape(-1) / scale / _LARGEST
+    return np.asarray(least.max() if axis is None else least, np.float32)
+
+
+def quantize(graph: ir.Graph, layer: Layer, scales: Array) -> None:
+    """Quantize a bias to 32 bits at the scale of the products that it is added to, as integer kernels need it."""
+    found = _constant(layer)
+    if found is None:
+        return
+    bias, scale = found
+    array = tensor(bias).numpy().astype(np.float64).reshape(-1)
+    by = np.asarray(scales * np.float32(scale), np.float32)
+    values = np.clip(np.rint(array / np.maximum(by, 1e-30)), -_LARGEST, _LARGEST).astype(np.int32)
+    base = bias.name or f"{layer.name}.bias"
+    inputs = (edit.constant(graph, f"{base}_int32", values), edit.constant(graph, f"{base}_scale", by))
+    attributes = {"axis": 0} if by.ndim else {}
+    operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
+    layer.node.replace_input_with(2, edit.insert_before(graph, layer.node, operation))
+
+
+def _constant(layer: Layer) -> tuple[ir.Value, float] | None:
+    """Return a layer's bias, if it can become integers, and the scale of its input, which has them already.
+
+    In half precision, which no CPU has integer kernels for, it stays: the scale would be too coarse.
+    """
+    bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+    pair = layer.data.producer()
+    if bias is None or not constant(bias) or bias.dtype is not ir.DataType.FLOAT or pair is None:
+        return None
+    scale = pair.inputs[1]
+    return None if scale is None else (bias, float(tensor(scale).numpy()))

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor
 from ingot.quant.schemes import biases, edit
-from ingot.quant.schemes.rounding import Affine, channel_scales, to_int8
+from ingot.quant.schemes.rounding import Affine, as_kept, channel_scales, to_int8
 from ingot.tensors import Array
 
 OPERATORS = ("Conv", "MatMul", "Gemm")
@@ -203,7 +203,9 @@ class _Writer:
 
     def _affine_of(self, value: ir.Value) -> Affine:
         if value not in self._affine:
-            self._affine[value] = Affine.of(*self._activations.ranges[value.name or ""], self._activations.dtype)
+            self._affine[value] = Affine.of(
+                *self._activations.ranges[value.name or ""], self._activations.dtype, value.dtype
+            )
         return self._affine[value]
 
     def _quantize_inputs(self, node: ir.Node, places: Iterable[int]) -> None:
@@ -213,7 +215,9 @@ class _Writer:
                 continue
             if constant(value):
                 array = tensor(value).numpy().astype(np.float32)
-                affine = Affine.of(float(array.min()), float(array.max()), self._activations.dtype)
+                affine = Affine.of(
+                    float(array.min(initial=0)), float(array.max(initial=0)), self._activations.dtype, value.dtype
+                )
                 node.replace_input_with(place, self._pair(value, affine))
             else:
                 node.replace_input_with(place, self._pair(value))
@@ -244,7 +248,7 @@ class _Writer:
     def _quantize_weight(self, layer: Layer, mean: Array | None) -> None:
         array = tensor(layer.weight).numpy().astype(np.float32)
         axis = layer.axis if self._per_channel else None
-        scales = channel_scales(array, axis)
+        scales = as_kept(np.maximum(channel_scales(array, axis), biases.least_scales(layer, axis)), layer.weight.dtype)
         base = layer.weight.name or layer.name
         integers = to_int8(array, scales, axis)
         if mean is not None:
@@ -257,26 +261,7 @@ class _Writer:
         attributes = {} if axis is None else {"axis": axis}
         operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", layer.weight.dtype, attributes)
         layer.node.replace_input_with(1, edit.insert_before(self._graph, layer.node, operation))
-        bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
-        if bias is not None and constant(bias):
-            self._quantize_bias(layer, bias, scales)
-
-    def _quantize_bias(self, layer: Layer, bias: ir.Value, scales: Array) -> None:
-        """Quantize a bias to 32 bits at the scale of the products that it is added to, as integer kernels need it."""
-        pair = layer.data.producer()
-        if pair is None or pair.inputs[1] is None:
-            return
-        array = tensor(bias).numpy().astype(np.float64).reshape(-1)
-        by = np.asarray(scales * np.float32(tensor(pair.inputs[1]).numpy()), np.float32)
-        values = np.clip(np.rint(array / np.maximum(by, 1e-30)), -(2**31) + 1, 2**31 - 1).astype(np.int32)
-        base = bias.name or f"{layer.name}.bias"
-        inputs = (
-            edit.constant(self._graph, f"{base}_int32", values),
-            edit.constant(self._graph, f"{base}_scale", by, bias.dtype),
-        )
-        attributes = {"axis": 0} if by.ndim else {}
-        operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
-        layer.node.replace_input_with(2, edit.insert_before(self._graph, layer.node, operation))
+        biases.quantize(self._graph, layer, scales)
 
 
 def _varies(value: ir.Value) -> bool:

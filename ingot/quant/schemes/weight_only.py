@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ingot.quant.layers import Layer, integer, tensor
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
+from ingot.quant.schemes.rounding import as_kept
 from ingot.tensors import Array
 
 # Smaller embeddings, such as those of two kinds of text, are not worth their rounding.
@@ -63,7 +64,7 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
 
     def packed() -> tuple[Array, Array]:
         array = source.numpy().astype(np.float32)
-        return pack(array if turned else array.T, bits, block)
+        return pack(array if turned else array.T, bits, block, kind)
 
     weight = edit.lazy(
         graph, f"{base}_int{bits}", lambda: packed()[0], ir.DataType.UINT8, (columns, blocks, block * bits // 8)
@@ -85,13 +86,14 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
     edit.replace(graph, layer.node, value)
 
 
-def pack(array: Array, bits: int, block: int) -> tuple[Array, Array]:
+def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FLOAT) -> tuple[Array, Array]:
     """Return the integers and scales that MatMulNBits takes.
 
     Args:
         array: weights [columns, rows], the contracted axis last.
         bits: 4 or 8.
         block: how many weights along the contracted axis share a scale.
+        kept: the type that the scales will be kept in.
 
     Returns:
         Unsigned integers around the middle of their range, [columns, blocks, block * bits / 8], two to a byte at 4
@@ -106,7 +108,7 @@ def pack(array: Array, bits: int, block: int) -> tuple[Array, Array]:
     # The sign of the largest weight decides which end of the integers it gets: there is one more below the middle.
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], -1)[..., 0]
     scales = largest / -middle
-    scales = np.where(np.abs(scales) < 1e-12, 1e-12, scales).astype(np.float32)
+    scales = as_kept(np.where(np.abs(scales) < 1e-12, 1e-12, scales), kept)
     integers = np.clip(np.rint(parts / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
     if bits == 4:
         integers = integers[..., 0::2] | (integers[..., 1::2] << 4)
@@ -121,7 +123,7 @@ def _embedding(model: ir.Model, layer: Layer) -> None:
 
     def scales() -> Array:
         largest = np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True)
-        return np.asarray(np.maximum(largest, 1e-12) / 127, np.float32)
+        return as_kept(np.maximum(largest, 1e-12) / 127, kind)
 
     def integers() -> Array:
         return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)
