@@ -111,3 +111,8 @@ def sqnr(expected: Array, actual: Array) -> float:
     left, right = expected.astype(np.float64), actual.astype(np.float64)
     noise = float(np.square(left - right).sum())
     return 200.0 if noise == 0 else 10 * float(np.log10(np.square(left).sum() / noise))
+
+
+def halves(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays with float16 in the place of float32."""
+    return {name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in arrays.items()}

@@ -28,6 +28,11 @@ class Network:
     def model(self, opset: int = 20, inferred: bool = True) -> ir.Model:
         return graphs.graph(self.text, self.weights, opset=opset, inferred=inferred)
 
+    def half(self) -> Network:
+        """Return the same in float16."""
+        text = self.text.replace("float[", "float16[")
+        return Network(text, graphs.halves(self.weights), graphs.halves(self.inputs))
+
 
 _IMAGES = {"x": random(12, 4, 9, 9, seed=1)}
 _ROWS = {"x": random(40, 16, seed=2)}
@@ -81,13 +86,13 @@ PRODUCTS: Mapping[str, Network] = {
         "(float[batch,16] x) => (float[batch,8] y) { p = MatMul(x, w) y = Add(p, b) }",
         {"w": _WEIGHT, "b": _BIAS},
         _ROWS,
-        {"MatMulIntegerToFloat": 1},
+        {"QGemm": 1},
     ),
     "matmul with bias first": Network(
         "(float[batch,16] x) => (float[batch,8] y) { p = MatMul(x, w) y = Add(b, p) }",
         {"w": _WEIGHT, "b": _BIAS},
         _ROWS,
-        {"MatMulIntegerToFloat": 1},
+        {"QGemm": 1},
     ),
     "matmul of texts": Network(
         "(float[batch,seq,16] x) => (float[batch,seq,8] y) { p = MatMul(x, w) y = Add(p, b) }",
@@ -105,6 +110,7 @@ PRODUCTS: Mapping[str, Network] = {
         "(float[batch,16] x) => (float[batch,8] y) { a = MatMul(x, w) b = MatMul(x, v) s = Sigmoid(b) y = Mul(a, s) }",
         {"w": _WEIGHT, "v": random(16, 8, seed=13)},
         _ROWS,
+        {"MatMulIntegerToFloat": 2},
     ),
     "gemm": Network(
         "(float[batch,16] x) => (float[batch,8] y) { y = Gemm(x, w, b) }",
@@ -125,10 +131,16 @@ PRODUCTS: Mapping[str, Network] = {
         {"QGemm": 1},
     ),
     "gemm with one number as bias": Network(
-        "(float[batch,16] x) => (float[batch,8] y) { y = Gemm(x, w, b) }", {"w": _WEIGHT, "b": random(1)}, _ROWS
+        "(float[batch,16] x) => (float[batch,8] y) { y = Gemm(x, w, b) }",
+        {"w": _WEIGHT, "b": random(1)},
+        _ROWS,
+        {"QGemm": 1},
     ),
     "gemm with a bias of two dimensions": Network(
-        "(float[batch,16] x) => (float[batch,8] y) { y = Gemm(x, w, b) }", {"w": _WEIGHT, "b": random(1, 8)}, _ROWS
+        "(float[batch,16] x) => (float[batch,8] y) { y = Gemm(x, w, b) }",
+        {"w": _WEIGHT, "b": random(1, 8)},
+        _ROWS,
+        {"QGemm": 1},
     ),
     "gemm of an input as bias": Network(
         "(float[batch,16] x, float[batch,8] z) => (float[batch,8] y) { y = Gemm(x, w, z) }",
@@ -184,8 +196,8 @@ BLOCKS: Mapping[str, Network] = {
             "b2": random(12, seed=33),
             "w3": random(4, 12, 1, 1, seed=34),
             "b3": random(4, seed=35),
-            "zero": np.float32(0),
-            "six": np.float32(6),
+            "zero": np.array(0, np.float32),
+            "six": np.array(6, np.float32),
         },
         _IMAGES,
         {"QLinearConv": 5, "QLinearAdd": 1},
@@ -236,9 +248,9 @@ BLOCKS: Mapping[str, Network] = {
     ),
     "attention": Network(
         """(float[batch,seq,16] x) => (float[batch,seq,16] y) {
-            n = LayerNormalization<axis=-1>(x, g, h) q = MatMul(n, wq) qb = Add(q, bq) k = MatMul(n, wk) v = MatMul(n, wv)
-            kt = Transpose<perm=[0,2,1]>(k) s = MatMul(qb, kt) p = Softmax<axis=-1>(s) a = MatMul(p, v)
-            o = MatMul(a, wo) ob = Add(o, bo) r = Add(ob, x) n2 = LayerNormalization<axis=-1>(r, g, h)
+            n = LayerNormalization<axis=-1>(x, g, h) q = MatMul(n, wq) qb = Add(q, bq) k = MatMul(n, wk)
+            v = MatMul(n, wv) kt = Transpose<perm=[0,2,1]>(k) s = MatMul(qb, kt) p = Softmax<axis=-1>(s)
+            a = MatMul(p, v) o = MatMul(a, wo) ob = Add(o, bo) r = Add(ob, x) n2 = LayerNormalization<axis=-1>(r, g, h)
             u = MatMul(n2, w1) ub = Add(u, b1) gl = Gelu(ub) d = MatMul(gl, w2) y = Add(d, r) }""",
         {
             "g": 1 + random(16, seed=46, scale=0.1),
@@ -278,7 +290,7 @@ BLOCKS: Mapping[str, Network] = {
         {"w": _WEIGHT, "v": random(8, 8, seed=61)},
         _ROWS,
     ),
-    "norm and branch": Network(
+    "conv before a branch": Network(
         """(float[batch,4,9,9] x, bool flag) => (float[batch,8,7,7] y) {
             c = Conv<kernel_shape=[3,3]>(x, w, b)
             y = If (flag) <then_branch = yes () => (float[batch,8,7,7] t) { t = Relu(c) },

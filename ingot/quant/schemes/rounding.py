@@ -46,12 +46,12 @@ def channel_scales(array: Array, axis: int | None) -> Array:
 
 
 def as_kept(scales: Array, dtype: ir.DataType | None) -> Array:
-    """Return scales as another type holds them: in half precision small ones are coarse, and would become zero."""
+    """Return scales as another type holds them, no smaller: in half precision small ones are coarse, or zero."""
     if dtype is not ir.DataType.FLOAT16:
         return np.asarray(scales, np.float32)
-    least = np.finfo(np.float16).smallest_subnormal
-    rounded = np.asarray(scales, np.float16).astype(np.float32)
-    return np.where(np.abs(rounded) < least, np.copysign(np.float32(least), scales), rounded).astype(np.float32)
+    rounded = np.asarray(scales, np.float16)
+    beyond = np.nextafter(rounded, np.copysign(np.float16(np.inf), rounded))
+    return np.where(np.abs(rounded) < np.abs(scales), beyond, rounded).astype(np.float32)
 
 
 def to_int8(array: Array, scales: Array, axis: int | None) -> Array:
