@@ -92,8 +92,7 @@ def observed(source: Source, data: Mapping[str, Array] | Samples) -> dict[str, O
     model = source.model()
     names = set(plans.fitting(source, "static"))
     layers = [layer for name, layer in source.by_name(model).items() if name in names]
-    channels = {layer.data.name or "": 1 if layer.operator == "Conv" else -1 for layer in layers}
-    return ranges.observe(model, static.watched(model, layers), channels, samples)
+    return ranges.observe(model, static.watched(model, layers), static.contracted(layers), samples)
 
 
 def quantized(model: ir.Model, plan: Plan, data: Mapping[str, Array]) -> ir.Model:

@@ -90,6 +90,17 @@ def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) ->
     return tuple(found)
 
 
+def contracted(layers: Iterable[Layer]) -> dict[str, int]:
+    """Return the axis of channels of what layers take, by value name; not of what they take along several axes."""
+    found: dict[str, int] = {}
+    unclear: set[str] = set()
+    for layer in layers:
+        name, axis = layer.data.name or "", 1 if layer.operator == "Conv" else -1
+        if found.setdefault(name, axis) != axis:
+            unclear.add(name)
+    return {name: axis for name, axis in found.items() if name not in unclear}
+
+
 def apply(
     model: ir.Model,
     layers: Iterable[Layer],
