@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.quant.judge import COSINE, DROP
 from benchmarks.quant.runner import Outcome
-from benchmarks.quant.ways import BASELINE, BATCHES, INGOT, WAYS
+from benchmarks.quant.ways import BASELINE, BATCHES, INGOT, INGOT_ORT, WAYS
 from benchmarks.quant.worker import THREADS
 
 AIM = 0.95
@@ -40,7 +40,9 @@ class Verdict:
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     """Compare Ingot with the best peer on one case; the model as it was counts as a peer, too."""
-    fit = [outcome for outcome in outcomes if outcome.way != INGOT and outcome.holds and outcome.speedups]
+    fit = [
+        outcome for outcome in outcomes if outcome.way not in (INGOT, INGOT_ORT) and outcome.holds and outcome.speedups
+    ]
     best = max(fit, key=lambda outcome: outcome.mean_speedup)
     own = next((outcome for outcome in outcomes if outcome.way == INGOT), None)
     speed = own.mean_speedup if own else 0.0

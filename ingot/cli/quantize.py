@@ -92,7 +92,7 @@ def quantize(
             batches=tuple(batch or (1, 8, 32)),
             threads=threads,
             engines=tuple(engine) if engine else None,  # type: ignore[arg-type]  # checked there
-            budget=_seconds(budget),
+            budget=seconds(budget) if budget is not None else None,
             seed=seed,
             force=force,
         )
@@ -159,9 +159,12 @@ def _value(text: str, default: Any, value: str) -> Any:
         raise InvalidArgument(f"'{text}': {value} is no number") from None
 
 
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
+def seconds(text: str) -> float:
+    """Return a time such as ``90s``, ``5m`` or ``1h``.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
     if match is None:
         raise InvalidArgument(f"'{text}' is no time; write it as 90s, 5m or 1h")

@@ -21,6 +21,7 @@ from ingot.quant.metric.base import pairs_of
 from ingot.quant.report import DataRecord, ModelComparison, Score, Side
 from ingot.quant.samples import Data, Samples
 from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.runtime.loader import engine_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec
 
 Progress = Callable[[str], None]
@@ -85,7 +86,7 @@ def compare(
         progress("Timing both in turn")
         example = next(samples.batches(1)).inputs
         latencies = profile.measure_together([left, right], signature, example, sizes)
-    made = Provenance.of("", _packages())
+    made = Provenance.of("", _packages(first, second))
     return ModelComparison(
         model=first.variant.serving.name,
         before=first.side(latencies[0]),
@@ -155,7 +156,9 @@ def _unpacked(variant: Variant) -> Variant:
 @contextlib.contextmanager
 def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
     try:
-        engine = load_engine(model.variant.path(), format=model.variant.serving.format, **options)
+        engine = load_engine(
+            model.variant.path(), format=model.variant.serving.format, engine=engine_of(model.variant), **options
+        )
     except (Unsupported, InvalidArgument) as error:
         raise type(error)(f"{model.label} cannot be run here: {error}") from error
     with contextlib.closing(engine):
@@ -276,6 +279,7 @@ def _outputs(
     return tuple(found), notes
 
 
-def _packages() -> tuple[str, ...]:
-    held = packages_distributions().get("onnxruntime", [])
-    return ("ingot", *held[:1])
+def _packages(*models: _Model) -> tuple[str, ...]:
+    held = packages_distributions()
+    engines = dict.fromkeys(["onnxruntime", *(engine_of(item.variant) for item in models)])
+    return ("ingot", *(name for engine in engines for name in held.get(engine, [])[:1]))

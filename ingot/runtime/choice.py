@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ingot.runtime import comparison, devices
 from ingot.runtime.comparison import EQUAL, Costs
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
+from ingot.runtime.loader import ENGINES, engine_of
 from ingot.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -218,4 +220,17 @@ def obstacle(variant: Variant, settings: Settings) -> str:
         return "it is made for GPUs, and none is here"
     if wanted and "cuda" not in wanted and settings.device == "cuda":
         return "it is made for CPUs, and the device is 'cuda'"
+    return _engine_obstacle(engine_of(variant), settings) if variant.serving.format == "onnx" else ""
+
+
+def _engine_obstacle(engine: str, settings: Settings) -> str:
+    if engine not in ENGINES:
+        return f"it is made for the engine '{engine}', which this version does not have"
+    if engine != "openvino":
+        return ""
+    if settings.device == "cuda":
+        return "it is made for OpenVINO, which runs models on the CPU here, and the device is 'cuda'"
+    # Looked for and not imported, which takes time and memory that nothing may need.
+    if importlib.util.find_spec("openvino") is None:
+        return "it is made for OpenVINO, which is not installed: pip install 'ingot[openvino]'"
     return ""

@@ -10,7 +10,7 @@ from ingot import arrays
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.runtime.engine import Engine
-from ingot.runtime.loader import load_engine
+from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.settings import Settings
 
 OpenEngine = Callable[[str, int], Engine]
@@ -51,6 +51,7 @@ class Form:
                 threads=threads,
                 allow_code=settings.allow_code,
                 ort_library=settings.ort_library,
+                engine=engine_of(variant),
             ),
             variant.goldens(),
             variant.serving.golden_tolerance,
@@ -68,6 +69,6 @@ class Form:
             if error > self.tolerance:
                 raise InternalError(
                     f"model '{model}' does not answer as it did when it was exported: output '{output}' of golden "
-                    f"case {case} departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its ONNX "
-                    "Runtime computes something else, so it is not served"
+                    f"case {case} departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine "
+                    "computes something else, so it is not served"
                 )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.errors import Unsupported, missing_package
+from ingot.errors import InvalidArgument, Unsupported, missing_package
+from ingot.model_store import Variant
 from ingot.runtime.engine import Engine
+
+ENGINES = ("onnxruntime", "openvino")
+"""What can run a graph of format ``onnx``; the first runs those that do not say."""
 
 
 def load_engine(
@@ -16,6 +20,7 @@ def load_engine(
     threads: int | None = None,
     allow_code: bool = False,
     ort_library: Path | None = None,
+    engine: str = "onnxruntime",
 ) -> Engine:
     """Load a model file.
 
@@ -26,6 +31,7 @@ def load_engine(
         threads: CPU threads for one call; by default one a core that this process may use, or PyTorch's own number.
         allow_code: load formats that can run code of the file's author: all but ``onnx``.
         ort_library: native code of custom operators, which ONNX Runtime loads for every graph.
+        engine: what runs a graph of format ``onnx``, of :data:`ENGINES`; the other formats have one engine each.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the device is asked for and not there, or the
@@ -34,9 +40,7 @@ def load_engine(
     """
     # An engine's package is imported only when it is used.
     if format == "onnx":
-        from ingot.runtime.engines.ort import OrtEngine
-
-        return OrtEngine(path, device=device, threads=threads, library=ort_library)
+        return _load_onnx(path, engine, device, threads, ort_library)
     if format not in ("aoti", "pt2", "partitioned"):
         raise Unsupported(f"no engine of this version runs models of format '{format}'")
     if not allow_code:
@@ -65,3 +69,24 @@ def load_engine(
         if error.name != "torch":
             raise
         raise missing_package("torch", f"running models of format '{format}'", "export") from error
+
+
+def engine_of(variant: Variant) -> str:
+    """Return which of :data:`ENGINES` a variant of format ``onnx`` was measured in, and so is run by."""
+    return variant.serving.requires.get("engine") or ENGINES[0]
+
+
+def _load_onnx(path: Path, engine: str, device: str, threads: int | None, ort_library: Path | None) -> Engine:
+    if engine == "onnxruntime":
+        from ingot.runtime.engines.ort import OrtEngine
+
+        return OrtEngine(path, device=device, threads=threads, library=ort_library)
+    if engine != "openvino":
+        raise Unsupported(f"no engine of this version is called '{engine}'; it has {' and '.join(ENGINES)}")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
+    if device == "cuda":
+        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU here; use cpu or auto")
+    from ingot.runtime.engines.openvino import OpenVinoEngine
+
+    return OpenVinoEngine(path, threads=threads)

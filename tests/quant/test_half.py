@@ -146,6 +146,16 @@ def test_bodies_stay_in_float32_and_may_use_what_is_outside() -> None:
     np.testing.assert_allclose(run(model), run(plain), atol=5e-2)
 
 
+def test_recurrent_layers_stay_in_float32() -> None:
+    body = """a = MatMul(x, w) k = Constant<value_ints = [1]>() s = Unsqueeze(a, k) h = LSTM<hidden_size = 2>(s, i, r)
+        f = Flatten<axis = 3>(h) m = Constant<value_ints = [-1, 2]>() t = Reshape(f, m) y = MatMul(t, v)"""
+    weights = [np.full(shape, 0.1, np.float32) for shape in ((1, 8, 3), (1, 8, 2), (2, 3))]
+    model, plain = (parse(body, w=W, i=weights[0], r=weights[1], v=weights[2]) for _ in range(2))
+    assert half.apply(model, FP16).operators == {"MatMul": 2, "Unsqueeze": 1}
+    assert types(model)["LSTM"] == FP32
+    np.testing.assert_allclose(run(model), run(plain), atol=1e-3)
+
+
 def test_types_that_a_file_does_not_state_are_inferred() -> None:
     model = parse(LAYER, w=W, c=C)
     assert all(node.outputs[0].dtype is None for node in list(model.graph)[:-1])

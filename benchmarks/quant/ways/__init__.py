@@ -45,11 +45,14 @@ class Way:
 
 BASELINE = "ort"
 INGOT = "ingot"
+INGOT_ORT = "ingot-ort"
+"""The search without OpenVINO, which is an extra."""
 WAYS = {
     way.name: way
     for way in (
         Way(BASELINE, "ONNX Runtime fp32", "ort"),
-        Way(INGOT, "Ingot auto", "ingot_auto"),
+        Way(INGOT, "Ingot auto", "ingot_auto", files="model/sha256/*"),
+        Way(INGOT_ORT, "Ingot auto, ONNX Runtime alone", "ingot_auto", files="model/sha256/*"),
         Way("ort-static", "ONNX Runtime static, defaults", "ort"),
         Way("ort-static-u8s8", "ONNX Runtime static, u8s8 by channel", "ort"),
         Way("ort-dynamic", "ONNX Runtime dynamic, defaults", "ort"),

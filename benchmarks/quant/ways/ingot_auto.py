@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.quant import case as cases
-from benchmarks.quant.ways import CaseFolder, Run
+from benchmarks.quant.ways import INGOT_ORT, CaseFolder, Run
+from benchmarks.quant.worker import THREADS
+from ingot.cli.quantize import seconds
 from ingot.export import export_model
-from ingot.model_store import Archive
-from ingot.quant import quantize
+from ingot.model_store import Archive, BlobFolder
+from ingot.quant import QuantConfig, run
 from ingot.runtime import load_engine
 
 ARCHIVE = "model.ingot"
@@ -21,17 +23,34 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
     example = {name: torch.from_numpy(array[:2]) for name, array in case.calibration(2)[0].items()}
     module = found.module(case.path / "weights.pth")
     archive = export_model(module, example, inputs=found.inputs, output_names=["output"], name=found.name)
-    ingot_auto(found, archive, case.path / "calibration.npz", budget).save(folder / ARCHIVE)
-
-
-def ingot_auto(case: cases.Case, archive: Archive, data: Path, budget: str) -> Archive:
-    """Return the archive with the variant that Ingot chooses for the case's metric and what may be lost."""
-    # HOOK for the automatic search: metric `accuracy:labels=y` with a largest drop of cases.DROP, or the agreement of
-    # outputs with 1 - cases.COSINE; `budget` is the time that the search may take.
-    return quantize(archive, data)
+    labelled = found.metric == "accuracy"
+    config = QuantConfig(
+        metric="accuracy:labels=y" if labelled else None,
+        max_drop=cases.DROP if labelled else 1 - cases.COSINE,
+        threads=THREADS,
+        engines=("onnxruntime",) if way == INGOT_ORT else None,
+        budget=seconds(budget),
+    )
+    result = run(archive, case.path / "calibration.npz", config=config)
+    # The chosen variant alone, so that its size is what is counted.
+    blobs = BlobFolder(folder / "model")
+    chosen = result.archive.copy_to(BlobFolder.scratch()).variants[0]
+    for descriptor in (*chosen.manifest.layers, chosen.manifest.config, chosen.descriptor):
+        if descriptor.media_type.endswith("weight.v1.raw"):
+            blobs.copy(chosen.blobs, descriptor)
+    result.archive.save(folder / ARCHIVE)
+    (folder / "report.txt").write_bytes(chosen.document("quantization.txt") or b"unchanged")
 
 
 def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
-    variant = Archive.open(folder / ARCHIVE).variants[0]
-    engine = load_engine(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
-    return lambda inputs: list(engine.run(inputs).values())
+    variant = Archive.open(folder / ARCHIVE).unpacked().variants[0]
+    engine = load_engine(
+        variant.path(),
+        format=variant.serving.format,
+        device="cpu",
+        threads=threads,
+        engine=variant.serving.requires["engine"],
+        allow_code=True,
+    )
+    held = variant  # its folder of files goes with it
+    return lambda inputs: list(engine.run(inputs).values()) if held else []

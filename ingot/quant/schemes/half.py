@@ -2,11 +2,13 @@
 
 What is converted follows PyTorch's autocast:
 
-- Matrix products, convolutions, recurrent layers and embeddings always are.
+- Matrix products, convolutions and embeddings always are.
 - Elementwise operators, and those that only move elements, are where all activations that they take are in half.
 - All others stay in float32: reductions, norms and softmax, which add up many numbers; ``Pow``, ``Exp``, ``Sqrt`` and
   the like, which leave float16's range; ``Resize``, ``Range`` and others that compute places; operators of domains
   other than ONNX's own; and the bodies of ``If``, ``Loop`` and functions.
+- So do recurrent layers, for another reason: with them in float16, loading a graph on a CPU ended the process (a fault
+  of ONNX Runtime 1.31's MatmulTransposeFusion).
 - A node with a constant that becomes infinite in half, or a single number that becomes zero, stays in float32 too.
 
 The model's inputs and outputs stay as they are, with casts beside them.
@@ -39,7 +41,7 @@ def _table(rows: Mapping[int, str]) -> Mapping[str, int]:
 
 _NEVER = 1 << 30
 # Operators by the first operator set in which ONNX Runtime has a CUDA kernel for bfloat16. All have one for float16.
-_PRODUCTS = _table({13: "MatMul Gemm", 22: "Conv", _NEVER: "ConvTranspose Einsum LSTM GRU RNN"})
+_PRODUCTS = _table({13: "MatMul Gemm", 22: "Conv", _NEVER: "ConvTranspose Einsum"})
 _ELEMENTWISE = _table(
     {
         13: "Add Sub Mul Div Neg Min Max Sum Relu Sigmoid Tanh Erf",
@@ -89,7 +91,7 @@ def apply(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -
 
     Raises:
         InvalidArgument: there is no such half precision.
-        QuantizationError: no matrix product, convolution, recurrent layer or embedding can be converted.
+        QuantizationError: no matrix product, convolution or embedding can be converted.
     """
     return _convert(model, dtype, keep, half_graph.Writer)
 

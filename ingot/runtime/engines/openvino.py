@@ -1,0 +1,177 @@
+"""OpenVINO, on the CPU: an optional engine for ONNX graphs, faster than ONNX Runtime where int8 has matrix units."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import InternalError, InvalidArgument, Unsupported, missing_package
+from ingot.runtime import devices
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+log = logging.getLogger(__name__)
+
+# OpenVINO's own names of element types, where they are not ours.
+_DTYPES = {
+    "boolean": DType.BOOL,
+    "u8": DType.UINT8,
+    "u16": DType.UINT16,
+    "u32": DType.UINT32,
+    "u64": DType.UINT64,
+    "i8": DType.INT8,
+    "i16": DType.INT16,
+    "i32": DType.INT32,
+    "i64": DType.INT64,
+    "f16": DType.FP16,
+    "f32": DType.FP32,
+    "bf16": DType.BF16,
+}
+# The CPU plugin computes these in 32 bits with a sign; larger values would wrap around in silence.
+_NARROWED = (DType.UINT32, DType.UINT64, DType.INT64)
+_INT32 = np.iinfo(np.int32)
+_TELEMETRY = "openvino_telemetry"
+_importing = Lock()
+
+
+class OpenVinoEngine:
+    """A compiled OpenVINO model. Integers of 64 bits are computed in 32; an index out of range reads zeros.
+
+    Args:
+        path: the graph; its external data lies beside it.
+        threads: CPU threads for one call; by default one a core.
+
+    Raises:
+        InvalidArgument: the file is not a model that OpenVINO can run.
+        Unsupported: it is not installed, or cannot compute with a datatype of the model as precisely as is asked.
+    """
+
+    platform = "openvino_onnx"
+    device = "cpu"
+
+    def __init__(self, path: Path, *, threads: int | None = None):
+        self._ov = _openvino()
+        if not path.is_file():
+            raise InvalidArgument(f"there is no model file {path}")
+        self._errors = _errors(self._ov)
+        try:
+            # Not Core.read_model: that tries all formats that OpenVINO knows, and prints what each thinks of the file.
+            frontend = self._ov.frontend.FrontEndManager().load_by_framework("onnx")
+            places = frontend.load(str(path))
+            # The converted model's inputs and outputs are in the file's order, but one may have several names.
+            names = [[place.get_names()[0] for place in side] for side in (places.get_inputs(), places.get_outputs())]
+            model = frontend.convert(places)
+            self._inputs = tuple(map(_spec, names[0], model.inputs))
+            self._outputs = tuple(map(_spec, names[1], model.outputs))
+            compiled = self._ov.Core().compile_model(model, "CPU", _options(threads or devices.cpu_count()))
+            self._request = compiled.create_infer_request()
+        except self._errors as error:
+            raise InvalidArgument(f"OpenVINO cannot load {path.name}: {_reason(error)}") from error
+
+    @property
+    def signature(self) -> Signature:
+        """OpenVINO keeps no names of dimensions: dynamic ones get names of their own, and none is the batch."""
+        return Signature(self._inputs, self._outputs, None)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        tensors = [self._tensor(spec, inputs[spec.name]) for spec in self._inputs]
+        try:
+            for index, tensor in enumerate(tensors):
+                self._request.set_input_tensor(index, tensor)
+            self._request.infer()
+            # Copies, since the next call writes into the same memory.
+            return {
+                spec.name: self._request.get_output_tensor(index).data.view(spec.dtype.numpy).copy()
+                for index, spec in enumerate(self._outputs)
+            }
+        except self._errors as error:
+            log.error("OpenVINO failed: %s", error)
+            raise InternalError("the engine failed on this input") from error
+
+    def close(self) -> None:
+        del self._request
+
+    def _tensor(self, spec: TensorSpec, array: Array) -> Any:
+        if spec.dtype in _NARROWED and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+            raise InvalidArgument(
+                f"input '{spec.name}' holds values beyond 32 bits, which OpenVINO does not compute with; serve a "
+                "variant that ONNX Runtime runs"
+            )
+        tensor = self._ov.Tensor(getattr(self._ov.Type, _name(spec.dtype)), list(array.shape))
+        tensor.data.view(spec.dtype.numpy)[...] = array
+        return tensor
+
+
+def _openvino() -> Any:
+    """Return OpenVINO's package, which reports its use to its maker while it is imported, unless it cannot."""
+    with _importing:
+        if "openvino" in sys.modules:
+            return sys.modules["openvino"]
+        # There is no setting that turns the reports off; where the package that sends them is missing, they are not
+        # sent. A server must not call out unasked; whoever wants it to imports openvino himself before.
+        before = sys.modules.get(_TELEMETRY)
+        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as Python itself documents it
+        try:
+            return importlib.import_module("openvino")
+        except ModuleNotFoundError as error:
+            if error.name != "openvino":
+                raise
+            raise missing_package("openvino", "running this variant", "openvino") from error
+        finally:
+            del sys.modules[_TELEMETRY]
+            if before is not None:
+                sys.modules[_TELEMETRY] = before
+
+
+def _options(threads: int) -> dict[str, Any]:
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        # Instances would all be pinned to the same cores.
+        "ENABLE_CPU_PINNING": False,
+        # By default it computes in bfloat16 where the processor can, and rounds the inputs of products with compressed
+        # weights to int8: faster, but no longer the answers that the variant was proved with.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+
+
+def _errors(ov: Any) -> tuple[type[Exception], ...]:
+    # The exceptions of its readers of formats share no base of their own.
+    names = ("GeneralFailure", "InitializationFailure", "NotImplementedFailure", "OpConversionFailure")
+    known = (getattr(ov.frontend, name, None) for name in (*names, "OpValidationFailure"))
+    return (RuntimeError, ValueError, TypeError, *(error for error in known if error is not None))
+
+
+def _spec(name: str, port: Any) -> TensorSpec:
+    kind = port.element_type.to_string()
+    if kind not in _DTYPES:
+        why = "it computes them in single precision" if kind == "f64" else "Ingot gives it numbers only"
+        raise Unsupported(f"'{name}' holds values of type {kind}, which OpenVINO cannot be used for: {why}")
+    if port.partial_shape.rank.is_dynamic:
+        raise InvalidArgument(f"how many dimensions '{name}' has is not known before the model runs")
+    shape = tuple(
+        f"{name}_{axis}" if dim.is_dynamic else dim.get_length() for axis, dim in enumerate(port.partial_shape)
+    )
+    return TensorSpec(name, _DTYPES[kind], shape)
+
+
+def _name(dtype: DType) -> str:
+    return next(name for name, item in _DTYPES.items() if item is dtype)
+
+
+def _reason(error: Exception) -> str:
+    """Return the part of OpenVINO's message that means something to a user, without places in its source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [
+        line for line in lines if line and not re.match(r"(Check '.*' failed at|Exception from) |FrontEnd API", line)
+    ]
+    return " ".join(told)[:500] or type(error).__name__
