@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -28,7 +29,14 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
     return np.asarray(np.random.default_rng(seed).standard_normal(shape) * scale, np.float32)
 
 
-def graph(text: str, weights: Mapping[str, Array], *, opset: int = 20, inferred: bool = True) -> ir.Model:
+def graph(
+    text: str,
+    weights: Mapping[str, Array],
+    *,
+    opset: int = 20,
+    inferred: bool = True,
+    paths: Mapping[str, str] = MappingProxyType({}),
+) -> ir.Model:
     """Return a model.
 
     Args:
@@ -36,6 +44,7 @@ def graph(text: str, weights: Mapping[str, Array], *, opset: int = 20, inferred:
         weights: the initializers.
         opset: ONNX's operator set.
         inferred: note the types of all values, as exporters do.
+        paths: names of weights with dots, which the text form does not take, by those in the text.
     """
     body = onnx.parser.parse_graph(f"test {text}")
     body.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
@@ -43,7 +52,10 @@ def graph(text: str, weights: Mapping[str, Array], *, opset: int = 20, inferred:
     proto = helper.make_model(
         body, opset_imports=imports, ir_version=min(10, helper.find_min_ir_version_for(imports, True))
     )
-    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(proto) if inferred else proto)
+    model = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(proto) if inferred else proto)
+    for name, path in paths.items():
+        model.graph.initializers[name].name = path
+    return model
 
 
 @contextlib.contextmanager
