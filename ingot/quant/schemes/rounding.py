@@ -32,11 +32,10 @@ class Affine:
             kept: the type that the scale will be kept in.
         """
         low, high = min(low, 0.0), max(high, 0.0)
-        if dtype is ir.DataType.INT8:  # symmetric
-            return cls(float(as_kept(np.array(max(-low, high, _LEAST) / 127), kept)), 0, dtype)
-        top = 65535 if dtype is ir.DataType.UINT16 else 255
-        scale = float(as_kept(np.array(max(high - low, _LEAST) / top), kept))
-        return cls(scale, int(np.clip(round(-low / scale), 0, top)), dtype)
+        bottom = -128 if dtype is ir.DataType.INT8 else 0
+        steps = 65535 if dtype is ir.DataType.UINT16 else 255
+        scale = float(as_kept(np.array(max(high - low, _LEAST) / steps), kept))
+        return cls(scale, bottom + int(np.clip(round(-low / scale), 0, steps)), dtype)
 
 
 def channel_scales(array: Array, axis: int | None) -> Array:

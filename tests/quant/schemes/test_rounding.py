@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ingot.quant.schemes.rounding import Affine, as_kept, channel_scales, to_int8
 from tests.quant.graphs import random
 
-INTEGERS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-127, 127), ir.DataType.UINT16: (0, 65535)}
+INTEGERS = {ir.DataType.UINT8: (0, 255), ir.DataType.INT8: (-128, 127), ir.DataType.UINT16: (0, 65535)}
 SIZES = st.floats(-1e38, 1e38)
 
 
