@@ -23,7 +23,7 @@ from ingot.quant.layers import Layer, tensor
 from ingot.quant.plan import DTYPES, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.samples import Samples
-from ingot.quant.schemes import edit
+from ingot.quant.schemes import edit, weight_only
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
 from ingot.quant.source import Source
@@ -200,8 +200,9 @@ class _Twin:
         """Return weights of the layer after rounding."""
         array = tensor(weight).numpy().astype(np.float32)
         if self._layer.operator != "Gather" and self._scheme in ("int8", "int4"):
-            block = self._plan.block if self._scheme == "int8" else min(self._plan.block, 32)
-            return _blocks(array, self._layer.axis, block, 127 if self._scheme == "int8" else 7)
+            bits, block = (8, self._plan.block) if self._scheme == "int8" else (4, min(self._plan.block, 32))
+            turned = weight_only.rounded(array if self._layer.axis == 0 else array.T, bits, block)
+            return turned if self._layer.axis == 0 else turned.T
         axis = self._layer.axis if self._plan.per_channel or self._layer.operator == "Gather" else None
         scales = channel_scales(array, axis)
         by = scales if axis is None else along(scales, axis, array.ndim)
@@ -252,16 +253,3 @@ class _Twin:
     def _after(self, node: ir.Node) -> None:
         self._graph.insert_after(self._place, node)
         self._place = node
-
-
-def _blocks(array: Array, axis: int, block: int, top: int) -> Array:
-    """Return weights rounded in blocks along the contracted axis."""
-    turned = array if axis == 0 else array.T  # [outputs, inputs]
-    rows, columns = turned.shape
-    count = -(-columns // block)
-    padded = np.zeros((rows, count * block), np.float32)
-    padded[:, :columns] = turned
-    parts = padded.reshape(rows, count, block)
-    scale = np.maximum(np.abs(parts).max(axis=-1, keepdims=True), 1e-12) / top
-    rounded = (np.clip(np.rint(parts / scale), -top, top) * scale).reshape(rows, -1)[:, :columns]
-    return np.asarray(rounded if axis == 0 else rounded.T)

@@ -31,7 +31,7 @@ def test_the_key_is_of_what_is_made_and_not_of_the_name() -> None:
     assert PLAN.key == Plan("other", {"c": "int8", "b": "dynamic", "a": "static"}).key
     assert PLAN.key != PLAN.keep(["a"]).key
     for change in ({"method": "mse"}, {"per_channel": False}, {"migrate": 0.5}, {"block": 64}, {"activations": "s8"}):
-        assert PLAN.key != Plan("p", PLAN.schemes, **change).key  
+        assert PLAN.key != Plan("p", PLAN.schemes, **change).key
     assert json.loads(json.dumps(PLAN.record()))["schemes"] == PLAN.schemes
 
 

@@ -99,6 +99,21 @@ def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FL
         Unsigned integers around the middle of their range, [columns, blocks, block * bits / 8], two to a byte at 4
         bits; and scales [columns, blocks].
     """
+    integers, scales = _blocks(array, bits, block, kept)
+    packed = (integers + (1 << (bits - 1))).astype(np.uint8)
+    if bits == 4:
+        packed = packed[..., 0::2] | (packed[..., 1::2] << 4)
+    return packed, scales
+
+
+def rounded(array: Array, bits: int, block: int) -> Array:
+    """Return what is left of weights [columns, rows] that :func:`pack` packs."""
+    integers, scales = _blocks(array, bits, block, ir.DataType.FLOAT)
+    return np.asarray((integers * scales[..., None]).reshape(len(array), -1)[:, : array.shape[1]], np.float32)
+
+
+def _blocks(array: Array, bits: int, block: int, kept: ir.DataType) -> tuple[Array, Array]:
+    """Return integers around zero, [columns, blocks, block], and scales [columns, blocks]."""
     columns, rows = array.shape
     blocks = -(-rows // block)
     padded = np.zeros((columns, blocks * block), np.float32)
@@ -109,10 +124,7 @@ def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FL
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], -1)[..., 0]
     scales = largest / -middle
     scales = as_kept(np.where(np.abs(scales) < 1e-12, 1e-12, scales), kept)
-    integers = np.clip(np.rint(parts / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    if bits == 4:
-        integers = integers[..., 0::2] | (integers[..., 1::2] << 4)
-    return integers, scales
+    return np.clip(np.rint(parts / scales[..., None]), -middle, middle - 1), scales
 
 
 def _embedding(model: ir.Model, layer: Layer) -> None:
