@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.quant import search as module
+from ingot.quant import sensitivity
 from ingot.quant.config import QuantConfig
 from ingot.quant.journal import Journal
 from ingot.quant.metric import Comparison, Score
@@ -91,7 +91,7 @@ def rankings(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         asked.append(plan)
         return [Noise(name, 20.0, 1.0) for name in sorted(plan.schemes, reverse=True)]
 
-    monkeypatch.setattr(module.sensitivity, "rank", rank)
+    monkeypatch.setattr(sensitivity, "rank", rank)
     return asked
 
 
@@ -154,7 +154,7 @@ class TestChoice:
             return [Noise(name, 20.0, 1.0) for name in plan.schemes]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module.sensitivity, "rank", rank)
+            patch.setattr(sensitivity, "rank", rank)
             bench = Bench(source, worth)
             found = run(bench, replace(CONFIG, max_drop=budget))
         good = [item for item in found.trials if item.holds(budget) and item.speed >= FASTER]
@@ -168,7 +168,8 @@ class TestChoice:
 class TestMending:
     def test_other_ranges_before_any_layer_is_kept(self, source: Source, rankings: list[Plan]) -> None:
         def worth(plan: Plan) -> tuple[float, float]:
-            return 3 if plan.needs_data else 1.5, 0.5 if static(plan) else 0.001
+            plain = plan.method == "minmax" and not plan.correct and not plan.migrate
+            return 3 if plan.needs_data else 1.5, 0.5 if plan.needs_data and plain else 0.001
 
         found = run(Bench(source, worth))
         assert found.chosen is not None
@@ -196,6 +197,22 @@ class TestMending:
         if bad:
             assert {noise.layer for noise in found.noises} == set(source.names)
 
+    def test_each_plan_has_a_ranking_of_its_own(self, source: Source, rankings: list[Plan]) -> None:
+        """Which layers static ranges spoil says nothing of those that weights of 4 bits spoil."""
+
+        def worth(plan: Plan) -> tuple[float, float]:
+            kinds = set(plan.schemes.values())
+            if kinds == {"static"}:
+                return 4, 1
+            return (2, 0.004 * len(plan.schemes)) if kinds == {"int4"} else (1, 0)
+
+        found = run(Bench(source, worth))
+        assert [plan.precision for plan in rankings][-1] == "int4"
+        assert rankings[0].needs_data
+        assert found.chosen is not None
+        assert len(found.chosen.plan.schemes) == 2
+        assert found.noises
+
     def test_a_plan_too_slow_to_win_is_not_mended(self, source: Source, rankings: list[Plan]) -> None:
         worth = {"dynamic int8": (3.0, 0.0)}
         bench = Bench(source, lambda plan: worth.get(plan.name, (2.0, 0.5)))
@@ -222,7 +239,7 @@ class TestMending:
 class TestLimits:
     def test_time_that_is_up_leaves_the_best_so_far(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
         bench = Bench(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
-        monkeypatch.setattr(module.time, "monotonic", lambda: bench.clock)
+        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: bench.clock)
         found = run(bench, replace(CONFIG, budget=1.5))
         assert not found.complete
         assert len(bench.attempts) == 2
@@ -231,7 +248,7 @@ class TestLimits:
 
     def test_time_that_is_up_at_once_leaves_nothing(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter(range(100))
-        monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: next(clock))
         found = run(Bench(source, lambda plan: (2.0, 0)), replace(CONFIG, budget=0.5))
         assert (found.chosen, found.trials, found.complete) == (None, (), False)
 

@@ -45,8 +45,8 @@ def chain(spread: Sequence[float]) -> tuple[Any, dict[str, Array]]:
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in (left, right)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(values)) for values in (left, right))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])

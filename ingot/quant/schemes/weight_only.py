@@ -100,7 +100,7 @@ def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FL
         bits; and scales [columns, blocks].
     """
     integers, scales = _blocks(array, bits, block, kept)
-    packed = (integers + (1 << (bits - 1))).astype(np.uint8)
+    packed: Array = (integers + (1 << (bits - 1))).astype(np.uint8)
     if bits == 4:
         packed = packed[..., 0::2] | (packed[..., 1::2] << 4)
     return packed, scales
