@@ -275,6 +275,7 @@ class TestArchives:
     def test_it_is_compared_as_it_is_served(self) -> None:
         made = archive([Made("fp32", 2), Made("int8", 1, requires=OPENVINO)])
         result = ingot.compare(made.variant("fp32"), made.variant("int8"), {"x": RIGHT.inputs["x"]}, batches=(1,))
+        assert result.score_after is not None
         assert result.score_after.value == pytest.approx(1)
         assert set(result.versions) >= {"onnxruntime", "openvino"}
 
