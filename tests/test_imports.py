@@ -38,6 +38,8 @@ BESIDE = {
     ("quant", "ingot.export.lower.aoti"),
     ("quant", "ingot.export.lower.packed"),
     ("quant", "ingot.export.torch_arrays"),
+    # A module is exported on the way.
+    ("quant", "ingot.export"),
     ("arrays", "ingot.tensors"),
     ("cli", "ingot.demo.digits"),
 }

@@ -1,0 +1,69 @@
+"""Peak memory of quantizing a large model, as a multiple of its weights: ``python -m benchmarks.quant.memory``.
+
+The model is exported first; each recipe then runs in a process of its own, while a thread reads its resident memory,
+mapped weights included. Reported is what quantizing adds to a process that has imported the ONNX tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+WIDTH = 4096
+RECIPES = ("weight-int4", "weight-int8", "dynamic-int8", "static-int8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quant.memory", description=__doc__)
+    parser.add_argument("--gib", type=float, default=2.2, help="size of the weights")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        _quantize(options.child, options.recipes)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "large.ingot"
+        _export(options.gib, archive)
+        for recipe in options.recipes.split(","):
+            command = [sys.executable, "-m", __spec__.name, "--child", str(archive), "--recipes", recipe]
+            print(subprocess.run(command, check=True, capture_output=True, text=True).stdout, end="", flush=True)
+
+
+def _export(gib: float, out: Path) -> None:
+    from benchmarks.export_memory import Layers
+    from ingot.export import export_model
+
+    model = Layers(max(1, round(gib * 16))).eval()
+    export_model(model, inputs=f"x:float32[batch,{WIDTH}]", name="large").save(out)
+
+
+def _quantize(archive: Path, recipe: str) -> None:
+    from benchmarks.export_memory import Watch, resident
+    from ingot.model_store import Archive
+    from ingot.quant import QuantConfig, quantize
+    from ingot.quant.config import RECIPES as KINDS
+
+    samples = np.random.default_rng(0).standard_normal((64, WIDTH)).astype(np.float32)
+    weights = Archive.open(archive).variant().size
+    start = resident()
+    watch = Watch()
+    watch.start()
+    config = QuantConfig(recipe=KINDS[recipe](), force=True, batches=(1,))
+    result = quantize(archive, {"x": samples}, config=config, progress=watch.begin)
+    watch.end()
+    stage = max(watch.peaks, key=lambda name: watch.peaks[name])
+    peak = (watch.peaks[stage] - start) / weights
+    small = next(item for item in result.variants if item.serving.recipe is not None).size / weights
+    print(
+        f"{recipe}: {peak:.2f}x the weights of {weights / 2**20:.0f} MiB at most, while: {stage}; result {small:.2f}x"
+    )
+
+
+if __name__ == "__main__":
+    main()

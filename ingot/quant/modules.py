@@ -1,0 +1,50 @@
+"""PyTorch modules as what is quantized: they are exported on the way, with inputs read off the data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot import arrays
+from ingot.errors import InvalidArgument
+from ingot.model_store import Archive
+from ingot.tensors import DType
+
+
+def is_module(model: Any) -> bool:
+    """Tell whether something is a PyTorch module, without importing PyTorch."""
+    return hasattr(model, "forward") and hasattr(model, "state_dict")
+
+
+def exported(model: Any, data: Any) -> Archive:
+    """Return a module's archive.
+
+    Args:
+        model: the module.
+        data: arrays by the names of ``forward``'s parameters, each with all rows along its first axis, or such an
+            ``.npz``.
+
+    Raises:
+        InvalidArgument: the data has no such arrays.
+        ExportError: the module cannot be exported.
+    """
+    from ingot.export import export_model
+
+    held = arrays.load_npz(data) if isinstance(data, str | Path) and str(data).endswith(".npz") else data
+    parameters = list(inspect.signature(model.forward).parameters)
+    if not isinstance(held, Mapping) or not any(name in held for name in parameters):
+        raise InvalidArgument(
+            "to quantize a module, give data as arrays by the names of its inputs "
+            f"({', '.join(parameters)}) or such an .npz; or export it first by ingot.export_model"
+        )
+    inputs = []
+    for name in parameters:
+        if name in held:
+            array = np.asarray(held[name])
+            dims = ",".join(["batch", *map(str, array.shape[1:])])
+            inputs.append(f"{name}:{DType.of(array).torch_name}[{dims}]")
+    return export_model(model, inputs=inputs, name=type(model).__name__.lower())
