@@ -145,6 +145,9 @@ def _options(threads: int) -> dict[str, Any]:
         # weights to int8: faster, but no longer the answers that the variant was proved with.
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        # It keeps code for every shape of input that it meets: up to 5000 pieces by default, which was 1.3 GB and
+        # growing after 400 shapes of a model of 23 MB. With 1000 it stayed at 0.6 GB, and was no slower.
+        "CPU_RUNTIME_CACHE_CAPACITY": 1000,
     }
 
 
