@@ -216,6 +216,20 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
     assert np.array_equal(load(other).run({"x": x})["y"], whole.run({"x": x})["y"])
 
 
+def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model" / "graph"
+    path.parent.mkdir()
+    onnx.save(onnx.load(onnx_models.slow(tmp_path, repeats=1)), path, save_as_external_data=True, location="weight")
+    (path.parent / "weight").rename(tmp_path / "weight")
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = "../weight"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidArgument, match="outside the base directory"):
+        load(path)
+
+
 def test_two_engines_at_once(tmp_path: Path) -> None:
     path = onnx_models.slow(tmp_path, repeats=4)
     inputs = [RNG.standard_normal((rows, 1024)).astype(np.float32) for rows in (1, 3)]
