@@ -36,7 +36,6 @@ class Made:
     """A program of fewer bits, and which layers it has."""
 
     program: Program
-    precision: str
     layers: tuple[Layer, ...] = ()
     audit: Audit | None = None
 
@@ -79,6 +78,11 @@ def find_original(archive: Archive, program: Variant) -> Variant:
     """Return what results are measured against: the model in ONNX, or the program itself where there is none."""
     floats = (item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx")
     return next(floats, program)
+
+
+def name_of(recipe: Recipe) -> str:
+    """Return the name of a recipe's variant."""
+    return f"{recipe.precision}-aoti"
 
 
 def load(variant: Variant, threads: int | None) -> Engine:
@@ -135,7 +139,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
         InvalidArgument: the archive has such a variant already.
     """
     made, packed = found.made, found.packed
-    name = packing.free_name(task.archive, f"{made.precision}-aoti")
+    name = packing.free_name(task.archive, name_of(recipe))
     made_with = ("ingot", "torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
     notes = (*task.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
     head = packing.head(task, name, found.comparison, made_with)
@@ -145,7 +149,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
         name=task.archive.name,
         variant=name,
         format=packed.format,
-        precision=made.precision,
+        precision=recipe.precision,
         signature=task.parent.signature,
         requires=packed.requires,
         recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
@@ -162,7 +166,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
 def _make(task: Task, program: Program, recipe: Recipe) -> Made:
     keep = (*task.config.keep, *recipe.keep)
     if isinstance(recipe, HalfRecipe):
-        return Made(half.convert(program, _half(recipe), keep=keep), recipe.precision)
+        return Made(half.convert(program, _half(recipe), keep=keep))
     if not isinstance(recipe, PT2EInt8):
         raise InvalidArgument(f"the recipe '{recipe.name}' cannot be compiled")
     samples = task.bench.calibration or task.bench.evaluation
@@ -176,7 +180,7 @@ def _make(task: Task, program: Program, recipe: Recipe) -> Made:
         )
         for name, node in graph.find(exported.unguarded(program.exported).graph).items()
     )
-    return Made(made.program, "int8", layers, Audit(quantized=made.operators))
+    return Made(made.program, layers, Audit(quantized=made.operators))
 
 
 def _half(recipe: HalfRecipe) -> torch.dtype:

@@ -14,28 +14,20 @@ from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import halves, packing
 from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
+from ingot.quant.given import Given, prepare
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.report import Report
 from ingot.quant.report.words import mean
-from ingot.quant.samples import Data, Samples
+from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
-from ingot.quant.synthetic import synthetic
 from ingot.quant.trial import FASTER, Workbench
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
 Verdict = Literal["quantized", "nothing faster", "budget broken"]
-
-# Rows that ranges are learnt from; more change nothing.
-_CALIBRATION = 256
-# Rows that the metric is taken of.
-_EVALUATION = 2048
-# With fewer rows than this, all serve for both.
-_FEW = 16
-_GENERATED = 64
 
 
 @dataclass(frozen=True)
@@ -53,23 +45,6 @@ class Quantized:
     report: Report
     verdict: Verdict
     reason: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """The samples that a quantization works with.
-
-    Attributes:
-        calibration: what ranges are learnt from; None without data.
-        evaluation: what the metric is taken of.
-        held_out: whether the two have no row in common.
-        notes: what should be known of them.
-    """
-
-    calibration: Samples | None
-    evaluation: Samples
-    held_out: bool
-    notes: tuple[str, ...] = ()
 
 
 def quantize(
@@ -120,15 +95,19 @@ def run(
 ) -> Quantized:
     """Do what :func:`quantize` does, and return the report and the verdict too."""
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
+    if journal is not None and not journal.parent.is_dir():
+        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
     original = archive if isinstance(archive, Archive) else Archive.open(archive)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     if config.recipe is not None and config.recipe.compiles:
         return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
+    for precision in (config.recipe.precision,) if config.recipe else ("int8", "int4"):
+        packing.free_name(local, precision)  # told before the work, not after
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
-    given = _given(source.variant, data, validate, transform, config, metric)
+    given = prepare(source.variant, data, validate, transform, config, metric)
     with contextlib.closing(
         Workbench(
             source,
@@ -140,10 +119,10 @@ def run(
             progress=progress,
         )
     ) as bench:
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.notes)
+        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         if isinstance(config.recipe, HalfRecipe):
-            report, result = halves.add(work, config.recipe, progress)
-            return Quantized(result, report, "quantized", "")
+            report, result, fault = halves.add(work, config.recipe, progress)
+            return Quantized(result, report, "quantized", fault)
         if config.recipe is not None:
             found, reason = _named(bench, config.recipe, config, progress)
             report, added = packing.add(work, found, progress)
@@ -174,9 +153,10 @@ def _compile(
             raise
         raise missing_package("torch", "compiling models", "export") from error
     program = compiled.find_program(archive, recipe, config)
+    packing.free_name(archive, compiled.name_of(recipe))  # told before the work, not after
     original = compiled.find_original(archive, program)
     metric = parse_metric(config.metric, original.signature)
-    given = _given(original, *sources, config, metric)
+    given = prepare(original, *sources, config, metric)
     bench = Bench(
         original,
         compiled.load(original, config.threads),
@@ -188,7 +168,7 @@ def _compile(
         progress=progress,
     )
     with contextlib.closing(bench):
-        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.notes)
+        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         found = compiled.attempt(task, program, recipe, progress)
         faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
         report, added = compiled.add(task, program, recipe, found, first=not faults)
@@ -200,51 +180,6 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
     if not floats:
         raise InvalidArgument(f"'{archive.name}' has no floating-point variant of format 'onnx' to quantize")
     return floats[0]
-
-
-def _given(
-    variant: Variant,
-    data: Data | None,
-    validate: Data | None,
-    transform: str | None,
-    config: QuantConfig,
-    metric: Metric,
-) -> Given:
-    if data is None and validate is None:
-        return _generated(variant, config, metric)
-    signature = variant.signature
-    main = Samples.read(signature, data, transform=transform) if data is not None else None
-    other = (
-        Samples.read(signature, validate, transform=transform, purpose="validation data")
-        if validate is not None
-        else None
-    )
-    notes = (*(main.notes if main else ()), *(other.notes if other else ()))
-    if main is None and config.recipe is not None and config.recipe.needs_data:
-        raise InvalidArgument(f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data")
-    if other is not None:
-        metric.check(other)
-        calibration = main.take(_CALIBRATION, config.seed) if main else None
-        return Given(calibration, other.take(_EVALUATION, config.seed), True, notes)
-    if main is None:
-        raise InvalidArgument("there is no data")
-    metric.check(main)
-    if main.rows < _FEW:
-        return Given(main, main, False, (*notes, f"all {main.rows} samples served for calibration and for the metric"))
-    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
-    return Given(first, second.take(_EVALUATION, config.seed), True, notes)
-
-
-def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Given:
-    if config.recipe is not None and config.recipe.needs_data:
-        raise InvalidArgument(
-            f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or take dynamic-int8"
-        )
-    if metric.labels is not None:
-        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
-    goldens = [golden.inputs for golden in variant.goldens()]
-    samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
-    return Given(None, samples, False, ("measured on generated inputs alone: give real ones to be sure",))
 
 
 def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
@@ -284,7 +219,7 @@ def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Q
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
     if drop > config.max_drop + 1e-9:
-        found.append(f"loses {drop:.4g} of the metric, more than the {config.max_drop:g} allowed")
+        found.append(packing.loss(drop, config.max_drop))
     if found and not config.force:
         raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(found)}; force keeps it (--force)")
     return found
@@ -293,6 +228,10 @@ def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Q
 def _verdict(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
     if found.chosen is not None:
         return "quantized", ""
+    if not found.trials:
+        return "nothing faster", (
+            "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
+        )
     fast = [trial for trial in found.trials if not trial.failure and trial.speed >= FASTER]
     if not fast:
         return "nothing faster", "no candidate is faster than the original on this machine"
@@ -316,4 +255,5 @@ def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig)
         "batches": list(config.batches),
         "threads": config.threads,
         "machine": devices.describe(),
+        "versions": packing.provenance(source.variant, ()).versions,
     }
