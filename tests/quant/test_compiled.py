@@ -171,7 +171,7 @@ class TestHalf:
             quantize(program, {"image": IMAGES}, config=config(Float16(device="cpu")))
 
     def test_a_device_that_there_is_not(self) -> None:
-        with pytest.raises(InvalidArgument, match="'tpu'; there are: cuda, any, cpu"):
+        with pytest.raises(InvalidArgument, match="'tpu'; it must be one of cuda, any, cpu"):
             BFloat16(device="tpu")  # type: ignore[arg-type]
 
 
