@@ -60,7 +60,9 @@ def _quantize(archive: Path, recipe: str) -> None:
     stage = max(watch.peaks, key=lambda name: watch.peaks[name])
     peak = (watch.peaks[stage] - start) / weights
     small = next(item for item in result.variants if item.serving.recipe is not None).size / weights
-    print(f"{recipe}: {peak:.2f}x the weights of {weights / 2**20:.0f} MiB at most, while: {stage}; result {small:.2f}x")
+    print(
+        f"{recipe}: {peak:.2f}x the weights of {weights / 2**20:.0f} MiB at most, while: {stage}; result {small:.2f}x"
+    )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from ingot.quant.trial import FASTER, Trial, Workbench
 # Finalists are timed anew, longer and side by side.
 _FINALISTS = 3
 _FINAL_TIMING = 0.5
+# How many of the fastest are tried with one scale a tensor.
+_COARSENED = 2
 # Speeds closer than this are equal; then the more exact one wins.
 _EQUAL = 1.03
 
@@ -87,6 +89,7 @@ class Search:
                 break
             if not trial.holds(self._config.max_drop):
                 self._mend(trial)
+        self._coarsen()
 
     @property
     def _has_data(self) -> bool:
@@ -136,6 +139,13 @@ class Search:
     def _check_time(self) -> None:
         if self._end is not None and time.monotonic() > self._end:
             raise _TimeUp
+
+    def _coarsen(self) -> None:
+        """Try one scale a tensor for the fastest that hold: fewer factors to apply, at some loss."""
+        good = sorted(filter(self._good, self._trials.values()), key=lambda trial: -trial.speed)
+        for trial in good[:_COARSENED]:
+            if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
+                self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale a tensor"))
 
     def _mend(self, broken: Trial) -> None:
         """Try forms of a plan that may hold."""

@@ -22,11 +22,10 @@ class Affine:
     def of(cls, low: float, high: float, dtype: ir.DataType) -> Affine:
         """Return the conversion that spends all integers on ``low`` to ``high``; zero is met exactly."""
         low, high = min(low, 0.0), max(high, 0.0)
-        if dtype is ir.DataType.INT8:  # symmetric
-            return cls(max(-low, high, 1e-12) / 127, 0, dtype)
-        top = 65535 if dtype is ir.DataType.UINT16 else 255
-        scale = max(high - low, 1e-12) / top
-        return cls(scale, int(np.clip(round(-low / scale), 0, top)), dtype)
+        bottom = -128 if dtype is ir.DataType.INT8 else 0
+        steps = 65535 if dtype is ir.DataType.UINT16 else 255
+        scale = max(high - low, 1e-12) / steps
+        return cls(scale, bottom + int(np.clip(round(-low / scale), 0, steps)), dtype)
 
 
 def channel_scales(array: Array, axis: int | None) -> Array:
