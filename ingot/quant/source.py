@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant, onnx_graph
@@ -47,8 +48,15 @@ class Source:
         return tuple(layer.name for layer in self.layers)
 
     def model(self) -> ir.Model:
-        """Return the graph, to be changed at will. Its large weights are mapped from their files."""
-        return onnx_graph.load(self.path)
+        """Return the graph, to be changed at will. Its large weights are mapped from their files.
+
+        All its constants are initializers, and the types of its values are known as far as ONNX can tell them.
+        """
+        model = onnx_graph.load(self.path)
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        if any(value.dtype is None for node in model.graph for value in node.outputs):
+            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        return model
 
     def by_name(self, model: ir.Model) -> dict[str, Layer]:
         """Return the layers of a graph that :meth:`model` gave."""
