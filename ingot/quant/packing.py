@@ -28,8 +28,6 @@ from ingot.runtime import devices
 
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
-# Models larger than this are not computed twice to learn how much noise each layer adds.
-_LARGEST_RANKED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
 
 def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, found now if the search had no need of it."""
-    if found.noises or work.parent.size > _LARGEST_RANKED or not found.complete:
+    if found.noises or work.bench.large or not found.complete:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
     return sensitivity.rank(
