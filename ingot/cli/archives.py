@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.output import duration, note, print_json, progress, say, size, stdout
+from ingot.cli.output import duration, note, print_json, printable, progress, say, size, stdout
 from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Store, Variant
-    from ingot.model_store.manifest import Agreement
+    from ingot.model_store.manifest import Agreement, MetricEvidence
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -58,7 +58,7 @@ def inspect(
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant), _evidence(variant))
-    stdout.print(table)
+    stdout.print(table, markup=False)
     provenance = archive.variant().serving.provenance
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 
@@ -164,7 +164,18 @@ def _latency(variant: Variant) -> str:
 def _evidence(variant: Variant) -> str:
     evidence = variant.serving.evidence
     lines = [f"{item.tensor}: error {item.error:.1e} in {item.cases} cases" for item in evidence.parity]
-    return "\n".join(lines + [_agreement(item) for item in evidence.agreement])
+    if evidence.metric is not None:
+        lines.append(_metric(evidence.metric))
+    if evidence.holds is False:
+        lines.append("does not keep its accuracy budget")
+    needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine")}
+    lines += [f"{name}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
+    return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))
+
+
+def _metric(item: MetricEvidence) -> str:
+    held = "held-out " if item.held_out else "" if item.data else "generated "
+    return f"{item.name}: {item.after.value:.4f}, the original {item.before.value:.4f}, on {item.rows} {held}samples"
 
 
 def _agreement(item: Agreement) -> str:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_out, describe, open_archive
-from ingot.cli.output import note, print_json, progress, say, size, stdout
+from ingot.cli.output import note, print_json, printable, progress, say, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.quant import Quantized
     from ingot.quant.config import Recipe
-    from ingot.quant.report import Candidate
+    from ingot.quant.report import Candidate, Report
 
 # What the command's exit code says beside success and errors.
 NOTHING = 3
+# Characters of a reason that is shown; some engines name all of their source.
+_MOST = 160
 
 
 def quantize(
@@ -120,6 +122,8 @@ def quantize(
         )
     else:
         _show(result, out)
+    if report is not None:
+        note(f"the report is in {report}")
     if result.verdict == "budget broken" or (strict and result.verdict == "nothing faster"):
         raise typer.Exit(NOTHING)
 
@@ -172,15 +176,9 @@ def seconds(text: str) -> float:
 
 
 def _show(result: Quantized, out: Path) -> None:
-    from rich.table import Table
-
     report = result.report
     if len(report.candidates) > 1:
-        table = Table("candidate", "speed-up", f"drop of {report.metric}", "size", "")
-        for item in sorted(report.candidates, key=lambda item: -_speed(item)):
-            mark = "chosen" if item.chosen else item.rejected
-            table.add_row(item.name, f"{_speed(item):.2f}x", _drop(item), size(item.size), mark)
-        stdout.print(table)
+        _show_candidates(report)
     for remark in report.notes:
         note(f"note: {remark}")
     if report.audit is not None and report.audit.floats:
@@ -194,26 +192,49 @@ def _show(result: Quantized, out: Path) -> None:
     _show_result(result, out)
 
 
+def _show_candidates(report: Report) -> None:
+    """Print what was tried, the fastest first: without intervals and whole reasons, which the report has."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from ingot.quant.report.words import mean, number, times
+
+    title = Text(printable(f"{report.metric} may drop by {report.budget:g}"))
+    table = Table("candidate", "speed-up", "drop", "size", "", title=title, title_justify="left", title_style="")
+    failures: dict[str, str] = {}
+    for item in sorted(report.candidates, key=lambda item: -(mean(item.speedups.values()) or 0)):
+        drop = number(item.drop.value) if item.drop is not None else ""
+        speed = times(mean(item.speedups.values()))
+        if not item.latency:
+            failures.setdefault(item.rejected, item.name)
+        table.add_row(item.name, speed, drop, size(item.size) if item.size else "", _mark(item))
+    stdout.print(table, markup=False)
+    for reason, name in failures.items():
+        note(f"note: {name} failed: {reason if len(reason) <= _MOST else f'{reason[:_MOST]}...'}")
+
+
+def _mark(item: Candidate) -> str:
+    """Return what became of a candidate in a word or two."""
+    if item.chosen:
+        return "chosen"
+    if not item.latency:
+        return "failed"
+    return "" if not item.rejected else "not faster" if item.holds else "loses too much"
+
+
 def _show_result(result: Quantized, out: Path) -> None:
+    from ingot.quant.report.words import number
+
     report, chosen = result.report, result.report.chosen
     if report.before is not None and report.after is not None:
         held = "held-out " if report.data.held_out else ""
-        note(
-            f"{report.metric}: {report.before.value:.4f} before, {report.after.value:.4f} after "
-            f"(95 %: {report.after.low:.4f} to {report.after.high:.4f}), on {report.data.evaluation_rows} {held}samples"
+        before, after, low, high = map(
+            number, (report.before.value, report.after.value, report.after.low, report.after.high)
         )
+        rows = f"{report.data.evaluation_rows} {held}samples"
+        note(f"{report.metric}: {before} before, {after} after (95 %: {low} to {high}), on {rows}")
     if chosen is not None and chosen.speedups:
         speedups = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in chosen.speedups.items())
         note(f"speed against the original: {speedups}")
     variant = result.archive.variant(report.variant)
     say(f"{out}: {result.archive.name}, {variant.name} {size(variant.size)} beside the original {size(report.size)}")
-
-
-def _speed(item: Candidate) -> float:
-    from ingot.quant.report.words import mean
-
-    return mean(item.speedups.values()) or 0.0
-
-
-def _drop(item: Candidate) -> str:
-    return "" if item.drop is None else f"{item.drop.value:.4f} ({item.drop.low:.4f} to {item.drop.high:.4f})"

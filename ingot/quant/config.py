@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ingot.errors import InvalidArgument
 from ingot.quant.plan import EngineName, Plan, Scheme, fitting
@@ -20,13 +20,26 @@ class Recipe:
 
     Attributes:
         keep: layers that stay in floating point, by name, or by a prefix that ends at a dot.
+
+    Raises:
+        InvalidArgument: an option has a value that it does not take.
     """
 
     name: ClassVar[str]
+    precision: ClassVar[str]
     version: ClassVar[int] = 1
     needs_data: ClassVar[bool] = False
 
     keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
+        for item in fields(self):
+            value, choices = getattr(self, item.name), get_args(kinds[item.name])
+            if get_origin(kinds[item.name]) is Literal and value not in choices:
+                raise InvalidArgument(
+                    f"{item.name} of {self.name} is '{value}'; it must be one of {', '.join(choices)}"
+                )
 
     def record(self) -> dict[str, Any]:
         """Return the recipe as it is noted in archives."""
@@ -37,6 +50,7 @@ class Recipe:
 class LayerRecipe(Recipe):
     """A recipe that gives each layer a scheme."""
 
+    precision: ClassVar[str] = "int8"
     schemes: ClassVar[tuple[Scheme, ...]]
     per_channel: bool = True
 
@@ -77,6 +91,7 @@ class StaticInt8(LayerRecipe):
     correct: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.migrate <= 1:
             raise InvalidArgument(f"migrate is {self.migrate}; it must be from 0 to 1")
 
@@ -119,6 +134,7 @@ class WeightInt8(LayerRecipe):
     block: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block not in (16, 32, 64, 128, 256):
             raise InvalidArgument(f"the block is {self.block}; it must be 16, 32, 64, 128 or 256")
 
@@ -131,6 +147,7 @@ class WeightInt4(WeightInt8):
     """Weights of matrix products in 4 bits, of embeddings in 8. Needs no data."""
 
     name: ClassVar[str] = "weight-int4"
+    precision: ClassVar[str] = "int4"
     schemes: ClassVar[tuple[Scheme, ...]] = ("int4",)
 
     block: int = 32
@@ -148,8 +165,6 @@ class HalfRecipe(Recipe):
         device: ``cuda``: weights and activations in half precision where that loses little, for GPUs; ``any``: weights
             are stored in half precision and computed with in float32, at float32's speed and half the size.
     """
-
-    precision: ClassVar[str]
 
     device: Literal["cuda", "any"] = "cuda"
 
@@ -212,10 +227,18 @@ class QuantConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
+        if self.recipe is not None and not isinstance(self.recipe, Recipe):
+            raise InvalidArgument(
+                f"{self.recipe!r} is no recipe; give one such as StaticInt8(), or None to try them all"
+            )
         if not self.max_drop >= 0:
             raise InvalidArgument(f"the largest drop is {self.max_drop}; it cannot be below 0")
         if not self.batches or min(self.batches) < 1:
             raise InvalidArgument(f"the batch sizes are {list(self.batches)}; give one or more, each 1 or more")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidArgument(f"{self.threads} threads cannot run a model; give 1 or more, or None for one a core")
+        if self.seed < 0:
+            raise InvalidArgument(f"the seed is {self.seed}; it cannot be below 0")
         for engine in self.engines if self.engines is not None else ():
             if engine not in ENGINES:
                 raise InvalidArgument(f"there is no engine '{engine}' to quantize for; there are: {', '.join(ENGINES)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -17,6 +19,7 @@ from ingot.quant.packing import Work
 from ingot.quant.report import Candidate, Report, Score
 from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
+from ingot.quant.trial import ROUNDING
 from ingot.runtime import devices, load_engine
 
 # Sums in half precision depend on the order that a GPU takes them in.
@@ -24,10 +27,20 @@ _GOLDEN_TOLERANCE = 0.1
 _TIMING = 0.3
 
 
-def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+@dataclass(frozen=True)
+class _Times:
+    """Latencies by batch, where the variant can run on this machine; notes say where it cannot."""
+
+    baseline: tuple[BatchLatency, ...] = ()
+    latency: tuple[BatchLatency, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive, str]:
     """Add a variant in half precision to an archive, behind those that are there.
 
     Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
+    Returned are the report, the archive, and what is wrong with the variant where that is forced.
 
     Raises:
         QuantizationError: nothing can be converted, or the metric loses more than was asked.
@@ -42,18 +55,18 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         progress("Measuring")
         comparison, outputs = work.bench.compare(engine)
         goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
-    holds = comparison.drop.value <= work.config.max_drop + 1e-9
-    if not holds and not work.config.force:
-        raise QuantizationError(
-            f"the result of '{recipe.name}' loses {comparison.drop.value:.4g} of the metric, more than the "
-            f"{work.config.max_drop:g} allowed; keep layers in float32, or force it (--force)"
-        )
+    holds = comparison.drop.value <= work.config.max_drop + ROUNDING
+    fault = "" if holds else packing.loss(comparison.drop.value, work.config.max_drop)
+    if fault and not work.config.force:
+        raise QuantizationError(f"the result of '{recipe.name}' {fault}; keep layers in float32, or force it (--force)")
     graph, weights = onnx_graph.pack(model, work.blobs)
-    baseline, latency, notes = _latency(work, recipe, work.blobs.path(graph))
+    times = _time(work, recipe, work.blobs.path(graph))
     size = graph.size + sum(item.size for item in weights)
     name = packing.free_name(work.archive, recipe.precision)
-    everything = (*work.notes, *halved.notes, *notes)
-    summary = _report(work, recipe, name, size, comparison, everything)
+    notes = (*work.notes, *halved.notes, *times.notes)
+    summary = _report(work, recipe, name, size, comparison, times).model_copy(
+        update={"outputs": outputs, "notes": notes}
+    )
     serving = Serving(
         name=work.archive.name,
         variant=name,
@@ -64,18 +77,19 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         recipe={**recipe.record(), "operators": dict(halved.operators)},
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
-        provenance=packing.provenance(work.parent, everything),
+        provenance=packing.provenance(work.parent, notes),
         evidence=Evidence(
             machine=devices.describe(),
-            baseline=baseline,
-            latency=latency,
+            baseline=times.baseline,
+            latency=times.latency,
             agreement=outputs,
             holds=holds,
             metric=packing.metric_evidence(work, comparison),
         ),
     )
     added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
-    return summary, Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    return summary, archive, fault
 
 
 def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
@@ -88,36 +102,33 @@ def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool =
     return convert(model, dtype, [layers[name].node for name in kept])
 
 
-def _latency(
-    work: Work, recipe: HalfRecipe, path: object
-) -> tuple[tuple[BatchLatency, ...], tuple[BatchLatency, ...], tuple[str, ...]]:
+def _time(work: Work, recipe: HalfRecipe, path: Path) -> _Times:
     """Time the variant beside the original where it can run."""
-    from pathlib import Path
-
     device = "cuda" if recipe.device == "cuda" else "cpu"
     if device == "cuda" and not devices.has_cuda():
-        return (), (), ("made for GPUs and not timed, as this machine has none",)
+        return _Times(notes=("made for GPUs and not timed, as this machine has none",))
     with contextlib.ExitStack() as stack:
         engines = [
-            stack.enter_context(
-                contextlib.closing(load_engine(Path(str(item)), device=device, threads=work.config.threads))
-            )
+            stack.enter_context(contextlib.closing(load_engine(item, device=device, threads=work.config.threads)))
             for item in (work.bench.source.path, path)
         ]
         baseline, latency = work.bench.time(engines, _TIMING)
-    return baseline, latency, ()
+    return _Times(baseline, latency)
 
 
-def _report(
-    work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, notes: tuple[str, ...]
-) -> Report:
+def _report(work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
+    before = {item.rows: item.seconds for item in times.baseline}
     candidate = Candidate(
         name=recipe.name,
         recipe=recipe.record(),
         size=size,
+        latency=times.latency,
+        speedups={item.rows: before[item.rows] / item.seconds for item in times.latency},
         score=Score.of(comparison.after),
         drop=Score.of(comparison.drop),
-        holds=comparison.drop.value <= work.config.max_drop,
+        holds=comparison.drop.value <= work.config.max_drop + ROUNDING,
         chosen=True,
     )
-    return packing.head(work, name, comparison).model_copy(update={"candidates": (candidate,), "notes": notes})
+    return packing.head(work, name, comparison).model_copy(
+        update={"candidates": (candidate,), "baseline": times.baseline}
+    )

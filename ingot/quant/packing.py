@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 from ingot.errors import InvalidArgument
@@ -19,6 +20,7 @@ from ingot.quant.plan import LABELS, Plan
 from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score
 from ingot.quant.report.page import html
 from ingot.quant.report.view import text
+from ingot.quant.samples import Samples
 from ingot.quant.search import Found
 from ingot.quant.sensitivity import Noise
 from ingot.quant.trial import FASTER, Trial, Workbench
@@ -41,6 +43,7 @@ class Work:
         config: what was asked.
         metric: the metric's name.
         held_out: whether nothing was learnt from the rows that the metric was taken of.
+        generated: whether those are made up.
         notes: what should be known.
     """
 
@@ -50,7 +53,13 @@ class Work:
     config: QuantConfig
     metric: str
     held_out: bool
+    generated: bool
     notes: tuple[str, ...]
+
+    @property
+    def data(self) -> str:
+        """The digest of what the metric was taken of; empty if that is made up."""
+        return "" if self.generated else self.bench.evaluation.digest
 
     @property
     def parent(self) -> Variant:
@@ -95,11 +104,20 @@ def free_name(archive: Archive, precision: str) -> str:
     Raises:
         InvalidArgument: the archive has one of that name.
     """
-    if any(variant.name == precision for variant in archive.variants):
+    for variant in archive.variants:
+        if variant.name != precision:
+            continue
+        if variant.serving.recipe is None:
+            raise InvalidArgument(f"'{archive.name}' is in {precision} already")
         raise InvalidArgument(
             f"'{archive.name}' has a variant '{precision}' already; quantize the archive that it was made from"
         )
     return precision
+
+
+def loss(drop: float, budget: float) -> str:
+    """Return what is wrong with a result that is less exact than was asked, as a clause."""
+    return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
 
 
 def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
@@ -129,8 +147,8 @@ def head(work: Work, variant: str, comparison: Comparison | None) -> Report:
         machine=devices.describe(),
         versions=made.versions,
         data=DataRecord(
-            digest=evaluation.digest if calibration else "",
-            source=calibration.where.removeprefix(" in ") if calibration else "",
+            digest=work.data,
+            source="" if work.generated else _origin(calibration or evaluation),
             calibration_rows=calibration.rows if calibration else 0,
             evaluation_rows=evaluation.rows,
             held_out=work.held_out,
@@ -257,8 +275,13 @@ def metric_evidence(work: Work, values: Comparison | None) -> MetricEvidence | N
         budget=work.config.max_drop,
         rows=work.bench.evaluation.rows,
         held_out=work.held_out,
-        data=work.bench.evaluation.digest if work.bench.calibration else "",
+        data=work.data,
     )
+
+
+def _origin(samples: Samples) -> str:
+    """Return the name of the file or folder that data came from: where on this machine it lay is nobody's business."""
+    return Path(samples.where.removeprefix(" in ")).name or "data in memory"
 
 
 def _interval(score: Value) -> Interval:

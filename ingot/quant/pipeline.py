@@ -60,13 +60,15 @@ class Given:
     Attributes:
         calibration: what ranges are learnt from; None without data.
         evaluation: what the metric is taken of.
-        held_out: whether the two have no row in common.
+        held_out: whether nothing is learnt from the latter.
+        generated: whether they are made up.
         notes: what should be known of them.
     """
 
     calibration: Samples | None
     evaluation: Samples
-    held_out: bool
+    held_out: bool = True
+    generated: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -118,10 +120,14 @@ def run(
 ) -> Quantized:
     """Do what :func:`quantize` does, and return the report and the verdict too."""
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
+    if journal is not None and not journal.parent.is_dir():
+        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
     original = archive if isinstance(archive, Archive) else Archive.open(archive)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     source = Source(_parent(local, config))
+    for precision in (config.recipe.precision,) if config.recipe else ("int8", "int4"):
+        packing.free_name(local, precision)  # told before the work, not after
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
     given = _given(source, data, validate, transform, config, metric)
@@ -136,10 +142,10 @@ def run(
             progress=progress,
         )
     ) as bench:
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.notes)
+        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         if isinstance(config.recipe, HalfRecipe):
-            report, result = halves.add(work, config.recipe, progress)
-            return Quantized(result, report, "quantized", "")
+            report, result, fault = halves.add(work, config.recipe, progress)
+            return Quantized(result, report, "quantized", fault)
         if config.recipe is not None:
             found, reason = _named(bench, config.recipe, config, progress)
             report, added = packing.add(work, found, progress)
@@ -179,31 +185,53 @@ def _given(
         else None
     )
     notes = (*(main.notes if main else ()), *(other.notes if other else ()))
-    if main is None and config.recipe is not None and config.recipe.needs_data:
-        raise InvalidArgument(f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data")
     if other is not None:
-        metric.check(other)
-        calibration = main.take(_CALIBRATION, config.seed) if main else None
-        return Given(calibration, other.take(_EVALUATION, config.seed), True, notes)
+        return _validated(main, other, config, metric, notes)
     if main is None:
         raise InvalidArgument("there is no data")
     metric.check(main)
     if main.rows < _FEW:
-        return Given(main, main, False, (*notes, f"all {main.rows} samples served for calibration and for the metric"))
+        notes = (*notes, f"all {main.rows} samples served for calibration and for the metric")
+        return Given(main, main, held_out=False, notes=notes)
     first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
-    return Given(first, second.take(_EVALUATION, config.seed), True, notes)
+    return Given(first, second.take(_EVALUATION, config.seed), notes=notes)
 
 
-def _generated(source: Source, config: QuantConfig, metric: Metric) -> Given:
+def _validated(
+    main: Samples | None, other: Samples, config: QuantConfig, metric: Metric, notes: tuple[str, ...]
+) -> Given:
+    """Return what is there where data for the metric is given apart."""
+    metric.check(other)
+    evaluation = other.take(_EVALUATION, config.seed)
+    if main is None:
+        _check_recipe(config)
+        return Given(None, evaluation, notes=(*notes, *_without_data(config)))
+    same = main.digest == other.digest
+    if same:
+        notes = (*notes, "the metric was taken of the data that ranges were learnt from")
+    return Given(main.take(_CALIBRATION, config.seed), evaluation, held_out=not same, notes=notes)
+
+
+def _check_recipe(config: QuantConfig) -> None:
     if config.recipe is not None and config.recipe.needs_data:
         raise InvalidArgument(
             f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or take dynamic-int8"
         )
+
+
+def _without_data(config: QuantConfig) -> tuple[str, ...]:
+    told = "recipes that learn ranges from data were not tried: there is no calibration data"
+    return (told,) if config.recipe is None else ()
+
+
+def _generated(source: Source, config: QuantConfig, metric: Metric) -> Given:
+    _check_recipe(config)
     if metric.labels is not None:
         raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
     goldens = [golden.inputs for golden in source.variant.goldens()]
     samples = synthetic(source.signature, _GENERATED, config.seed, goldens)
-    return Given(None, samples, False, ("measured on generated inputs alone: give real ones to be sure",))
+    notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
+    return Given(None, samples, held_out=False, generated=True, notes=notes)
 
 
 def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
@@ -241,13 +269,17 @@ def _faults(trial: Trial, config: QuantConfig) -> list[str]:
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in trial.speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
     if not trial.holds(config.max_drop):
-        found.append(f"loses {trial.drop:.4g} of the metric, more than the {config.max_drop:g} allowed")
+        found.append(packing.loss(trial.drop, config.max_drop))
     return found
 
 
 def _verdict(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
     if found.chosen is not None:
         return "quantized", ""
+    if not found.trials:
+        return "nothing faster", (
+            "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
+        )
     fast = [trial for trial in found.trials if not trial.failure and trial.speed >= FASTER]
     if not fast:
         return "nothing faster", "no candidate is faster than the original on this machine"
@@ -271,4 +303,5 @@ def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig)
         "batches": list(config.batches),
         "threads": config.threads,
         "machine": devices.describe(),
+        "versions": packing.provenance(source.variant, ()).versions,
     }

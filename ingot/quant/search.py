@@ -21,10 +21,10 @@ from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
 
 # Finalists are timed anew, longer and side by side.
-_FINALISTS = 3
+_FINALISTS = 4
 _FINAL_TIMING = 0.5
 # How many of the fastest are tried with one scale a tensor.
-_COARSENED = 2
+_COARSENED = 3
 # Speeds closer than this are equal; then the more exact one wins.
 _EQUAL = 1.03
 

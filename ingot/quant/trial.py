@@ -24,6 +24,8 @@ from ingot.tensors import Array
 
 # A candidate is not taken for faster unless it is so by more than timing leaves open.
 FASTER = 1.02
+# What rounding leaves open of a metric's drop is let pass.
+ROUNDING = 1e-9
 # Seconds for each batch size and model while candidates are tried.
 _TIMING = 0.15
 
@@ -69,8 +71,8 @@ class Trial:
         return self.comparison.drop.value if self.comparison is not None else math.inf
 
     def holds(self, budget: float) -> bool:
-        """Tell whether the metric's drop is within a budget; what rounding leaves open is let pass."""
-        return self.drop <= budget + 1e-9
+        """Tell whether the metric's drop is within a budget."""
+        return self.drop <= budget + ROUNDING
 
 
 @dataclass(frozen=True)

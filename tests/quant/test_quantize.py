@@ -1,233 +1,399 @@
+"""``ingot.quantize`` as a user calls it: what comes back, what it is worth, and what its evidence says."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
-from ingot.quant.recipes import static_int8
-from onnx import TensorProto, helper, numpy_helper
 
+import ingot
 from ingot.demo.digits import Data, Digits, predict
-from ingot.errors import InvalidArgument, NotFound, QuantizationError
-from ingot.export import export_model
-from ingot.model_store import Archive
-from ingot.quant import StaticInt8, quantize
-from ingot.runtime import load_engine
+from ingot.errors import InvalidArgument, QuantizationError
+from ingot.model_store import Archive, manifest
+from ingot.quant import DynamicInt8, QuantConfig, Quantized, StaticInt8, WeightInt4, WeightInt8
+from ingot.quant import run as quantize
+from ingot.quant.config import RECIPES, Recipe
+from ingot.quant.report import DOCUMENT, Report
 from ingot.tensors import Array
-from tests import onnx_models
+from tests.quant import small_models
+from tests.quant.small_models import make_faster, rows, run, sentences
 
-RNG = np.random.default_rng(0)
-
-
-def matmul(folder: Path, dtype: type[np.floating[Any]] = np.float32) -> Path:
-    """y = x weight, [batch, 8] to [batch, 4]; its one node is called 'product'."""
-    weight = numpy_helper.from_array(RNG.standard_normal((8, 4)).astype(dtype), "weight")
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    node = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
-    return onnx_models.save(
-        folder / "matmul.onnx", [node], [("x", kind, ("batch", 8))], [("y", kind, ("batch", 4))], [weight]
-    )
+FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 
 
-@pytest.fixture(scope="module")
-def product(tmp_path_factory: pytest.TempPathFactory) -> Archive:
-    return export_model(matmul(tmp_path_factory.mktemp("matmul")))
+@pytest.fixture(scope="module", autouse=True)
+def _any_machine() -> Iterator[None]:
+    """What is faster is not what these tests are about."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_faster(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
-def samples() -> Array:
-    return RNG.standard_normal((50, 8)).astype(np.float32)  # 50: the last batch is not full
+def classifier() -> Archive:
+    return small_models.classifier()
 
 
 @pytest.fixture(scope="module")
-def quantized(product: Archive, samples: Array) -> Archive:
-    return quantize(product, {"x": samples})
+def labelled(classifier: Archive) -> dict[str, Any]:
+    x = rows(200)
+    return {"x": x, "y": run(classifier, "fp32", {"x": x})["logits"].argmax(1)}
 
 
-def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> Array:
-    unpacked = archive.unpacked()  # its folder goes with it
-    engine = load_engine(unpacked.variant(variant).path(), device="cpu")
-    try:
-        return next(iter(engine.run(inputs).values()))
-    finally:
-        engine.close()
-
-
-def test_int8_digits_predict_like_pytorch(digits: tuple[Digits, Data, Data], digits_archive: Path) -> None:
-    model, _, held_out = digits
-    archive = Archive.open(digits_archive)
-    expected = predict(model, held_out.images)
-    actual = run(archive, "int8", {"image": held_out.images}).argmax(1)
-    assert (expected == held_out.labels).mean() > 0.95
-    assert abs((actual == held_out.labels).mean() - (expected == held_out.labels).mean()) <= 0.01
-    assert (actual == expected).mean() > 0.98
-    assert np.array_equal(run(archive, "fp32", {"image": held_out.images}).argmax(1), expected)
-
-
-def test_int8_digits_are_really_int8(digits_archive: Path) -> None:
-    archive = Archive.open(digits_archive)
-    small, large = archive.variant("int8"), archive.variant("fp32")
-    recipe = small.serving.recipe
-    assert recipe is not None
-    assert recipe["quantized_ops"] == 4  # three convolutions and a linear layer
-    assert small.size < large.size / 2
+@pytest.fixture(scope="module")
+def quantized(classifier: Archive, labelled: dict[str, Any]) -> Quantized:
+    return quantize(classifier, labelled, config=QuantConfig(metric="accuracy:labels=y", max_drop=0.05))
 
 
 class TestArchive:
-    def test_the_new_variant_is_preferred_and_the_old_one_stays(self, product: Archive, quantized: Archive) -> None:
-        assert [variant.name for variant in quantized.variants] == ["int8", "fp32"]
-        assert quantized.variant("fp32").descriptor == product.variant().descriptor
-        assert quantized.signature == product.signature
-        assert [variant.name for variant in product.variants] == ["fp32"]
+    def test_the_new_variant_is_preferred_and_the_original_stays(
+        self, classifier: Archive, quantized: Quantized
+    ) -> None:
+        archive = quantized.archive
+        archive.verify()
+        assert [variant.name for variant in archive.variants] == ["int8", "fp32"]
+        assert archive.variant("fp32").descriptor == classifier.variant().descriptor
+        assert archive.signature == classifier.signature
+        assert [variant.name for variant in classifier.variants] == ["fp32"]
+        assert (quantized.verdict, quantized.reason) == ("quantized", "")
 
-    def test_it_says_how_it_was_made_and_from_what(self, product: Archive, quantized: Archive) -> None:
-        serving = quantized.variant().serving
+    def test_what_serving_json_says(self, classifier: Archive, quantized: Quantized) -> None:
+        serving = quantized.archive.variant("int8").serving
         assert serving.recipe is not None
-        assert {"name": "static-int8", "version": 1, "calibration": "minmax"}.items() <= serving.recipe.items()
-        assert serving.parents == (product.variant().descriptor.digest,)
-        assert "calibrated on 50 samples" in serving.provenance.notes
-
-    def test_its_evidence_is_measured_against_the_original(self, quantized: Archive) -> None:
-        evidence = quantized.variant().serving.evidence
-        (item,) = evidence.agreement
-        assert item.tensor == "y"
-        assert 0.99 < item.cosine <= 1 + 1e-9
-        assert item.top1 is not None
-        assert 0.8 < item.top1 <= 1
+        assert serving.recipe["name"] == "auto"
+        assert set(serving.recipe["plan"]["schemes"]) == {"first", "second"}
+        assert serving.recipe["quantized_ops"] == sum(serving.recipe["operators"].values()) > 0
+        assert serving.parents == (classifier.variant().descriptor.digest,)
+        evidence = serving.evidence
+        assert evidence.holds is True
         assert [item.rows for item in evidence.latency] == [1, 8, 32]
-        assert [item.rows for item in evidence.baseline] == [1, 8, 32]
-        assert set(evidence.speedups()) == {1, 8, 32}
+        assert evidence.speedups() == {1: pytest.approx(2), 8: pytest.approx(2), 32: pytest.approx(2)}
+        assert [item.tensor for item in evidence.agreement] == ["logits"]
+        metric = evidence.metric
+        assert metric is not None
+        assert (metric.name, metric.budget, metric.rows, metric.held_out) == ("accuracy:labels=y", 0.05, 100, True)
+        assert metric.before.value == 1
+        assert metric.after.low <= metric.after.value <= metric.after.high <= 1
+        assert metric.drop.value == pytest.approx(metric.before.value - metric.after.value)
+        assert metric.data.startswith("sha256:")
 
-    def test_its_goldens_are_its_own_answers_to_the_originals_questions(self, quantized: Archive) -> None:
-        theirs, ours = quantized.variant("fp32").goldens(), quantized.variant("int8").goldens()
+    def test_the_report_travels_in_the_archive(self, quantized: Quantized, tmp_path: Path) -> None:
+        quantized.archive.save(tmp_path / "q.ingot")
+        variant = Archive.open(tmp_path / "q.ingot").variant("int8")
+        report = manifest.decode(Report, variant.document(DOCUMENT) or b"", DOCUMENT)
+        assert report == quantized.report
+        assert report.chosen is not None
+        assert (report.variant, report.chosen.holds, report.chosen.rejected) == ("int8", True, "")
+        assert {layer.name: layer.operator for layer in report.layers} == {"first": "MatMul", "second": "Gemm"}
+        assert all(layer.sqnr is not None and layer.sqnr > 20 for layer in report.layers)
+        assert (report.data.calibration_rows, report.data.evaluation_rows) == (100, 100)
+        assert report.data.source == "data in memory"
+        assert report.audit is not None
+        assert report.audit.quantized
+        assert b"<svg" in (variant.document("quantization.html") or b"")
+        assert variant.document("quantization.txt")
+
+    def test_its_goldens_are_its_own_answers_to_the_originals_questions(self, quantized: Quantized) -> None:
+        theirs, ours = (quantized.archive.variant(name).goldens() for name in ("fp32", "int8"))
         assert len(theirs) == len(ours) > 0
         for their, our in zip(theirs, ours, strict=True):
             assert np.array_equal(their.inputs["x"], our.inputs["x"])
-            assert np.array_equal(our.outputs["y"], run(quantized, "int8", our.inputs))
+            assert np.array_equal(our.outputs["logits"], run(quantized.archive, "int8", our.inputs)["logits"])
 
-    def test_a_file_and_npz_with_more_in_it_will_do(self, product: Archive, samples: Array, tmp_path: Path) -> None:
-        product.save(tmp_path / "a.ingot")
-        np.savez(tmp_path / "data.npz", x=samples, label=np.arange(50))
-        steps: list[str] = []
-        result = quantize(tmp_path / "a.ingot", tmp_path / "data.npz", progress=steps.append)
-        assert result.variant().name == "int8"
-        assert "Calibrating on 50 samples" in steps
+    def test_it_is_served_under_both_names(self, quantized: Quantized, tmp_path: Path) -> None:
+        path = tmp_path / "q.ingot"
+        quantized.archive.save(path)
+        x = rows(5)
+        with ingot.serve(f"small={path}#int8", f"large={path}#fp32", **FREE) as server:
+            for model, variant in (("small", "int8"), ("large", "fp32")):
+                for url in (server.http_url, server.grpc_url):
+                    with ingot.Client(url) as client:
+                        answer = client.infer(model, {"x": x})["logits"]
+                    assert np.allclose(answer, run(quantized.archive, variant, {"x": x})["logits"], atol=1e-5)
 
 
-class TestRecipe:
-    @pytest.mark.parametrize("calibration", ["entropy", "percentile"])
-    def test_other_ways_to_calibrate(
-        self, product: Archive, samples: Array, calibration: Any, capfd: pytest.CaptureFixture[str]
+def test_quantized_digits_predict_like_pytorch(digits: tuple[Digits, Data, Data], digits_archive: Path) -> None:
+    model, _, held_out = digits
+    archive = Archive.open(digits_archive)
+    expected = predict(model, held_out.images)
+    actual = run(archive, "int8", {"image": held_out.images})["logits"].argmax(1)
+    assert (expected == held_out.labels).mean() > 0.95
+    assert abs((actual == held_out.labels).mean() - (expected == held_out.labels).mean()) <= 0.01
+    assert (actual == expected).mean() > 0.98
+    assert np.array_equal(run(archive, "fp32", {"image": held_out.images})["logits"].argmax(1), expected)
+
+
+def test_quantized_digits_are_really_in_integers_and_small(digits_archive: Path) -> None:
+    archive = Archive.open(digits_archive)
+    small, large = archive.variant("int8"), archive.variant("fp32")
+    assert small.serving.recipe is not None
+    operators = small.serving.recipe["operators"]
+    assert operators["QLinearConv"] == 3
+    assert operators["QGemm"] == 1
+    assert small.size < large.size / 2
+
+
+def images() -> dict[str, Array]:
+    return {"image": rows(512).reshape(64, 1, 8, 8)}
+
+
+def sequences() -> list[dict[str, Array]]:
+    """Of several lengths; the batch is the second dimension."""
+    return [{"x": np.stack([rows(6, length + step) for step in range(length)])} for length in (3, 4, 7, 3)]
+
+
+INTEGERS = "static-int8 dynamic-int8 weight-int8 weight-int4"
+MODELS: list[tuple[Callable[[], Archive], Callable[[], Any], str]] = [
+    (small_models.classifier, lambda: {"x": rows()}, f"{INTEGERS} bf16 fp16"),
+    (lambda: small_models.classifier(np.float16), lambda: {"x": rows().astype(np.float16)}, INTEGERS),
+    (small_models.pictures, images, f"{INTEGERS} bf16 fp16"),
+    (small_models.texts, sentences, f"{INTEGERS} bf16 fp16"),
+    (small_models.unbatched, lambda: [{"x": rows(3, seed)} for seed in range(20)], f"{INTEGERS} bf16 fp16"),
+    (small_models.recurrent, sequences, "dynamic-int8"),
+]
+NAMES = ["classifier", "half precision", "pictures", "texts of several lengths", "no batch", "batch in second place"]
+
+
+@pytest.mark.parametrize(("make", "data", "recipes"), MODELS, ids=NAMES)
+class TestModels:
+    """Several inputs and outputs, integer ones, several lengths, no batch, another type: searched, and by recipes."""
+
+    def test_a_search_with_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
+        model = make()
+        result = quantize(model, data())
+        assert result.verdict == "quantized"
+        assert [variant.name for variant in result.archive.variants] == ["int8", model.variant().name]
+        result.archive.verify()
+        evidence = result.archive.variant().serving.evidence
+        assert evidence.metric is not None
+        assert (evidence.metric.name, evidence.metric.held_out) == ("cosine", True)
+        assert 0.99 <= evidence.metric.after.value < 1
+        assert {item.tensor for item in evidence.agreement} == {spec.name for spec in model.signature.outputs}
+
+    def test_a_search_without_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
+        result = quantize(make())
+        assert result.verdict == "quantized"
+        assert result.report.notes[0] == "measured on generated inputs alone: give real ones to be sure"
+        assert "there is no calibration data" in result.report.notes[1]
+        assert (result.report.data.digest, result.report.data.source) == ("", "")
+        assert not result.report.data.held_out
+        serving = result.archive.variant().serving
+        assert serving.recipe is not None
+        assert "static" not in serving.recipe["plan"]["schemes"].values()
+        assert result.report.notes == serving.provenance.notes
+
+    def test_each_recipe(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
+        model = make()
+        for name, recipe in RECIPES.items():
+            config = QuantConfig(recipe(), force=True)
+            if name not in recipes:
+                if name != "fp16" or model.variant().name != "fp16":
+                    with pytest.raises(QuantizationError, match="nothing in th"):
+                        quantize(model, data(), config=config)
+                continue
+            archive = quantize(model, data(), config=config).archive
+            archive.verify()
+            (made,) = [variant for variant in archive.variants if variant.name != model.variant().name]
+            serving = made.serving
+            assert made.name == serving.precision == recipe.precision
+            assert serving.recipe is not None
+            assert {"name": name, "version": 1} == {key: serving.recipe[key] for key in ("name", "version")}
+            assert serving.evidence.metric is not None
+            assert serving.evidence.metric.after.value > 0.98
+
+
+class TestRecipes:
+    @pytest.mark.parametrize("recipe", [StaticInt8(), DynamicInt8(), WeightInt8(), WeightInt4()], ids=lambda r: r.name)
+    @pytest.mark.parametrize("by", ["config", "recipe"])
+    def test_kept_layers_stay_in_floating_point(self, classifier: Archive, recipe: Recipe, by: str) -> None:
+        kept = type(recipe)(keep=("second",))
+        config = QuantConfig(kept if by == "recipe" else recipe, keep=("second",) if by == "config" else (), force=True)
+        report = quantize(classifier, {"x": rows()}, config=config).report
+        assert [layer.scheme == "float" for layer in report.layers] == [False, True]
+
+    def test_a_search_keeps_them_in_every_candidate(self, classifier: Archive) -> None:
+        report = quantize(classifier, {"x": rows()}, config=QuantConfig(keep=("first",))).report
+        assert all(set(item.recipe["schemes"]) == {"second"} for item in report.candidates)
+
+    def test_a_prefix_keeps_all_below_it(self, digits_fp32: Path, digits: tuple[Digits, Data, Data]) -> None:
+        config = QuantConfig(StaticInt8(keep=("features",)), max_drop=1, force=True)
+        report = quantize(digits_fp32, {"image": digits[1].images[:50]}, config=config).report
+        schemes = {layer.name: layer.scheme for layer in report.layers}
+        assert schemes == {
+            **dict.fromkeys(("features.0", "features.3", "features.7"), "float"),
+            "classify": "static int8",
+        }
+
+    def test_a_layer_that_there_is_not(self, classifier: Archive) -> None:
+        for config in (QuantConfig(keep=("secnd",)), StaticInt8(keep=("secnd",))):
+            with pytest.raises(InvalidArgument, match="there is no layer 'secnd' to keep; the nearest are: second"):
+                quantize(classifier, {"x": rows()}, config=config)
+
+    def test_nothing_left_to_quantize(self, classifier: Archive) -> None:
+        config = StaticInt8(keep=("first", "second"))
+        with pytest.raises(QuantizationError, match="nothing in this model can be quantized by 'static-int8'"):
+            quantize(classifier, {"x": rows()}, config=config)
+
+    @pytest.mark.parametrize(
+        "recipe",
+        [
+            StaticInt8(calibration="mse"),
+            StaticInt8(calibration="percentile"),
+            StaticInt8(calibration="entropy"),
+            StaticInt8(activations="u16"),
+            StaticInt8(per_channel=False, between=False),
+            StaticInt8(migrate=0.5, correct=True),
+            DynamicInt8(per_channel=False),
+            WeightInt8(block=32),
+            WeightInt4(block=16),
+        ],
+        ids=repr,
+    )
+    def test_options_are_kept_in_the_archive(
+        self, classifier: Archive, recipe: Recipe, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        result = quantize(product, {"x": samples}, config=StaticInt8(calibration=calibration))
-        assert result.variant().serving.evidence.agreement[0].cosine > 0.95
+        result = quantize(classifier, {"x": rows()}, config=QuantConfig(recipe, force=True))
+        serving = result.archive.variant(recipe.precision).serving
+        assert serving.recipe is not None
+        assert {**recipe.record(), "keep": ()}.items() <= {**serving.recipe, "keep": ()}.items()
+        assert serving.evidence.agreement[0].cosine > 0.97
         assert capfd.readouterr() == ("", "")
 
-    def test_one_scale_for_a_whole_tensor(self, product: Archive, samples: Array) -> None:
-        result = quantize(product, {"x": samples}, config=StaticInt8(per_channel=False))
-        assert result.variant().serving.evidence.agreement[0].cosine > 0.99
-        recipe = result.variant().serving.recipe
-        assert recipe is not None
-        assert recipe["per_channel"] is False
 
-    def test_kept_nodes_stay_in_floating_point(self, product: Archive, samples: Array) -> None:
-        with pytest.raises(InvalidArgument, match="nothing in this model can be quantized"):
-            quantize(product, {"x": samples}, config=StaticInt8(keep=("product",)))
+class TestData:
+    def test_the_rows_of_the_metric_are_none_that_ranges_were_learnt_from(self, classifier: Archive) -> None:
+        """A row that is far out of the others' range shows on which side it lies."""
+        x = rows(100)
+        x[7] = 1000
+        report = quantize(classifier, {"x": x, "row": np.arange(100)}, config=QuantConfig(metric=_has_row_7)).report
+        assert report.after is not None
+        layers = {layer.name: layer for layer in report.layers}
+        measured_on_it, learnt_from_it = report.after.value == 1, (layers["first"].high or 0) >= 1000
+        static = any(layer.scheme == "static int8" for layer in report.layers)
+        assert not (measured_on_it and learnt_from_it)
+        assert not static or measured_on_it or learnt_from_it
 
-    def test_a_node_that_there_is_not(self, product: Archive, samples: Array) -> None:
-        with pytest.raises(InvalidArgument, match="there is no node 'other' to keep; some nodes are: product"):
-            quantize(product, {"x": samples}, config=StaticInt8(keep=("other",)))
+    def test_the_same_seed_gives_the_same_split(self, classifier: Archive) -> None:
+        digests = [
+            quantize(classifier, {"x": rows(100)}, config=QuantConfig(DynamicInt8(), seed=seed)).report.data.digest
+            for seed in (0, 0, 1)
+        ]
+        assert digests[0] == digests[1] != digests[2]
 
-    def test_half_precision_is_quantized_too(self, tmp_path: Path, samples: Array) -> None:
-        result = quantize(export_model(matmul(tmp_path, np.float16)), {"x": samples.astype(np.float16)})
-        assert [variant.name for variant in result.variants] == ["int8", "fp16"]
-        assert result.variant().serving.evidence.agreement[0].cosine > 0.99
+    def test_data_for_the_metric_alone(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
+        np.savez(tmp_path / "val.npz", **labelled)
+        config = QuantConfig(metric="accuracy:labels=y", max_drop=0.05)
+        report = quantize(classifier, validate=tmp_path / "val.npz", config=config).report
+        assert report.data.source == "val.npz"  # and not where that lies
+        assert report.data.digest.startswith("sha256:")
+        assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (0, 200, True)
+        assert any("there is no calibration data" in remark for remark in report.notes)
+        with pytest.raises(InvalidArgument, match="'static-int8' learns ranges from data; give calibration data"):
+            quantize(classifier, validate=labelled, config=StaticInt8())
+
+    def test_both_kinds_of_data(self, classifier: Archive, labelled: dict[str, Any]) -> None:
+        config = QuantConfig(StaticInt8(), metric="accuracy:labels=y", max_drop=0.05)
+        report = quantize(classifier, {"x": rows(70, seed=5)}, validate=labelled, config=config).report
+        assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (70, 200, True)
+
+    def test_the_same_data_for_both_is_not_held_out(self, classifier: Archive) -> None:
+        report = quantize(classifier, {"x": rows()}, validate={"x": rows()}).report
+        assert not report.data.held_out
+        assert "the metric was taken of the data that ranges were learnt from" in report.notes
+
+    def test_little_data_serves_for_both_and_it_is_said(self, classifier: Archive) -> None:
+        report = quantize(classifier, {"x": rows(3)}).report
+        assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (3, 3, False)
+        assert report.notes == ("all 3 samples served for calibration and for the metric",)
+
+    def test_a_single_row(self, classifier: Archive) -> None:
+        assert quantize(classifier, {"x": rows(1)}).verdict == "quantized"
+
+    def test_a_file_in_and_a_file_out(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
+        classifier.save(tmp_path / "a.ingot")
+        np.savez(tmp_path / "data.npz", **labelled)
+        steps: list[str] = []
+        config = QuantConfig(metric="accuracy:labels=y", max_drop=0.05)
+        path = str(tmp_path / "a.ingot")
+        archive = ingot.quantize(path, str(tmp_path / "data.npz"), config=config, progress=steps.append)
+        archive.save(path)
+        assert [variant.name for variant in Archive.open(path).variants] == ["int8", "fp32"]
+        assert steps[0] == "Asking the original about 100 samples"
+        assert "Trying static int8" in steps
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            ({}, "lacks the input 'x'; it holds: nothing"),
-            ({"y": np.ones(3)}, "lacks the input 'x'; it holds: y"),
-            ({"x": np.ones((0, 8), np.float32)}, r"is empty: 'x' has shape \[0, 8\]"),
-            ({"x": np.full((5, 8), np.nan, np.float32)}, "holds NaN or infinity in 'x'"),
-            ({"x": np.full((5, 8), np.inf, np.float32)}, "holds NaN or infinity in 'x'"),
-            ({"x": np.ones((5, 8))}, "input 'x' has datatype FP64, the model takes FP32"),
-            ({"x": [[1.0] * 8]}, "input 'x' has datatype FP64, the model takes FP32"),
-            ({"x": np.ones((5, 8), np.int64)}, "input 'x' has datatype INT64, the model takes FP32"),
-            ({"x": np.ones((5, 7), np.float32)}, "dimension 1 of input 'x' is 7, the model takes 8"),
-            ({"x": np.ones(8, np.float32)}, "input 'x' has 1 dimensions"),
-        ],
-    )
-    def test_data_that_does_not_fit(self, product: Archive, data: Any, message: str) -> None:
-        with pytest.raises(InvalidArgument, match=message):
-            quantize(product, data)
+def _has_row_7(outputs: dict[str, Array], data: dict[str, Array]) -> float:
+    """1 if the row is among those that the metric is taken of; never a drop."""
+    return float(7 in data["row"])
 
-    def test_the_file_with_the_data_is_named(self, product: Archive, tmp_path: Path) -> None:
-        np.savez(tmp_path / "data.npz", y=np.ones(3))
-        with pytest.raises(InvalidArgument, match=r"calibration data in \S*data\.npz lacks the input 'x'; it holds: y"):
-            quantize(product, tmp_path / "data.npz")
 
-    def test_files_that_are_not_there(self, product: Archive, tmp_path: Path) -> None:
-        with pytest.raises(NotFound, match=r"nope\.npz"):
-            quantize(product, tmp_path / "nope.npz")
-        with pytest.raises(NotFound, match=r"nope\.ingot"):
-            quantize(tmp_path / "nope.ingot", {"x": np.ones((1, 8), np.float32)})
+class TestMetric:
+    def test_a_function_sees_all_rows(self, classifier: Archive) -> None:
+        def score(outputs: dict[str, Array], data: dict[str, Array]) -> float:
+            assert outputs["logits"].shape == (len(data["weight"]), 4)
+            return float((outputs["logits"].argmax(1) * data["weight"]).sum())
 
-    def test_what_is_quantized_already(self, quantized: Archive, samples: Array) -> None:
-        with pytest.raises(
-            InvalidArgument, match="has a variant 'int8' already; quantize the archive that it was made"
-        ):
-            quantize(quantized, {"x": samples})
+        result = quantize(
+            classifier, {"x": rows(), "weight": np.ones(64)}, config=QuantConfig(metric=score, max_drop=9)
+        )
+        assert result.verdict == "quantized"
+        assert result.report.metric.endswith("score")
 
-    def test_a_source_that_is_quantized_already(self, quantized: Archive, samples: Array) -> None:
-        again = export_model_of(quantized)
-        with pytest.raises(InvalidArgument, match="is quantized already; quantize the floating-point variant"):
-            quantize(again, {"x": samples})
+    def test_a_lower_value_may_be_the_better_one(self, classifier: Archive) -> None:
+        x = rows()
+        y = run(classifier, "fp32", {"x": x})["logits"]
+        config = QuantConfig(metric="mae:labels=y", max_drop=0.1)
+        report = quantize(classifier, {"x": x, "y": y}, config=config).report
+        assert report.before is not None
+        assert report.after is not None
+        assert report.drop is not None
+        assert report.before.value == pytest.approx(0, abs=1e-6)
+        assert report.drop.value == pytest.approx(report.after.value - report.before.value)
+        assert 0 < report.drop.value < 0.1
 
-    def test_a_model_with_nothing_to_quantize(self, tmp_path: Path) -> None:
-        archive = export_model(onnx_models.affine(tmp_path))
-        with pytest.raises(InvalidArgument, match="it has no convolution or matrix product"):
-            quantize(archive, {"x": np.ones((4, 3), np.float32)})
 
-    def test_a_result_that_gives_nan_is_never_packed(
-        self, product: Archive, samples: Array, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        apply = static_int8.apply
+def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot.quant.trial import Built
 
-        def broken(*arguments: Any) -> Any:
-            model = apply(*arguments)
-            for value in model.graph.initializers.values():
-                if value.const_value is not None and value.const_value.dtype == ir.DataType.FLOAT:
-                    value.const_value = ir.Tensor(np.full_like(value.const_value.numpy(), np.nan), name=value.name)
-            return model
+    load = Built.load
 
-        monkeypatch.setattr(static_int8, "apply", broken)
+    class Broken:
+        def __init__(self, engine: Any):
+            self._engine = engine
+
+        def run(self, inputs: Any) -> dict[str, Array]:
+            return {name: array * np.float32("nan") for name, array in self._engine.run(inputs).items()}
+
+        def close(self) -> None:
+            self._engine.close()
+
+    monkeypatch.setattr(Built, "load", lambda *arguments: Broken(load(*arguments)))
+    for config in (QuantConfig(DynamicInt8()), QuantConfig(DynamicInt8(), force=True)):
         with pytest.raises(QuantizationError, match="gives NaN"):
-            quantize(product, {"x": samples})
+            quantize(classifier, {"x": rows()}, config=config)
+    result = quantize(classifier, {"x": rows()})
+    assert result.verdict == "nothing faster"
+    assert all("gives NaN" in item.rejected for item in result.report.candidates)
+    assert result.archive.digest == classifier.digest
 
 
-def export_model_of(archive: Archive) -> Archive:
-    """Export the int8 graph of an archive as if it were somebody's own ONNX file."""
-    graph = archive.variant("int8").path()
-    path = graph.with_name("model.onnx")
-    path.write_bytes(graph.read_bytes())
-    return export_model(path)
-
-
-def test_a_model_without_a_batch_and_with_one_number_as_its_answer(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(RNG.standard_normal((8, 4)).astype(np.float32), "weight")
-    nodes = [
-        helper.make_node("MatMul", ["x", "weight"], ["h"]),
-        helper.make_node("ReduceMean", ["h"], ["y"], keepdims=0),
-    ]
-    kind = TensorProto.FLOAT
-    path = onnx_models.save(tmp_path / "mean.onnx", nodes, [("x", kind, (3, 8))], [("y", kind, ())], [weight])
-    data = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
-    result = quantize(export_model(path), data)
-    assert result.variant().serving.evidence.agreement[0].cosine == pytest.approx(1)
-    assert [item.rows for item in result.variant().serving.evidence.latency] == [1]
+def test_for_openvino_too_where_it_is_installed(
+    digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    images = digits[1].images[:100]
+    archive = quantize(digits_fp32, {"image": images}, config=QuantConfig(engines=("openvino",), max_drop=0.1)).archive
+    serving = archive.variant("int8").serving
+    assert serving.requires["engine"] == "openvino"
+    assert serving.recipe is not None
+    assert serving.recipe["plan"]["engine"] == "openvino"
+    archive.save(tmp_path / "q.ingot")
+    with (
+        ingot.serve(f"digits={tmp_path / 'q.ingot'}#int8", **FREE) as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        answer = client.infer("digits", {"image": images})["logits"]
+    assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import arrays
-from ingot.errors import ExportError, IngotError, ParityError
+from ingot.errors import ExportError, IngotError, InvalidArgument, ParityError
 from ingot.export.program import NEXT, Runner
 from ingot.export.proof import extremes
 from ingot.export.proof.examples import Examples
@@ -87,13 +87,13 @@ def prove(
         inputs = examples.make(sizes, seed) | states
         try:
             expected = reference.run(inputs)
-        except ExportError:
+        except InvalidArgument:  # ExportError of a module, its parent of an ONNX file
             if not proved or not examples.stretched:
                 raise
             inputs = examples.make(sizes, seed, varied=False) | states  # other values may be ones that it rejects
             try:
                 expected = reference.run(inputs)
-            except ExportError:
+            except InvalidArgument:
                 continue
         try:
             actual = candidate.run(inputs)
@@ -140,7 +140,7 @@ def unrepeated(runner: Runner, examples: Examples) -> str | None:
     sizes = examples.default_sizes
     first = examples.make(sizes)
     expected = runner.run(first)
-    with contextlib.suppress(ExportError):  # other values than the user's own may be ones that the model rejects
+    with contextlib.suppress(InvalidArgument):  # other values than the user's own may be ones that the model rejects
         runner.run(examples.make(sizes, seed=2))
     again = runner.run(first)
     for name, value in expected.items():
@@ -200,7 +200,7 @@ def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Ex
     try:
         inputs, others = examples.make(sizes, seed=101), examples.make(sizes, seed=102)
         whole = reference.run(inputs)
-    except ExportError:  # other values than the user's own may be ones that the model rejects
+    except InvalidArgument:  # other values than the user's own may be ones that the model rejects
         inputs = others = examples.make(sizes)
         whole = reference.run(inputs)
     rows = [_row(inputs, axes, row) for row in range(sizes[batch])]
@@ -210,7 +210,7 @@ def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Ex
         return f"output '{output}' of a row depends on the other rows"
     for row, own in enumerate(rows):
         mixed = {name: _with_row(others[name], array, axes[name], row) for name, array in own.items() if name in axes}
-        with contextlib.suppress(ExportError):  # such rows may be none that the model takes together
+        with contextlib.suppress(InvalidArgument):  # such rows may be none that the model takes together
             among = _row(reference.run({**inputs, **mixed}), axes, row)
             name, share = _most(_row(whole, axes, row), among, 0.1)
             if share > 1:
@@ -233,7 +233,7 @@ def _touched_by_extremes(
         }
         own = _row(inputs, axes, 0)
         first = {name: _with_row(changed[name], own[name], axes[name], 0) for name in inputs if name in axes}
-        with contextlib.suppress(ExportError):  # such values may be none that the model takes
+        with contextlib.suppress(InvalidArgument):  # such values may be none that the model takes
             name, share = _most(_row(whole, axes, 0), _row(reference.run({**inputs, **changed, **first}), axes, 0), 0.1)
             if share > 1:
                 return name

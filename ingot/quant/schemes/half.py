@@ -136,7 +136,9 @@ def stored(model: ir.Model, dtype: ir.DataType) -> Halved:
         for user, place in list(value.uses()):
             user.replace_input_with(place, cast)
     if not counts:
-        raise QuantizationError("the model has no float32 weights to store in half precision")
+        raise QuantizationError(
+            f"the model has no float32 weights of {_STORED_ELEMENTS} or more elements to store in half precision"
+        )
     return Halved(dict(counts), tuple(notes))
 
 

@@ -1,0 +1,325 @@
+"""What quantization says where there is nothing to gain, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument, NotFound, QuantizationError
+from ingot.export import export_model
+from ingot.model_store import Archive
+from ingot.quant import BFloat16, DynamicInt8, Float16, QuantConfig, StaticInt8, WeightInt8
+from ingot.quant import run as quantize
+from ingot.quant.search import Search
+from ingot.quant.trial import Workbench
+from ingot.tensors import Array
+from tests.quant import small_models
+from tests.quant.small_models import make_faster, rows, run
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Archive:
+    return small_models.classifier()
+
+
+@pytest.fixture(scope="module")
+def quantized(classifier: Archive) -> Archive:
+    return quantize(classifier, {"x": rows()}, config=QuantConfig(DynamicInt8(), force=True)).archive
+
+
+def exacting(classifier: Archive) -> tuple[QuantConfig, list[dict[str, Array]]]:
+    """A metric that no quantized model keeps, and data for it."""
+    x = rows()
+    return QuantConfig(metric="mae:labels=y", max_drop=0), [
+        {"x": x[:1], "y": run(classifier, "fp32", {"x": x[:1]})["logits"]} for _ in range(40)
+    ]
+
+
+class TestVerdicts:
+    def test_nothing_is_faster(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+        make_faster(monkeypatch, 0.9)
+        result = quantize(classifier, {"x": rows()})
+        assert (result.verdict, result.archive.digest) == ("nothing faster", classifier.digest)
+        assert result.reason == "no candidate is faster than the original on this machine"
+        assert {item.rejected for item in result.report.candidates} == {"not faster than the original"}
+        assert result.report.chosen is None
+        assert result.report.baseline
+
+    def test_what_timing_leaves_open_counts_for_nothing(
+        self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch, 1.01)
+        assert quantize(classifier, {"x": rows()}).verdict == "nothing faster"
+
+    def test_nothing_in_it_can_be_quantized(self) -> None:
+        table = small_models.table()
+        result = quantize(table, {"x": rows()[:, :3].copy()})
+        assert (result.verdict, result.archive.digest) == ("nothing faster", table.digest)
+        assert result.reason == "nothing in this model can be quantized"
+
+    def test_the_accuracy_budget_cannot_be_met(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+        make_faster(monkeypatch)
+        config, data = exacting(classifier)
+        result = quantize(classifier, data, config=config)
+        assert (result.verdict, result.archive.digest) == ("budget broken", classifier.digest)
+        best = min((item for item in result.report.candidates if item.drop), key=lambda item: item.drop.value)  # type: ignore[union-attr]
+        assert result.reason.startswith("no candidate that is faster keeps the metric within 0; the most exact is '")
+        assert f"'{best.name}': it loses " in result.reason
+        assert result.reason.endswith("and is 2.00 times as fast")
+        assert all(not item.holds for item in result.report.candidates)
+        assert any("kept" in item.name for item in result.report.candidates)  # it tried hard
+
+    def test_the_time_is_up_before_the_first(self, classifier: Archive) -> None:
+        result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1e-9))
+        assert (result.verdict, result.archive.digest) == ("nothing faster", classifier.digest)
+        assert result.reason == "the time was up before anything was tried"
+        assert result.report.notes == ("the time for the search was up before it was done",)
+
+    def test_the_time_is_up_later(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+        make_faster(monkeypatch)
+        attempt = Workbench.attempt
+        tried: list[str] = []
+
+        def slow(bench: Workbench, plan: Any) -> Any:
+            tried.append(plan.name)
+            if len(tried) == 2:
+                monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: 1e12)
+            return attempt(bench, plan)
+
+        monkeypatch.setattr(Workbench, "attempt", slow)
+        result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1000))
+        assert result.verdict == "quantized"
+        assert len(result.report.candidates) == len(tried) == 2
+        assert "the time for the search was up before it was done" in result.report.notes
+
+    def test_a_recipe_that_is_slower_is_refused_unless_forced(
+        self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch, 0.5)
+        message = (
+            r"the result of 'weight-int8' is not faster than the original on this machine \(0.50x at batch 1, 0.50x at "
+            r"batch 4\); force keeps it \(--force\)"
+        )
+        config = QuantConfig(WeightInt8(), batches=(1, 4))
+        with pytest.raises(QuantizationError, match=message):
+            quantize(classifier, {"x": rows()}, config=config)
+        result = quantize(classifier, {"x": rows()}, config=QuantConfig(WeightInt8(), batches=(1, 4), force=True))
+        assert result.verdict == "quantized"
+        assert "is not faster than the original" in result.reason
+        assert [variant.name for variant in result.archive.variants] == ["fp32", "int8"]
+        assert result.archive.variant("int8").serving.evidence.holds is True
+
+    def test_a_recipe_that_breaks_the_budget_is_refused_unless_forced(
+        self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+        config, data = exacting(classifier)
+        message = r"the result of 'dynamic-int8' loses 0\.\d+ of the metric, more than the 0 allowed; force keeps it"
+        with pytest.raises(QuantizationError, match=message):
+            quantize(classifier, data, config=QuantConfig(DynamicInt8(), metric=config.metric, max_drop=0))
+        forced = QuantConfig(DynamicInt8(), metric=config.metric, max_drop=0, force=True)
+        result = quantize(classifier, data, config=forced)
+        assert result.reason.startswith("loses ")
+        assert [variant.name for variant in result.archive.variants] == ["fp32", "int8"]
+        assert result.archive.variant("int8").serving.evidence.holds is False
+        assert result.report.chosen is not None
+        assert not result.report.chosen.holds
+
+
+class TestJournal:
+    def test_an_interrupted_search_goes_on(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+        attempt = Workbench.attempt
+        tried: list[str] = []
+
+        def interrupted(bench: Workbench, plan: Any) -> Any:
+            if len(tried) == 2:
+                raise KeyboardInterrupt
+            tried.append(plan.key)
+            return attempt(bench, plan)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Workbench, "attempt", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                quantize(classifier, {"x": rows()}, journal=journal)
+        assert journal.is_file()
+
+        def going_on(bench: Workbench, plan: Any) -> Any:
+            assert plan.key not in tried
+            return attempt(bench, plan)
+
+        monkeypatch.setattr(Workbench, "attempt", going_on)
+        steps: list[str] = []
+        result = quantize(classifier, {"x": rows()}, journal=journal, progress=steps.append)
+        assert "Going on after 2 candidates of an interrupted search" in steps
+        assert result.verdict == "quantized"
+        assert {item.name for item in result.report.candidates} >= {"static int8", "static int8, layers alone"}
+        assert not journal.exists()
+
+    def test_a_journal_of_other_data_is_of_no_use(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+
+        def stop(search: Search, finalists: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Search, "_best", stop)
+            with pytest.raises(KeyboardInterrupt):
+                quantize(classifier, {"x": rows()}, journal=journal)
+        assert len(journal.read_text().splitlines()) > 2
+        steps: list[str] = []
+        quantize(classifier, {"x": rows(seed=1)}, journal=journal, progress=steps.append)
+        assert not any("Going on" in step for step in steps)
+
+    def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
+            quantize(classifier, {"x": rows()}, journal=tmp_path / "nowhere" / "journal")
+
+
+class TestRefusedData:
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            ({}, "lacks the input 'x'; it holds: nothing"),
+            ([], "the (calibration|validation) data"),
+            ({"z": np.ones(3)}, "lacks the input 'x'; it holds: z"),
+            ({"x": np.ones((0, 8), np.float32)}, r"is empty: 'x' has shape \[0, 8\]"),
+            ({"x": np.full((5, 8), np.nan, np.float32)}, "holds NaN or infinity in 'x'"),
+            ({"x": np.full((5, 8), np.inf, np.float32)}, "holds NaN or infinity in 'x'"),
+            ({"x": np.ones((5, 8))}, "input 'x' has datatype FP64, the model takes FP32"),
+            ({"x": np.ones((5, 8), np.int64)}, "input 'x' has datatype INT64, the model takes FP32"),
+            ({"x": np.ones((5, 7), np.float32)}, "dimension 1 of input 'x' is 7, the model takes 8"),
+            ({"x": np.ones(8, np.float32)}, "input 'x' has 1 dimensions"),
+            ({"x": rows(5), "y": np.arange(4)}, "'y'"),
+            (7, "of type int"),
+        ],
+    )
+    @pytest.mark.parametrize("place", ["data", "validate"])
+    def test_what_does_not_fit(self, classifier: Archive, data: Any, message: str, place: str) -> None:
+        given = {"data": data} if place == "data" else {"data": {"x": rows()}, "validate": data}
+        with pytest.raises(InvalidArgument, match=message):
+            quantize(classifier, **given)
+
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            ({"y": np.zeros(64, np.int64)}, "class"),
+            ({"y": np.arange(64) % 5}, "4"),
+            ({"y": np.arange(64) % 4 + 0.5}, "labels"),
+            ({"z": np.arange(64) % 4}, "has no array 'y'; it holds: z"),
+            ({}, "has no array 'y'; it holds: only the inputs"),
+        ],
+    )
+    def test_labels_that_do_not_fit(self, classifier: Archive, labels: dict[str, Array], message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            quantize(classifier, {"x": rows(), **labels}, config=QuantConfig(metric="accuracy:labels=y"))
+
+    def test_labels_without_data(self, classifier: Archive) -> None:
+        with pytest.raises(InvalidArgument, match="the metric 'accuracy:labels=y' needs labels, and there is no data"):
+            quantize(classifier, config=QuantConfig(metric="accuracy:labels=y"))
+
+    def test_files(self, classifier: Archive, tmp_path: Path) -> None:
+        np.savez(tmp_path / "data.npz", y=np.ones(3))
+        with pytest.raises(InvalidArgument, match=r"calibration data in \S*data\.npz lacks the input 'x'; it holds: y"):
+            quantize(classifier, tmp_path / "data.npz")
+        with pytest.raises(NotFound, match=r"nope\.npz"):
+            quantize(classifier, tmp_path / "nope.npz")
+        with pytest.raises(NotFound, match=r"nope\.ingot"):
+            quantize(tmp_path / "nope.ingot", {"x": rows()})
+
+
+class TestRefusedModels:
+    @pytest.mark.parametrize("config", [None, StaticInt8(), DynamicInt8(), WeightInt8()], ids=repr)
+    def test_one_with_a_quantized_variant(self, quantized: Archive, config: Any) -> None:
+        """Told before the work, not after."""
+        steps: list[str] = []
+        message = "'classifier' has a variant 'int8' already; quantize the archive that it was made from"
+        with pytest.raises(InvalidArgument, match=message):
+            quantize(quantized, {"x": rows()}, config=config, progress=steps.append)
+        assert steps == []
+
+    def test_other_precisions_may_be_added_to_it(self, quantized: Archive) -> None:
+        archive = quantize(quantized, {"x": rows()}, config=BFloat16()).archive
+        names = [variant.name for variant in archive.variants]
+        assert sorted(names) == ["bf16", "fp32", "int8"]
+        archive = quantize(archive, {"x": rows()}, config=Float16()).archive
+        assert sorted(variant.name for variant in archive.variants) == ["bf16", "fp16", "fp32", "int8"]
+        assert archive.variant("int8").descriptor == quantized.variant("int8").descriptor
+
+    def test_a_source_that_is_quantized_already(self, quantized: Archive) -> None:
+        local = quantized.unpacked()
+        graph = local.variant("int8").path()
+        path = graph.with_name("model.onnx")
+        path.write_bytes(graph.read_bytes())
+        again = export_model(path)
+        with pytest.raises(InvalidArgument, match="is quantized already; quantize the floating-point variant"):
+            quantize(again, {"x": rows()})
+
+    def test_one_that_is_in_half_precision_already(self) -> None:
+        half = small_models.classifier(np.float16)
+        with pytest.raises(InvalidArgument, match="'classifier' is in fp16 already"):
+            quantize(half, config=Float16())
+
+
+class TestRefusedConfigurations:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_drop": -1}, "the largest drop is -1; it cannot be below 0"),
+            ({"max_drop": float("nan")}, "the largest drop is nan"),
+            ({"batches": ()}, r"the batch sizes are \[\]; give one or more, each 1 or more"),
+            ({"batches": (8, 0)}, r"the batch sizes are \[8, 0\]"),
+            ({"budget": 0}, "the time budget is 0 s; it must be more than 0"),
+            ({"budget": float("nan")}, "the time budget is nan s"),
+            ({"threads": 0}, "0 threads cannot run a model"),
+            ({"seed": -1}, "the seed is -1; it cannot be below 0"),
+            ({"recipe": "static-int8"}, r"'static-int8' is no recipe; give one such as StaticInt8\(\)"),
+        ],
+    )
+    def test_of_the_run(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            QuantConfig(**options)
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "message"),
+        [
+            (StaticInt8, {"calibration": "median"}, "calibration of static-int8 is 'median'; it must be one of minmax"),
+            (StaticInt8, {"activations": "u7"}, "activations of static-int8 is 'u7'; it must be one of u8, s8, u16"),
+            (StaticInt8, {"migrate": 2}, "migrate is 2; it must be from 0 to 1"),
+            (WeightInt8, {"block": 7}, "the block is 7; it must be 16, 32"),
+            (BFloat16, {"device": "tpu"}, "device of bf16 is 'tpu'; it must be one of cuda, any"),
+        ],
+    )
+    def test_of_a_recipe(self, kind: Any, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message):
+            kind(**options)
+
+    @pytest.mark.parametrize(
+        ("metric", "message"),
+        [
+            ("acuracy", "there is no metric 'acuracy'; did you mean accuracy"),
+            ("accuracy:lables=y", "'lables=y' of the metric"),
+            ("cosine:output=nope", "the model has no output 'nope'"),
+            ("nowhere:score", "nowhere"),
+            (7, "a metric is a name or a function"),
+        ],
+    )
+    def test_of_the_metric(self, classifier: Archive, metric: Any, message: str) -> None:
+        steps: list[str] = []
+        with pytest.raises(InvalidArgument, match=message):
+            quantize(classifier, {"x": rows()}, config=QuantConfig(metric=metric), progress=steps.append)
+        assert steps == []
+
+    def test_a_recipe_that_needs_data(self, classifier: Archive) -> None:
+        message = "'static-int8' learns ranges from data; give calibration data, or take dynamic-int8"
+        with pytest.raises(InvalidArgument, match=message):
+            quantize(classifier, config=StaticInt8())
