@@ -74,7 +74,7 @@ class StaticInt8(LayerRecipe):
         per_channel: one scale an output channel, which keeps accuracy where channels differ in size.
         calibration: how ranges are taken from the data.
         activations: ``u8`` with signed weights is what ONNX Runtime fuses into integer kernels on x86, ARM and CUDA;
-            ``s8`` is what some accelerators take, and slow here; ``u16`` is for accelerators too.
+            ``s8`` is what some accelerators take, and ``u16`` too, which is slow here.
         between: quantize what stands between two quantized layers too, such as the addition of a residual.
         migrate: SmoothQuant's alpha, how much of the activations' spread goes into the weights; 0 for none.
         correct: put the mean error of rounded weights into the biases.

@@ -32,12 +32,17 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
 
 
 def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
+    return load_file(folder / "model.onnx", threads)
+
+
+def load_file(path: Path, threads: int) -> Run:
+    """Return a session with ONNX Runtime's default settings, as all models that it runs here have."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    session: Any = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, ["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     return lambda inputs: session.run(None, dict(inputs))
 
 

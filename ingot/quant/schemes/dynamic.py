@@ -29,7 +29,9 @@ def takes(layer: Layer, opset: int) -> bool:
         )
     if layer.operator == "LSTM":
         recurrence = layer.node.inputs[2]
-        return layer.data.dtype is _FLOAT and recurrence is not None and constant(recurrence)
+        # The kernel knows one layout: steps first.
+        steps_first = integer(layer.node, "layout", 0) == 0
+        return layer.data.dtype is _FLOAT and steps_first and recurrence is not None and constant(recurrence)
     return layer.operator == "MatMul" and len(layer.shape) == 2
 
 
@@ -121,7 +123,7 @@ class _Writer:
             "com.microsoft",
             "DynamicQuantizeLSTM",
             [node.inputs[0], *parts, *rest, *scales],
-            list(node.attributes.values()),
+            [attribute for name, attribute in node.attributes.items() if name != "layout"],
             num_outputs=len(node.outputs),
             name=node.name,
         )
