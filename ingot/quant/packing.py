@@ -13,7 +13,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
-from ingot.quant.config import QuantConfig
+from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import LABELS, Plan
@@ -120,8 +120,9 @@ def loss(drop: float, budget: float) -> str:
 
 def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
     """Return where a new variant comes from."""
-    runtime = packages_distributions()["onnxruntime"][0]
-    return Provenance.of(parent.serving.provenance.source, ("ingot", runtime, "onnx"), notes)
+    known = packages_distributions()
+    runtimes = (known[name][0] for name in installed() if name in known)
+    return Provenance.of(parent.serving.provenance.source, ("ingot", *runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
