@@ -8,12 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
 from ingot.model_store.manifest import Agreement
 from ingot.quant.metric import Comparison, Score
 from ingot.quant.plan import Plan
 from ingot.quant.report import Audit
 from ingot.quant.trial import Trial
+
+# What reading of damaged lines raises.
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
 
 
 class Journal:
@@ -25,6 +29,9 @@ class Journal:
     Args:
         path: the file; None keeps results in memory alone.
         search: what must be the same for results to be of use.
+
+    Raises:
+        InvalidArgument: the file is something else than a journal.
     """
 
     def __init__(self, path: Path | None, search: dict[str, Any]):
@@ -33,14 +40,20 @@ class Journal:
         if path is None:
             return
         head = json.dumps(search, sort_keys=True)
-        lines = path.read_text().splitlines() if path.is_file() else []
+        content = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        lines = content.splitlines()
+        if lines and not _is_head(lines[0]):
+            raise InvalidArgument(f"{path} is no journal of a search; give another file")
         if lines[:1] != [head]:
             path.write_text(f"{head}\n")
             return
         for line in lines[1:]:
-            with contextlib.suppress(ValueError, KeyError):
+            with contextlib.suppress(*_DAMAGED):
                 item = json.loads(line)
                 self._known[item["key"]] = item
+        if not content.endswith("\n"):  # what comes next is not to be joined to half a line
+            with path.open("a") as stream:
+                stream.write("\n")
 
     @property
     def resumed(self) -> int:
@@ -52,7 +65,7 @@ class Journal:
         item = self._known.get(plan.key)
         if item is None:
             return None
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(*_DAMAGED):
             return _trial(plan, item)
         return None
 
@@ -66,6 +79,13 @@ class Journal:
         """Remove the file: the search has come to its end."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _is_head(line: str) -> bool:
+    with contextlib.suppress(ValueError):
+        head = json.loads(line)
+        return isinstance(head, dict) and "journal" in head
+    return False
 
 
 def _item(trial: Trial) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ingot.errors import QuantizationError
 from ingot.quant import migration
 from ingot.quant.layers import Layer
 from ingot.quant.ranges import Method, Observation
-from ingot.quant.schemes import dynamic, static, weight_only
+from ingot.quant.schemes import dynamic, edit, static, weight_only
 from ingot.quant.schemes.static import Activations
 from ingot.quant.source import Source
 
@@ -118,6 +118,7 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     weight_only.apply(model, chosen["int8"], bits=8, block=plan.block)
     weight_only.apply(model, chosen["int4"], bits=4, block=min(plan.block, 32))
     _drop_unused(model)
+    edit.unique_names(model)
     return model
 
 

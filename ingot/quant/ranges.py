@@ -48,12 +48,18 @@ class Observation:
         return None if self.total is None else self.total / max(self.count, 1)
 
     def add(self, array: Array, axis: int | None) -> None:
-        """Take in the values of one batch; ``axis`` is that of the channels."""
+        """Take in the values of one batch; ``axis`` is that of the channels.
+
+        Infinity, such as that of a mask, counts for zero: no range holds it.
+        """
         if array.size == 0:
             return
+        finite = np.isfinite(array)
+        if not finite.all():
+            array = np.where(finite, array, 0)
         self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
         self._widen(max(-self.low, self.high))
-        sample = array.reshape(-1)[:: max(1, array.size // _SAMPLED)].astype(np.float64)
+        sample = array.reshape(-1)[:: _stride(array.size)].astype(np.float64)
         self.bins += np.histogram(sample, _BINS, (-self.reach, self.reach))[0]
         if axis is None:
             return
@@ -106,6 +112,14 @@ class Observation:
         tried = [(share * self.low, share * self.high) for share in np.linspace(0.1, 1, 46)]
         low, high = min(tried, key=lambda ends: cost(centers, self.bins, *ends))
         return float(low), float(high)
+
+
+def _stride(size: int) -> int:
+    """Return a step through an array that takes a sample, and meets all its channels: it divides no dimension."""
+    step = max(1, size // _SAMPLED)
+    while math.gcd(step, size) > 1:
+        step += 1
+    return step
 
 
 def _squared_error(centers: Array, bins: Array, low: float, high: float) -> float:

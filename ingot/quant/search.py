@@ -21,10 +21,10 @@ from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
 
 # Finalists are timed anew, longer and side by side.
-_FINALISTS = 3
+_FINALISTS = 4
 _FINAL_TIMING = 0.5
 # How many of the fastest are tried with one scale a tensor.
-_COARSENED = 2
+_COARSENED = 3
 # Speeds closer than this are equal; then the more exact one wins.
 _EQUAL = 1.03
 
@@ -64,6 +64,7 @@ class Search:
         self._end = time.monotonic() + config.budget if config.budget is not None else None
         self._trials: dict[str, Trial] = {}
         self._noises: dict[str, list[Noise]] = {}
+        self._origins: dict[str, str] = {}  # the plans of which others keep some layers
         self._kept = choose(bench.source.names, config.keep)
 
     def run(self) -> Found:
@@ -77,7 +78,7 @@ class Search:
         different = {(trial.latency, trial.size): trial for trial in filter(self._good, self._trials.values())}
         finalists = sorted(different.values(), key=lambda trial: -trial.speed)[:_FINALISTS]
         chosen = self._best(finalists)
-        noises = self._noises.get(_family(chosen.plan), []) if chosen is not None else []
+        noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
         return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
 
     def _explore(self) -> None:
@@ -166,7 +167,9 @@ class Search:
         order = self._rank(plan)
 
         def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
-            trial = self._try(_kept(plan, order[:count]))
+            kept = _kept(plan, order[:count])
+            self._origins[kept.key] = plan.key
+            trial = self._try(kept)
             return trial.holds(self._config.max_drop) or not self._hopeful(trial)
 
         count = fewest(len(order), enough)
@@ -176,13 +179,14 @@ class Search:
         light = fitting(self._bench.source, "int8", order[:count])
         if light and plan.engine == "onnxruntime":
             name = f"{plan.name}, int8 weights alone for {len(light)}"
-            self._try(replace(_kept(plan, order[:count]).but(light, "int8"), name=name))
+            mixed = replace(_kept(plan, order[:count]).but(light, "int8"), name=name)
+            self._origins[mixed.key] = plan.key
+            self._try(mixed)
 
     def _rank(self, plan: Plan) -> list[str]:
-        family = _family(plan)
-        if family not in self._noises:
+        if plan.key not in self._noises:
             samples = self._bench.calibration or self._bench.evaluation
-            self._noises[family] = sensitivity.rank(
+            self._noises[plan.key] = sensitivity.rank(
                 self._bench.source,
                 plan,
                 self._bench.seen if plan.needs_data else {},
@@ -190,7 +194,7 @@ class Search:
                 seed=self._config.seed,
                 progress=lambda done, total: self._progress(f"Ranking layers: {done} of {total}"),
             )
-        return [noise.layer for noise in self._noises[family]]
+        return [noise.layer for noise in self._noises[plan.key]]
 
 
 class _TimeUp(Exception):
@@ -266,8 +270,3 @@ def fewest(most: int, enough: Callable[[int], bool]) -> int | None:
 
 def _kept(plan: Plan, layers: Sequence[str]) -> Plan:
     return replace(plan.keep(layers), name=f"{plan.name}, {len(layers)} kept")
-
-
-def _family(plan: Plan) -> str:
-    """Return what plans have in common that differ only in the layers they keep."""
-    return replace(plan, schemes={}).key

@@ -23,7 +23,7 @@ from ingot.quant.layers import Layer, tensor
 from ingot.quant.plan import DTYPES, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.samples import Samples
-from ingot.quant.schemes import edit
+from ingot.quant.schemes import edit, weight_only
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
 from ingot.quant.source import Source
@@ -79,19 +79,20 @@ def rank(
     outputs = [spec.name for spec in source.signature.outputs if spec.dtype.is_float]
     for twin in twins.values():
         twin.write()
+    edit.unique_names(model)
     blobs = BlobFolder.scratch()
     path = blobs.path(onnx_graph.pack(model, blobs)[0])
     batches = [batch.inputs for batch in samples.take(_ROWS, seed).batches(_ROWS)]
     noises: list[Noise] = []
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
-        closed = {twin.gate: np.zeros((), np.float32) for twin in twins.values()}
+        closed = {twin.gate: np.zeros((), bool) for twin in twins.values()}
         expected = [engine.run({**inputs, **closed}) for inputs in batches]
         for name, twin in twins.items():
             noise = sum(float(answer[twin.noise]) for answer in expected)
             signal = sum(float(answer[twin.signal]) for answer in expected)
             damage = None
             if effects:
-                gates = {**closed, twin.gate: np.ones((), np.float32)}
+                gates = {**closed, twin.gate: np.ones((), bool)}
                 actual = [engine.run({**inputs, **gates}) for inputs in batches]
                 damage = max((_share(expected, actual, output) for output in outputs), default=0.0)
             noises.append(Noise(name, _decibel(signal, noise), damage))
@@ -114,17 +115,13 @@ def _share(expected: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str
 def _decibel(signal: float, noise: float) -> float:
     if not noise or not signal:
         return _LARGEST
+    if not math.isfinite(noise) or not math.isfinite(signal):
+        return 0.0
     return min(10 * math.log10(signal / noise), _LARGEST)
 
 
 class _Twin:
-    """A layer's rounded copy beside it, the gate that lets it through, and the powers of the output and the noise.
-
-    Attributes:
-        gate: the name of the input that is 0 for the layer as it is, and 1 for the rounded one.
-        signal: the name of the output that gives the power of the layer's own output.
-        noise: the same of what rounding changes.
-    """
+    """A layer's rounded copy beside it, the gate that lets it through, and the powers of the output and the noise."""
 
     def __init__(self, model: ir.Model, layer: Layer, plan: Plan, seen: Mapping[str, Observation]):
         self._graph = model.graph
@@ -133,14 +130,35 @@ class _Twin:
         self._seen = seen
         self._scheme = plan.schemes[layer.name]
         self._place = layer.node
-        self.gate, self.signal, self.noise = (f"{layer.output.name}_{what}" for what in ("gate", "signal", "noise"))
+        self._gate = ir.Value(
+            name=f"{layer.output.name}_gate", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL)
+        )
+        self._powers: list[ir.Value] = []
+
+    @property
+    def gate(self) -> str:
+        """The name of the input that is false for the layer as it is, and true for the rounded one."""
+        return self._gate.name or ""
+
+    @property
+    def signal(self) -> str:
+        """The name of the output that gives the power of the layer's own output."""
+        return self._powers[0].name or ""
+
+    @property
+    def noise(self) -> str:
+        """The name of the output that gives the power of what rounding changes."""
+        return self._powers[1].name or ""
 
     def write(self) -> None:
         layer, node = self._layer, self._layer.node
         inputs: list[ir.Value | None] = list(node.inputs)
-        inputs[inputs.index(layer.weight)] = edit.constant(
-            self._graph, f"{layer.weight.name}_rounded", self._weights(), tensor(layer.weight).dtype
-        )
+        for place, value in enumerate(inputs):
+            # A recurrent layer has a second weight, which is rounded with the first.
+            if value is not None and (value is layer.weight or (layer.operator == "LSTM" and place == 2)):
+                inputs[place] = edit.constant(
+                    self._graph, f"{value.name}_rounded", self._weights(value), tensor(value).dtype
+                )
         if layer.operator != "Gather":
             inputs[0] = self._rounded(layer.data)
         attributes = list(node.attributes.values())
@@ -156,12 +174,9 @@ class _Twin:
         """Let the rounded output through where the gate is open, and give the powers of signal and noise."""
         own, kind = self._layer.output, self._layer.output.dtype
         users = list(own.uses())
-        gate = ir.Value(name=self.gate, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
-        self._graph.inputs.append(gate)
+        self._graph.inputs.append(self._gate)
         difference = self._add("Sub", (rounded, own), "difference", kind)
-        share = gate if kind is ir.DataType.FLOAT else self._add("Cast", (gate,), "share", kind, {"to": int(kind or 1)})
-        passed = self._add("Mul", (difference, share), "passed", kind)
-        result = self._add("Add", (own, passed), "gated", kind)
+        result = self._add("Where", (self._gate, rounded, own), "gated", kind)
         result.shape = own.shape
         for user, place in users:
             user.replace_input_with(place, result)
@@ -169,7 +184,7 @@ class _Twin:
             if output is own:
                 own.name, result.name = f"{own.name}_own", own.name
                 self._graph.outputs[index] = result
-        for value, name in ((own, self.signal), (difference, self.noise)):
+        for value, name in ((own, "signal"), (difference, "noise")):
             single = (
                 value
                 if kind is ir.DataType.FLOAT
@@ -177,33 +192,50 @@ class _Twin:
             )
             square = self._add("Mul", (single, single), f"{name}_square", ir.DataType.FLOAT)
             total = self._add("ReduceSum", (square,), name, ir.DataType.FLOAT, {"keepdims": 0})
-            total.name, total.shape = name, ir.Shape(())
+            total.shape = ir.Shape(())
             self._graph.outputs.append(total)
+            self._powers.append(total)
 
-    def _weights(self) -> Array:
-        """Return the layer's weights after rounding."""
-        array = tensor(self._layer.weight).numpy().astype(np.float32)
-        if self._scheme == "int4":
-            return _blocks(array, self._layer.axis, 32, 7)
-        if self._scheme == "int8" and self._layer.operator != "Gather":
-            return _blocks(array, self._layer.axis, self._plan.block, 127)
+    def _weights(self, weight: ir.Value) -> Array:
+        """Return weights of the layer after rounding."""
+        array = tensor(weight).numpy().astype(np.float32)
+        if self._layer.operator != "Gather" and self._scheme in ("int8", "int4"):
+            bits, block = (8, self._plan.block) if self._scheme == "int8" else (4, min(self._plan.block, 32))
+            turned = weight_only.rounded(array if self._layer.axis == 0 else array.T, bits, block)
+            return turned if self._layer.axis == 0 else turned.T
         axis = self._layer.axis if self._plan.per_channel or self._layer.operator == "Gather" else None
         scales = channel_scales(array, axis)
         by = scales if axis is None else along(scales, axis, array.ndim)
         return np.asarray(to_int8(array, scales, axis) * by, np.float32)
 
     def _rounded(self, value: ir.Value) -> ir.Value:
-        """Return the layer's input after rounding; ranges of each call are taken for exact."""
+        """Return the layer's input after rounding."""
+        if self._scheme == "dynamic" and self._layer.operator != "LSTM":
+            return self._rounded_by_call(value)
         if self._scheme != "static" or value.name not in self._seen:
             return value
         # Integers of 16 bits, which no CPU has kernels for, add next to nothing.
         if self._plan.activations == "u16":
             return value
-        affine = Affine.of(*self._seen[value.name or ""].range(self._plan.method), DTYPES[self._plan.activations])
+        affine = Affine.of(
+            *self._seen[value.name or ""].range(self._plan.method), DTYPES[self._plan.activations], value.dtype
+        )
         scale = edit.constant(self._graph, f"{value.name}_twin_scale", np.array(affine.scale), value.dtype)
         zero = edit.constant(self._graph, f"{value.name}_twin_zero", np.array(affine.zero), affine.dtype)
         quantized = self._add("QuantizeLinear", (value, scale, zero), "quantized", affine.dtype)
         return self._add("DequantizeLinear", (quantized, scale, zero), "rounded", value.dtype)
+
+    def _rounded_by_call(self, value: ir.Value) -> ir.Value:
+        """Return a value after rounding in the range that it has in each call."""
+        single, kind = ir.DataType.FLOAT, value.dtype
+        if kind is not single:
+            value = self._add("Cast", (value,), "single", single, {"to": int(single)})
+        node = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{self._layer.name}_range")
+        for output, dtype in zip(node.outputs, (ir.DataType.UINT8, single, ir.DataType.UINT8), strict=True):
+            output.name, output.type = f"{self._layer.output.name}_range", ir.TensorType(dtype)
+        self._after(node)
+        value = self._add("DequantizeLinear", node.outputs, "rounded", single)
+        return value if kind is single or kind is None else self._add("Cast", (value,), "half", kind, {"to": int(kind)})
 
     def _add(
         self,
@@ -221,16 +253,3 @@ class _Twin:
     def _after(self, node: ir.Node) -> None:
         self._graph.insert_after(self._place, node)
         self._place = node
-
-
-def _blocks(array: Array, axis: int, block: int, top: int) -> Array:
-    """Return weights rounded in blocks along the contracted axis."""
-    turned = array if axis == 0 else array.T  # [outputs, inputs]
-    rows, columns = turned.shape
-    count = -(-columns // block)
-    padded = np.zeros((rows, count * block), np.float32)
-    padded[:, :columns] = turned
-    parts = padded.reshape(rows, count, block)
-    scale = np.maximum(np.abs(parts).max(axis=-1, keepdims=True), 1e-12) / top
-    rounded = (np.clip(np.rint(parts / scale), -top, top) * scale).reshape(rows, -1)[:, :columns]
-    return np.asarray(rounded if axis == 0 else rounded.T)

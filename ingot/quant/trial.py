@@ -227,7 +227,7 @@ class Workbench:
         return ranges.observe(
             model,
             static.watched(model, layers),
-            {layer.data.name or "": 1 if layer.operator == "Conv" else -1 for layer in layers},
+            static.contracted(layers),
             self.calibration,
             lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
 from ingot.tensors import Array
 
@@ -101,3 +102,21 @@ def lazy(graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataTy
     )
     value.shape = ir.Shape(shape)
     return value
+
+
+def unique_names(model: ir.Model) -> None:
+    """Give each value and node a name of its own; those of the graph's inputs and outputs stay.
+
+    A weight that two layers share gives its name to what is written for both.
+    """
+    NameFixPass(_Naming())(model)
+
+
+class _Naming:
+    """What is called what, before a number is added."""
+
+    def generate_node_name(self, node: ir.Node) -> str:
+        return node.name or node.outputs[0].name or node.op_type
+
+    def generate_value_name(self, value: ir.Value) -> str:
+        return value.name or "value"

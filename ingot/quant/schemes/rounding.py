@@ -9,6 +9,9 @@ import onnx_ir as ir
 
 from ingot.tensors import Array
 
+# The smallest range; the scale of what is always zero is not zero.
+_LEAST = 1e-12
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -19,19 +22,35 @@ class Affine:
     dtype: ir.DataType
 
     @classmethod
-    def of(cls, low: float, high: float, dtype: ir.DataType) -> Affine:
-        """Return the conversion that spends all integers on ``low`` to ``high``; zero is met exactly."""
+    def of(cls, low: float, high: float, dtype: ir.DataType, kept: ir.DataType | None = None) -> Affine:
+        """Return the conversion that spends all integers on ``low`` to ``high``; zero is met exactly.
+
+        Args:
+            low: the lowest real.
+            high: the highest.
+            dtype: the integers.
+            kept: the type that the scale will be kept in.
+        """
         low, high = min(low, 0.0), max(high, 0.0)
         bottom = -128 if dtype is ir.DataType.INT8 else 0
         steps = 65535 if dtype is ir.DataType.UINT16 else 255
-        scale = max(high - low, 1e-12) / steps
+        scale = float(as_kept(np.array(max(high - low, _LEAST) / steps), kept))
         return cls(scale, bottom + int(np.clip(round(-low / scale), 0, steps)), dtype)
 
 
 def channel_scales(array: Array, axis: int | None) -> Array:
     """Return the scale of each channel along ``axis``, or of the whole array, for symmetric 8 bits."""
     others = None if axis is None else tuple(index for index in range(array.ndim) if index != axis)
-    return np.asarray(np.maximum(np.abs(array).max(axis=others), 1e-12) / 127, np.float32)
+    return np.asarray(np.maximum(np.abs(array).max(axis=others), _LEAST) / 127, np.float32)
+
+
+def as_kept(scales: Array, dtype: ir.DataType | None) -> Array:
+    """Return scales as another type holds them, no smaller: in half precision small ones are coarse, or zero."""
+    if dtype is not ir.DataType.FLOAT16:
+        return np.asarray(scales, np.float32)
+    rounded = np.asarray(scales, np.float16)
+    beyond = np.nextafter(rounded, np.copysign(np.float16(np.inf), rounded))
+    return np.where(np.abs(rounded) < np.abs(scales), beyond, rounded).astype(np.float32)
 
 
 def to_int8(array: Array, scales: Array, axis: int | None) -> Array:

@@ -4,6 +4,8 @@ The form is chosen so that ONNX Runtime fuses it into integer kernels:
 
 - A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
 - A matrix product needs no QuantizeLinear at its output: it then gives floats, more exact and as fast.
+- A matrix product of two dimensions and the addition of its bias are one Gemm: ONNX Runtime would join them into a Gemm
+  whose bias is no integer, which stays in floats.
 - Operators between quantized layers, such as the addition of a residual, are quantized where all that they take is, and
   something takes theirs in integers; those that only move elements keep the scale of their input.
 """
@@ -18,8 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor
-from ingot.quant.schemes import edit
-from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
+from ingot.quant.schemes import biases, edit
+from ingot.quant.schemes.rounding import Affine, as_kept, channel_scales, to_int8
 from ingot.tensors import Array
 
 OPERATORS = ("Conv", "MatMul", "Gemm")
@@ -34,6 +36,8 @@ _MOVED = frozenset(
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
 _MASK = 1e5
+# Factors whose sizes are further apart than this are not of one scale.
+_SPREAD = 8
 # The first operator set with one scale a channel, with scales in half precision, and with 16-bit integers.
 _CHANNELS, _HALF, _WIDE = 13, 19, 21
 
@@ -57,9 +61,20 @@ def takes(layer: Layer, opset: int) -> bool:
     """Tell whether a layer can be quantized so."""
     if layer.operator not in OPERATORS or (layer.operator == "MatMul" and len(layer.shape) != 2):
         return False
-    if layer.operator == "Gemm" and (layer.number("beta", 1.0) != 1 or layer.number("alpha", 1.0) != 1):
+    if layer.operator == "Gemm" and not _plain(layer):
         return False
     return opset >= (10 if layer.data.dtype is ir.DataType.FLOAT else _HALF)
+
+
+def _plain(layer: Layer) -> bool:
+    """Tell whether a Gemm is the product and a constant bias that integer kernels compute, and nothing else."""
+    bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+    return (
+        layer.number("beta", 1.0) == 1
+        and layer.number("alpha", 1.0) == 1
+        and not integer(layer.node, "transA", 0)
+        and (bias is None or (constant(bias) and biases.fits(shape(bias), layer.shape[layer.axis])))
+    )
 
 
 def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) -> tuple[str, ...]:
@@ -73,6 +88,17 @@ def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) ->
         values += [clamped(value) for value in node.outputs] if node.op_type == "Conv" else ()
         found.update({value.name or "": None for value in values if value is not None and _varies(value)})
     return tuple(found)
+
+
+def contracted(layers: Iterable[Layer]) -> dict[str, int]:
+    """Return the axis of channels of what layers take, by value name; not of what they take along several axes."""
+    found: dict[str, int] = {}
+    unclear: set[str] = set()
+    for layer in layers:
+        name, axis = layer.data.name or "", 1 if layer.operator == "Conv" else -1
+        if found.setdefault(name, axis) != axis:
+            unclear.add(name)
+    return {name: axis for name, axis in found.items() if name not in unclear}
 
 
 def apply(
@@ -93,7 +119,10 @@ def apply(
         means: the mean of each channel of layers' inputs, by value name; where it is known, the mean error that rounded
             weights make is put into the bias (arXiv:1906.04721, section 4.2).
     """
-    _Writer(model, layers, activations, per_channel, means).write()
+    chosen = list(layers)
+    for layer in chosen:
+        biases.join(model.graph, layer)
+    _Writer(model, chosen, activations, per_channel, means).write()
 
 
 def clamped(value: ir.Value) -> ir.Value:
@@ -174,7 +203,7 @@ class _Writer:
         return (
             node.op_type in _COMPUTED
             and any(value in quantized for value in values)
-            and all(value in quantized or _modest(value) for value in values)
+            and all(value in quantized or _modest(value, node) for value in values)
             and all((clamped(value).name or "") in self._activations.ranges for value in node.outputs)
         )
 
@@ -185,7 +214,9 @@ class _Writer:
 
     def _affine_of(self, value: ir.Value) -> Affine:
         if value not in self._affine:
-            self._affine[value] = Affine.of(*self._activations.ranges[value.name or ""], self._activations.dtype)
+            self._affine[value] = Affine.of(
+                *self._activations.ranges[value.name or ""], self._activations.dtype, value.dtype
+            )
         return self._affine[value]
 
     def _quantize_inputs(self, node: ir.Node, places: Iterable[int]) -> None:
@@ -195,7 +226,9 @@ class _Writer:
                 continue
             if constant(value):
                 array = tensor(value).numpy().astype(np.float32)
-                affine = Affine.of(float(array.min()), float(array.max()), self._activations.dtype)
+                affine = Affine.of(
+                    float(array.min(initial=0)), float(array.max(initial=0)), self._activations.dtype, value.dtype
+                )
                 node.replace_input_with(place, self._pair(value, affine))
             else:
                 node.replace_input_with(place, self._pair(value))
@@ -226,11 +259,11 @@ class _Writer:
     def _quantize_weight(self, layer: Layer, mean: Array | None) -> None:
         array = tensor(layer.weight).numpy().astype(np.float32)
         axis = layer.axis if self._per_channel else None
-        scales = channel_scales(array, axis)
+        scales = as_kept(np.maximum(channel_scales(array, axis), biases.least_scales(layer, axis)), layer.weight.dtype)
         base = layer.weight.name or layer.name
         integers = to_int8(array, scales, axis)
         if mean is not None:
-            _correct(self._graph, layer, _mean_error(array, integers, scales, axis, mean, layer))
+            biases.correct(self._graph, layer, biases.mean_error(array, integers, scales, axis, mean, layer))
         inputs = (
             edit.constant(self._graph, f"{base}_int8", integers),
             edit.constant(self._graph, f"{base}_scale", scales, layer.weight.dtype),
@@ -239,59 +272,20 @@ class _Writer:
         attributes = {} if axis is None else {"axis": axis}
         operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", layer.weight.dtype, attributes)
         layer.node.replace_input_with(1, edit.insert_before(self._graph, layer.node, operation))
-        bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
-        if bias is not None and constant(bias):
-            self._quantize_bias(layer, bias, scales)
-
-    def _quantize_bias(self, layer: Layer, bias: ir.Value, scales: Array) -> None:
-        """Quantize a bias to 32 bits at the scale of the products that it is added to, as integer kernels need it."""
-        pair = layer.data.producer()
-        if pair is None or pair.inputs[1] is None:
-            return
-        array = tensor(bias).numpy().astype(np.float64).reshape(-1)
-        by = np.asarray(scales * np.float32(tensor(pair.inputs[1]).numpy()), np.float32)
-        values = np.clip(np.rint(array / np.maximum(by, 1e-30)), -(2**31) + 1, 2**31 - 1).astype(np.int32)
-        base = bias.name or f"{layer.name}.bias"
-        inputs = (
-            edit.constant(self._graph, f"{base}_int32", values),
-            edit.constant(self._graph, f"{base}_scale", by, bias.dtype),
-        )
-        attributes = {"axis": 0} if by.ndim else {}
-        operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
-        layer.node.replace_input_with(2, edit.insert_before(self._graph, layer.node, operation))
-
-
-def _mean_error(array: Array, integers: Array, scales: Array, axis: int | None, mean: Array, layer: Layer) -> Array:
-    """Return how much larger the rounded weights make each output channel on average."""
-    by = scales if axis is None else along(scales, axis, array.ndim)
-    error = integers * by - array
-    if layer.operator != "Conv":
-        return np.asarray(mean @ error if layer.axis == 1 else error @ mean)
-    group = integer(layer.node, "group", 1)
-    parts = error.reshape(group, len(error) // group, error.shape[1], -1).sum(axis=-1)  # [group, outputs, inputs]
-    return np.asarray(np.einsum("goi,gi->go", parts, mean.reshape(group, -1))).reshape(-1)
-
-
-def _correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
-    """Subtract an error from a layer's bias, wherever it is added; a layer without one is left."""
-    node, place = layer.node, 2
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if layer.operator == "MatMul":
-        users = [user for user, _ in layer.output.uses()]
-        if len(users) == 1 and users[0].op_type == "Add":
-            node = users[0]
-            place = next((place for place, item in enumerate(node.inputs) if constant(item)), 0)
-            bias = node.inputs[place]
-    if bias is not None and constant(bias) and shape(bias)[-1:] == error.shape:
-        array = tensor(bias).numpy()
-        corrected = edit.constant(graph, bias.name or "bias", (array - error).astype(array.dtype))
-        node.replace_input_with(place, corrected)
+        biases.quantize(self._graph, layer, scales)
 
 
 def _varies(value: ir.Value) -> bool:
     return is_float(value) and not constant(value)
 
 
-def _modest(value: ir.Value) -> bool:
-    """Tell whether a value is a constant that integers can hold: the minus infinity of a mask is not."""
-    return constant(value) and float(np.abs(tensor(value).numpy().astype(np.float64)).max(initial=0)) < _MASK
+def _modest(value: ir.Value, node: ir.Node) -> bool:
+    """Tell whether a value is a constant that integers can hold.
+
+    The minus infinity of a mask is not, nor are factors of many sizes, the small ones of which would be rounded away.
+    """
+    if not constant(value):
+        return False
+    sizes = np.abs(tensor(value).numpy().astype(np.float64))
+    largest = float(sizes.max(initial=0))
+    return largest < _MASK and (node.op_type != "Mul" or float(sizes.min(initial=largest)) * _SPREAD >= largest)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ingot.quant.layers import Layer, integer, tensor
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
+from ingot.quant.schemes.rounding import as_kept
 from ingot.tensors import Array
 
 # Smaller embeddings, such as those of two kinds of text, are not worth their rounding.
@@ -63,7 +64,7 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
 
     def packed() -> tuple[Array, Array]:
         array = source.numpy().astype(np.float32)
-        return pack(array if turned else array.T, bits, block)
+        return pack(array if turned else array.T, bits, block, kind)
 
     weight = edit.lazy(
         graph, f"{base}_int{bits}", lambda: packed()[0], ir.DataType.UINT8, (columns, blocks, block * bits // 8)
@@ -85,18 +86,34 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
     edit.replace(graph, layer.node, value)
 
 
-def pack(array: Array, bits: int, block: int) -> tuple[Array, Array]:
+def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FLOAT) -> tuple[Array, Array]:
     """Return the integers and scales that MatMulNBits takes.
 
     Args:
         array: weights [columns, rows], the contracted axis last.
         bits: 4 or 8.
         block: how many weights along the contracted axis share a scale.
+        kept: the type that the scales will be kept in.
 
     Returns:
         Unsigned integers around the middle of their range, [columns, blocks, block * bits / 8], two to a byte at 4
         bits; and scales [columns, blocks].
     """
+    integers, scales = _blocks(array, bits, block, kept)
+    packed: Array = (integers + (1 << (bits - 1))).astype(np.uint8)
+    if bits == 4:
+        packed = packed[..., 0::2] | (packed[..., 1::2] << 4)
+    return packed, scales
+
+
+def rounded(array: Array, bits: int, block: int) -> Array:
+    """Return what is left of weights [columns, rows] that :func:`pack` packs."""
+    integers, scales = _blocks(array, bits, block, ir.DataType.FLOAT)
+    return np.asarray((integers * scales[..., None]).reshape(len(array), -1)[:, : array.shape[1]], np.float32)
+
+
+def _blocks(array: Array, bits: int, block: int, kept: ir.DataType) -> tuple[Array, Array]:
+    """Return integers around zero, [columns, blocks, block], and scales [columns, blocks]."""
     columns, rows = array.shape
     blocks = -(-rows // block)
     padded = np.zeros((columns, blocks * block), np.float32)
@@ -106,11 +123,8 @@ def pack(array: Array, bits: int, block: int) -> tuple[Array, Array]:
     # The sign of the largest weight decides which end of the integers it gets: there is one more below the middle.
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], -1)[..., 0]
     scales = largest / -middle
-    scales = np.where(np.abs(scales) < 1e-12, 1e-12, scales).astype(np.float32)
-    integers = np.clip(np.rint(parts / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    if bits == 4:
-        integers = integers[..., 0::2] | (integers[..., 1::2] << 4)
-    return integers, scales
+    scales = as_kept(np.where(np.abs(scales) < 1e-12, 1e-12, scales), kept)
+    return np.clip(np.rint(parts / scales[..., None]), -middle, middle - 1), scales
 
 
 def _embedding(model: ir.Model, layer: Layer) -> None:
@@ -121,7 +135,7 @@ def _embedding(model: ir.Model, layer: Layer) -> None:
 
     def scales() -> Array:
         largest = np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True)
-        return np.asarray(np.maximum(largest, 1e-12) / 127, np.float32)
+        return as_kept(np.maximum(largest, 1e-12) / 127, kind)
 
     def integers() -> Array:
         return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)

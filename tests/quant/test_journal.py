@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import BatchLatency
+from ingot.model_store.manifest import Agreement
+from ingot.quant.journal import Journal
+from ingot.quant.metric import Comparison, Score
+from ingot.quant.plan import Plan
+from ingot.quant.report import Audit
+from ingot.quant.trial import Trial
+
+SEARCH = {"journal": 1, "model": "sha256:a", "batches": [1, 8]}
+FIRST = Trial(
+    plan=Plan("first", {"a": "static"}),
+    size=123,
+    latency=(BatchLatency(rows=1, seconds=0.5), BatchLatency(rows=8, seconds=1.5)),
+    baseline=(BatchLatency(rows=1, seconds=1), BatchLatency(rows=8, seconds=3)),
+    audit=Audit(quantized={"QGemm": 2}, floats=("Conv a",)),
+    comparison=Comparison(Score(1, 1, 1), Score(0.9, 0.8, 0.95), Score(0.1, 0.05, 0.2)),
+    outputs=(Agreement(tensor="y", cosine=0.9, error=0.1, top1=0.5, sqnr=30),),
+)
+SECOND = Trial(plan=Plan("second", {"a": "dynamic"}), failure="ONNX Runtime cannot load it")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ".out.ingot.search"
+
+
+def test_what_was_added_is_there_again(path: Path) -> None:
+    journal = Journal(path, SEARCH)
+    assert journal.resumed == 0
+    for trial in (FIRST, SECOND):
+        journal.add(trial)
+    again = Journal(path, SEARCH)
+    assert again.resumed == 2
+    assert again.get(FIRST.plan) == FIRST
+    assert again.get(SECOND.plan) == SECOND
+    assert again.get(Plan("third", {"b": "static"})) is None
+
+
+def test_a_plan_is_known_by_what_it_makes(path: Path) -> None:
+    Journal(path, SEARCH).add(FIRST)
+    other = Plan("another name", {"a": "static"})
+    found = Journal(path, SEARCH).get(other)
+    assert found is not None
+    assert found.plan.name == "another name"
+    assert found.speed == FIRST.speed == pytest.approx(2)
+
+
+def test_another_search_begins_anew(path: Path) -> None:
+    Journal(path, SEARCH).add(FIRST)
+    other = Journal(path, {**SEARCH, "model": "sha256:b"})
+    assert other.resumed == 0
+    assert other.get(FIRST.plan) is None
+    assert Journal(path, SEARCH).resumed == 0
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, 100])
+def test_a_line_that_was_cut_off_is_tried_again_and_spoils_nothing(path: Path, cut: int) -> None:
+    journal = Journal(path, SEARCH)
+    journal.add(FIRST)
+    journal.add(SECOND)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    journal = Journal(path, SEARCH)
+    assert journal.get(FIRST.plan) == FIRST
+    if cut > 1:
+        assert journal.get(SECOND.plan) is None
+        journal.add(SECOND)
+    again = Journal(path, SEARCH)
+    assert again.get(FIRST.plan) == FIRST
+    assert again.get(SECOND.plan) == SECOND
+
+
+@pytest.mark.parametrize("line", ["", "17", "null", "[]", '{"key": 1', '{"name": "x"}', "\udcff", '"key"'])
+def test_damaged_lines_are_left_out(path: Path, line: str) -> None:
+    Journal(path, SEARCH).add(FIRST)
+    with path.open("ab") as stream:
+        stream.write(line.encode(errors="surrogateescape") + b"\n")
+    journal = Journal(path, SEARCH)
+    journal.add(SECOND)
+    assert Journal(path, SEARCH).get(FIRST.plan) == FIRST
+    assert Journal(path, SEARCH).get(SECOND.plan) == SECOND
+
+
+@pytest.mark.parametrize(
+    "change", [{"latency": 3}, {"comparison": "x"}, {"comparison": {"before": 1}}, {"audit": None}]
+)
+def test_a_result_that_is_none_is_not_known(path: Path, change: dict[str, object]) -> None:
+    Journal(path, SEARCH).add(FIRST)
+    head, line = path.read_text().splitlines()
+    path.write_text(f"{head}\n{json.dumps({**json.loads(line), **change})}\n")
+    assert Journal(path, SEARCH).get(FIRST.plan) is None
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\xff\xfe data", b"a,b\n1,2\n", b"{}\n", b"[1]\n"])
+def test_a_file_of_another_kind_is_not_overwritten(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match="is no journal of a search"):
+        Journal(path, SEARCH)
+    assert path.read_bytes() == content
+
+
+def test_it_is_removed_at_the_end(path: Path) -> None:
+    journal = Journal(path, SEARCH)
+    assert path.exists()
+    journal.remove()
+    journal.remove()
+    assert not path.exists()
+
+
+def test_without_a_file_nothing_is_kept() -> None:
+    journal = Journal(None, SEARCH)
+    journal.add(FIRST)
+    assert journal.get(FIRST.plan) is None
+    assert journal.resumed == 0
+    journal.remove()

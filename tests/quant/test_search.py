@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import BatchLatency
+from ingot.quant import sensitivity
+from ingot.quant.config import QuantConfig
+from ingot.quant.journal import Journal
+from ingot.quant.metric import Comparison, Score
+from ingot.quant.plan import Plan
+from ingot.quant.search import Found, Search, families, fewest, refinements
+from ingot.quant.sensitivity import Noise
+from ingot.quant.source import Source
+from ingot.quant.trial import FASTER, Trial, Workbench
+from tests.quant import graphs
+from tests.quant.graphs import random
+
+LAYERS = 8
+CONFIG = QuantConfig(max_drop=0.01, engines=("onnxruntime",))
+Worth = Callable[[Plan], tuple[float, float]]
+"""How many times as fast a plan's model is, and how much it loses."""
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    """Eight products; their layers are called MatMul_p0 to MatMul_p7."""
+    nodes, value = [], "x"
+    for index in range(LAYERS):
+        nodes.append(f"p{index} = MatMul({value}, w) t{index} = Tanh(p{index})")
+        value = f"t{index}"
+    text = f"(float[batch,4] x) => (float[batch,4] y) {{ {' '.join(nodes)} y = Identity({value}) }}"
+    return graphs.source_of(graphs.graph(text, {"w": random(4, 4)}))
+
+
+def trial(plan: Plan, speed: float, drop: float) -> Trial:
+    if math.isnan(drop):
+        return Trial(plan=plan, failure="it cannot be loaded")
+    # No two plans have the same size, by which a search knows models that are the same.
+    return Trial(
+        plan=plan,
+        size=int(plan.key, 16),
+        latency=(BatchLatency(rows=1, seconds=1 / speed),),
+        baseline=(BatchLatency(rows=1, seconds=1),),
+        comparison=Comparison(Score(1, 1, 1), Score(1 - drop, 0, 1), Score(drop, drop, drop)),
+    )
+
+
+class Bench:
+    """A workbench whose plans are worth what is said."""
+
+    def __init__(self, source: Source, worth: Worth, *, data: bool = True, retimed: Worth | None = None):
+        self.source = source
+        self.calibration = object() if data else None
+        self.evaluation = object()
+        self.seen: Mapping[str, Any] = MappingProxyType({})
+        self.attempts: list[Plan] = []
+        self.clock = 0.0
+        self._worth = worth
+        self._retimed = retimed or worth
+
+    def attempt(self, plan: Plan) -> Trial:
+        self.attempts.append(plan)
+        self.clock += 1
+        return trial(plan, *self._worth(plan))
+
+    def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
+        return [trial(item.plan, self._retimed(item.plan)[0], item.drop) for item in trials]
+
+
+def run(bench: Bench, config: QuantConfig = CONFIG, journal: Journal | None = None) -> Found:
+    journal = journal or Journal(None, {})
+    return Search(cast(Workbench, bench), config, journal, lambda step: None).run()
+
+
+@pytest.fixture
+def rankings(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Rankings that were asked for; the layers with higher numbers are said to hurt more."""
+    asked: list[Plan] = []
+
+    def rank(source: Source, plan: Plan, *arguments: Any, **options: Any) -> list[Noise]:
+        asked.append(plan)
+        return [Noise(name, 20.0, 1.0) for name in sorted(plan.schemes, reverse=True)]
+
+    monkeypatch.setattr(sensitivity, "rank", rank)
+    return asked
+
+
+def static(plan: Plan) -> bool:
+    return plan.needs_data and plan.between and plan.method == "minmax" and not plan.correct and not plan.migrate
+
+
+class TestChoice:
+    def test_the_fastest_that_holds(self, source: Source) -> None:
+        worth = {"static int8": (3.0, 0.005), "dynamic int8": (2.0, 0.001), "int8 weights": (1.5, 0)}
+        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.02))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "static int8"
+        assert found.complete
+
+    def test_a_faster_one_that_breaks_the_budget_is_never_chosen(self, source: Source, rankings: list[Plan]) -> None:
+        worth = {"static int8": (9.0, 0.0101), "dynamic int8": (2.0, 0.01)}
+        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "dynamic int8"
+
+    def test_of_those_that_are_as_fast_the_most_exact(self, source: Source) -> None:
+        worth = {"static int8": (2.0, 0.009), "dynamic int8": (1.99, 0.001), "int8 weights": (1.5, 0)}
+        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "dynamic int8"
+
+    def test_nothing_that_is_not_faster(self, source: Source) -> None:
+        found = run(Bench(source, lambda plan: (1.01, 0)))
+        assert found.chosen is None
+        assert len(found.trials) >= 4
+
+    def test_nothing_that_was_faster_by_chance(self, source: Source) -> None:
+        found = run(Bench(source, lambda plan: (1.5, 0), retimed=lambda plan: (1.0, 0)))
+        assert found.chosen is None
+
+    def test_the_last_timing_counts(self, source: Source) -> None:
+        first = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0)}
+        second = {"static int8": (2.0, 0), "dynamic int8": (2.8, 0)}
+        bench = Bench(source, lambda plan: first.get(plan.name, (1, 0)), retimed=lambda plan: second[plan.name])
+        found = run(bench)
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "dynamic int8"
+        assert found.chosen.speed == pytest.approx(2.8)
+
+    def test_failures_are_noted_and_never_chosen(self, source: Source) -> None:
+        found = run(Bench(source, lambda plan: (5, math.nan) if plan.needs_data else (1.5, 0)))
+        assert found.chosen is not None
+        assert not found.chosen.plan.needs_data
+        assert any(item.failure for item in found.trials)
+
+    @given(st.integers(0, 10_000), st.floats(0, 0.1))
+    def test_whatever_plans_are_worth(self, source: Source, seed: int, budget: float) -> None:
+        def worth(plan: Plan) -> tuple[float, float]:
+            number = (int(plan.key, 16) * 2654435761 + seed * 40503) % 2**32 / 2**32
+            other = (int(plan.key, 16) * 40503 + seed * 2654435761) % 2**32 / 2**32
+            return 0.5 + 2 * number, math.nan if other > 0.97 else 0.1 * other
+
+        def rank(source: Source, plan: Plan, *arguments: Any, **options: Any) -> list[Noise]:
+            return [Noise(name, 20.0, 1.0) for name in plan.schemes]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sensitivity, "rank", rank)
+            bench = Bench(source, worth)
+            found = run(bench, replace(CONFIG, max_drop=budget))
+        good = [item for item in found.trials if item.holds(budget) and item.speed >= FASTER]
+        assert (found.chosen is None) == (not good)
+        if found.chosen is not None:
+            assert found.chosen in good
+            assert found.chosen.speed * 1.03 >= max(item.speed for item in good)
+        assert len(bench.attempts) == len({plan.key for plan in bench.attempts}) == len(found.trials)
+
+
+class TestMending:
+    def test_other_ranges_before_any_layer_is_kept(self, source: Source, rankings: list[Plan]) -> None:
+        def worth(plan: Plan) -> tuple[float, float]:
+            plain = plan.method == "minmax" and not plan.correct and not plan.migrate
+            return 3 if plan.needs_data else 1.5, 0.5 if plan.needs_data and plain else 0.001
+
+        found = run(Bench(source, worth))
+        assert found.chosen is not None
+        assert found.chosen.plan.name.startswith("static int8")
+        assert ", least squares" in found.chosen.plan.name
+        assert not rankings
+
+    @pytest.mark.parametrize("bad", range(LAYERS + 1))
+    def test_as_few_layers_as_it_takes_are_kept(self, source: Source, rankings: list[Plan], bad: int) -> None:
+        """Each layer kept costs some speed; the ``bad`` layers with the highest numbers break the budget."""
+        spoiling = {f"MatMul_p{LAYERS - 1 - index}" for index in range(bad)}
+
+        def worth(plan: Plan) -> tuple[float, float]:
+            quantized = [name for name, kind in plan.schemes.items() if kind == "static"]
+            return 1 + len(quantized) / LAYERS, 0.02 * len(spoiling & set(quantized))
+
+        found = run(Bench(source, worth))
+        if bad == LAYERS:
+            assert found.chosen is None
+            return
+        assert found.chosen is not None
+        kept = {name for name in source.names if found.chosen.plan.schemes.get(name) != "static"}
+        assert kept == spoiling
+        assert len(rankings) <= 2  # one a family: with and without what stands between layers
+        if bad:
+            assert {noise.layer for noise in found.noises} == set(source.names)
+
+    def test_each_plan_has_a_ranking_of_its_own(self, source: Source, rankings: list[Plan]) -> None:
+        """Which layers static ranges spoil says nothing of those that weights of 4 bits spoil."""
+
+        def worth(plan: Plan) -> tuple[float, float]:
+            kinds = set(plan.schemes.values())
+            if kinds == {"static"}:
+                return 4, 1
+            return (2, 0.004 * len(plan.schemes)) if kinds == {"int4"} else (1, 0)
+
+        found = run(Bench(source, worth))
+        assert [plan.precision for plan in rankings][-1] == "int4"
+        assert rankings[0].needs_data
+        assert found.chosen is not None
+        assert len(found.chosen.plan.schemes) == 2
+        assert found.noises
+
+    def test_a_plan_too_slow_to_win_is_not_mended(self, source: Source, rankings: list[Plan]) -> None:
+        worth = {"dynamic int8": (3.0, 0.0)}
+        bench = Bench(source, lambda plan: worth.get(plan.name, (2.0, 0.5)))
+        found = run(bench)
+        assert not rankings
+        assert not any("least squares" in plan.name for plan in bench.attempts)
+        assert found.chosen is not None
+
+    def test_keeping_stops_where_floats_cost_all_that_was_won(self, source: Source, rankings: list[Plan]) -> None:
+        """All layers spoil it; two kept make it slower than the best."""
+
+        def worth(plan: Plan) -> tuple[float, float]:
+            if plan.name.startswith("dynamic int8"):
+                return 2.0, 0.0
+            return (3.0 - 0.6 * (LAYERS - len(plan.schemes)), 0.02 * len(plan.schemes)) if static(plan) else (1, 1)
+
+        bench = Bench(source, worth)
+        found = run(bench)
+        assert found.chosen is not None
+        assert found.chosen.plan.name.startswith("dynamic int8")
+        assert len([plan for plan in bench.attempts if "kept" in plan.name]) <= 4
+
+
+class TestLimits:
+    def test_time_that_is_up_leaves_the_best_so_far(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = Bench(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
+        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: bench.clock)
+        found = run(bench, replace(CONFIG, budget=1.5))
+        assert not found.complete
+        assert len(bench.attempts) == 2
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "static int8"
+
+    def test_time_that_is_up_at_once_leaves_nothing(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = iter(range(100))
+        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: next(clock))
+        found = run(Bench(source, lambda plan: (2.0, 0)), replace(CONFIG, budget=0.5))
+        assert (found.chosen, found.trials, found.complete) == (None, (), False)
+
+    def test_layers_to_keep_are_in_no_plan(self, source: Source, rankings: list[Plan]) -> None:
+        bench = Bench(source, lambda plan: (2.0, 0.02))
+        run(bench, replace(CONFIG, keep=("MatMul_p3", "MatMul_p4")))
+        assert len(bench.attempts) > 6
+        assert all(not {"MatMul_p3", "MatMul_p4"} & set(plan.schemes) for plan in bench.attempts)
+
+    def test_a_layer_to_keep_that_there_is_not(self, source: Source) -> None:
+        with pytest.raises(InvalidArgument, match="there is no layer 'MatMul_p9' to keep; the nearest are: MatMul_p"):
+            run(Bench(source, lambda plan: (2.0, 0)), replace(CONFIG, keep=("MatMul_p9",)))
+
+    def test_without_data_no_ranges_are_learnt(self, source: Source) -> None:
+        bench = Bench(source, lambda plan: (2.0, 0), data=False)
+        found = run(bench)
+        assert found.chosen is not None
+        assert not any(plan.needs_data for plan in bench.attempts)
+
+
+class TestJournal:
+    def test_nothing_is_tried_again(self, source: Source, rankings: list[Plan], tmp_path: Path) -> None:
+        def worth(plan: Plan) -> tuple[float, float]:
+            return 1 + len(plan.schemes) / LAYERS, 0.004 * len(plan.schemes)
+
+        path, head = tmp_path / "search", {"journal": 1}
+        first = Bench(source, worth)
+        before = run(first, journal=Journal(path, head))
+        second = Bench(source, worth)
+        after = run(second, journal=Journal(path, head))
+        assert first.attempts
+        assert not second.attempts
+        assert after.chosen == before.chosen
+        assert after.trials == before.trials
+
+    def test_a_search_that_was_interrupted_goes_on(self, source: Source, rankings: list[Plan], tmp_path: Path) -> None:
+        def worth(plan: Plan) -> tuple[float, float]:
+            return 1 + len(plan.schemes) / LAYERS, 0.004 * len(plan.schemes)
+
+        path, head = tmp_path / "search", {"journal": 1}
+        whole = Bench(source, worth)
+        expected = run(whole)
+
+        class Interrupted(Bench):
+            def attempt(self, plan: Plan) -> Trial:
+                if len(self.attempts) == 3:
+                    raise KeyboardInterrupt
+                return super().attempt(plan)
+
+        with pytest.raises(KeyboardInterrupt):
+            run(Interrupted(source, worth), journal=Journal(path, head))
+        rest = Bench(source, worth)
+        found = run(rest, journal=Journal(path, head))
+        assert len(rest.attempts) == len(whole.attempts) - 3
+        assert found == expected
+
+
+class TestPlans:
+    def test_families(self, source: Source) -> None:
+        for has_data in (True, False):
+            plans = list(families(source, has_data))
+            assert len({plan.key for plan in plans}) == len({plan.name for plan in plans}) == len(plans)
+            assert any(plan.needs_data for plan in plans) is has_data
+            assert all(plan.schemes for plan in plans)
+
+    def test_refinements_are_other_plans_for_the_same_layers(self, source: Source) -> None:
+        plan = next(families(source, True))
+        found = list(refinements(plan))
+        assert len({plan.key, *(item.key for item in found)}) == len(found) + 1
+        assert all(item.schemes == plan.schemes for item in found)
+        assert list(refinements(Plan("dynamic int8", {"a": "dynamic"}))) == []
+
+
+class TestFewest:
+    @given(st.integers(1, 300), st.integers(1, 400))
+    def test_it_is_the_least_that_is_enough_in_few_tries(self, most: int, needed: int) -> None:
+        tried: list[int] = []
+
+        def enough(count: int) -> bool:
+            assert 1 <= count <= most
+            tried.append(count)
+            return count >= needed
+
+        assert fewest(most, enough) == (needed if needed <= most else None)
+        assert len(tried) <= 2 * math.log2(most) + 2
+
+    @given(st.lists(st.booleans(), min_size=1, max_size=40))
+    def test_what_it_finds_is_enough_though_more_may_not_be(self, answers: list[bool]) -> None:
+        found = fewest(len(answers), lambda count: answers[count - 1])
+        assert found is None or answers[found - 1]
