@@ -18,7 +18,8 @@ from ingot.tensors import DType
 class Module(Protocol):
     """What is known of a PyTorch module without importing PyTorch."""
 
-    forward: Callable[..., Any]
+    @property
+    def forward(self) -> Callable[..., Any]: ...
 
     def state_dict(self, *args: Any, **options: Any) -> Any: ...
 
