@@ -6,13 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
 from ingot.cli.main import app
+from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
+from ingot.quant.metric.parse import NAMES
+from ingot.quant.sources.transform import ImageTransform
 from ingot.runtime import Metrics, Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
@@ -39,6 +44,31 @@ def test_every_setting_is_documented(setting: str) -> None:
     serving = (ROOT / "docs" / "serving.md").read_text()
     assert f"INGOT_{setting.upper()}" in serving
     assert f"--{setting.replace('_', '-')}" in serving
+
+
+QUANTIZATION = (ROOT / "docs" / "quantization.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_and_its_options_are_documented(name: str) -> None:
+    table = "\n".join(line for line in QUANTIZATION.splitlines() if line.startswith("| `"))
+    assert f"| `{name}` | `{RECIPES[name].__name__}` |" in table
+    for field in fields(RECIPES[name]):
+        rows = [line for line in table.splitlines() if line.startswith(f"| `{field.name}` |")]
+        everywhere = field.name in {item.name for item in fields(Recipe)}
+        assert any(everywhere or f"`{name}`" in row for row in rows), f"{field.name} of {name} is not documented"
+        for choice in get_args(get_type_hints(RECIPES[name])[field.name]) if field.name != "keep" else ():
+            assert f"`{choice}`" in rows[0], f"{field.name}={choice} of {name} is not documented"
+
+
+@pytest.mark.parametrize("field", [item.name for item in fields(QuantConfig)])
+def test_every_setting_of_quantization_is_documented(field: str) -> None:
+    assert f"| `{field}` | `--" in QUANTIZATION
+
+
+def test_every_quantization_metric_engine_and_transform_is_documented() -> None:
+    names = {*NAMES, *ENGINES, *(item.name for item in fields(ImageTransform))}
+    assert sorted(name for name in names if f"`{name}`" not in QUANTIZATION) == []
 
 
 def test_every_metric_is_documented() -> None:

@@ -18,7 +18,7 @@ class Bench:
 
     Args:
         variant: the original.
-        engine: the original, loaded; it is closed with the bench.
+        load: loads the original.
         calibration: what ranges are learnt from; None without data.
         evaluation: what the metric is taken of.
         metric: what accuracy is.
@@ -30,7 +30,7 @@ class Bench:
     def __init__(
         self,
         variant: Variant,
-        engine: Engine,
+        load: Callable[[], Engine],
         calibration: Samples | None,
         evaluation: Samples,
         metric: Metric,
@@ -47,15 +47,25 @@ class Bench:
         self.example = next(evaluation.batches(1)).inputs
         self._metric = metric
         self._progress = progress
-        self._original = engine
+        self._load = load
+        self._loaded: Engine | None = None
         progress(f"Asking the original about {evaluation.rows} samples")
-        self._expected = self._answers(engine)
+        self._expected = self._answers(self.original)
         # Also tells that the metric can be taken of these answers, before anything else is done.
         self.before = metric.compare(self._expected, self._expected, evaluation).before
 
+    @property
+    def original(self) -> Engine:
+        """The original's engine, loaded when it is needed."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
     def close(self) -> None:
-        """Free the original."""
-        self._original.close()
+        """Free the original; it is loaded again if it is asked once more."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
         """Return the metric of a model, and how its outputs agree with the original's.

@@ -14,7 +14,7 @@ from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance,
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
 from ingot.quant.bench import Bench
-from ingot.quant.config import QuantConfig
+from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import LABELS, Plan
@@ -24,13 +24,11 @@ from ingot.quant.report.view import text
 from ingot.quant.samples import Samples
 from ingot.quant.search import Found
 from ingot.quant.sensitivity import Noise
-from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.quant.trial import Trial, Workbench
 from ingot.runtime import devices
 
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
-# Models larger than this are not computed twice to learn how much noise each layer adds.
-_LARGEST_RANKED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Repo
     )
     added = add_variant(work.blobs, serving, built.graph, built.weights, goldens, documents(summary))
     others = [variant.descriptor for variant in work.archive.variants]
-    first = bool(serving.evidence.holds) and chosen.speed >= FASTER
+    first = bool(serving.evidence.holds) and chosen.faster
     return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
 
 
@@ -131,8 +129,9 @@ def loss(drop: float, budget: float) -> str:
 
 def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
     """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
-    made_with = packages or ("ingot", packages_distributions()["onnxruntime"][0], "onnx")
-    return Provenance.of(parent.serving.provenance.source, made_with, notes)
+    known = packages_distributions()
+    runtimes = (known[name][0] for name in installed() if name in known)
+    return Provenance.of(parent.serving.provenance.source, packages or ("ingot", *runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
@@ -194,7 +193,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
     holds, taken = trial.holds(budget), chosen is not None and trial.plan.key == chosen.plan.key
     reason = trial.failure
     if not reason and not taken:
-        if trial.speed < FASTER:
+        if not trial.faster:
             reason = "not faster than the original"
         elif not holds:
             reason = f"loses more than {budget:g}"
@@ -214,7 +213,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
 
 def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, found now if the search had no need of it."""
-    if found.noises or work.parent.size > _LARGEST_RANKED or not found.complete:
+    if found.noises or work.bench.large or not found.complete:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
     return sensitivity.rank(

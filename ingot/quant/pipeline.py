@@ -11,19 +11,19 @@ from typing import Literal
 
 from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
-from ingot.quant import halves, packing
+from ingot.quant import halves, modules, packing
 from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.given import Given, prepare
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
+from ingot.quant.modules import Module
 from ingot.quant.report import Report
-from ingot.quant.report.words import mean
 from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
-from ingot.quant.trial import FASTER, Workbench
+from ingot.quant.trial import Workbench, is_faster
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
@@ -48,7 +48,7 @@ class Quantized:
 
 
 def quantize(
-    archive: Archive | str | os.PathLike[str],
+    archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
     *,
     config: QuantConfig | Recipe | None = None,
@@ -62,7 +62,8 @@ def quantize(
     The archive comes back as it was if the search finds nothing that is faster and exact enough; :func:`run` tells why.
 
     Args:
-        archive: an archive, or the path of one.
+        archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
+            arrays by the names of its inputs.
         data: real inputs, and labels where the metric needs them; see :meth:`ingot.quant.samples.Samples.read`. Some
             hundred rows do. None: only recipes that need none, measured on generated inputs.
         config: the recipe, the metric, the budget and all else; by default a search whose result has a mean cosine of
@@ -84,7 +85,7 @@ def quantize(
 
 
 def run(
-    archive: Archive | str | os.PathLike[str],
+    archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
     *,
     config: QuantConfig | Recipe | None = None,
@@ -97,7 +98,13 @@ def run(
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     if journal is not None and not journal.parent.is_dir():
         raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
-    original = archive if isinstance(archive, Archive) else Archive.open(archive)
+    if isinstance(archive, str | os.PathLike):
+        original = Archive.open(archive)
+    elif isinstance(archive, Archive):
+        original = archive
+    else:
+        progress("Exporting")
+        original = modules.exported(archive, data)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     if config.recipe is not None and config.recipe.compiles:
@@ -159,7 +166,7 @@ def _compile(
     given = prepare(original, *sources, config, metric)
     bench = Bench(
         original,
-        compiled.load(original, config.threads),
+        lambda: compiled.load(original, config.threads),
         given.calibration,
         given.evaluation,
         metric,
@@ -215,7 +222,7 @@ def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Q
         QuantizationError: something is, and it is not forced.
     """
     found: list[str] = []
-    if (mean(speedups.values()) or 0.0) < FASTER:
+    if not is_faster(speedups):
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
     if drop > config.max_drop + 1e-9:
@@ -232,7 +239,7 @@ def _verdict(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
         return "nothing faster", (
             "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
         )
-    fast = [trial for trial in found.trials if not trial.failure and trial.speed >= FASTER]
+    fast = [trial for trial in found.trials if not trial.failure and trial.faster]
     if not fast:
         return "nothing faster", "no candidate is faster than the original on this machine"
     best = min(fast, key=lambda trial: trial.drop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,17 +17,23 @@ from ingot.quant.metric import Comparison, Metric
 from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.report import Audit
+from ingot.quant.report.words import mean
 from ingot.quant.samples import Samples
 from ingot.quant.schemes import static
 from ingot.quant.source import Source
 from ingot.runtime import Engine, load_engine
 
-# A candidate is not taken for faster unless it is so by more than timing leaves open.
+log = logging.getLogger(__name__)
+
+# A candidate is not taken for faster unless it is so by more than timing leaves open, and nowhere clearly slower.
 FASTER = 1.02
+_SLOWEST = 0.9
 # What rounding leaves open of a metric's drop is let pass.
 ROUNDING = 1e-9
 # Seconds for each batch size and model while candidates are tried.
 _TIMING = 0.15
+# Bytes of a model that memory should not hold twice.
+_LARGE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,12 @@ class Trial:
     @property
     def speed(self) -> float:
         """The geometric mean of the speed-ups; 0 for a failure."""
-        ratios = list(self.speedups.values())
-        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+        return mean(self.speedups.values()) or 0.0
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is faster than the original on the whole, and at no batch clearly slower."""
+        return is_faster(self.speedups)
 
     @property
     def drop(self) -> float:
@@ -72,6 +83,11 @@ class Trial:
     def holds(self, budget: float) -> bool:
         """Tell whether the metric's drop is within a budget."""
         return self.drop <= budget + ROUNDING
+
+
+def is_faster(speedups: Mapping[int, float]) -> bool:
+    """Tell whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
+    return (mean(speedups.values()) or 0.0) >= FASTER and min(speedups.values()) >= _SLOWEST
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,7 @@ class Workbench(Bench):
         self._known: dict[tuple[str, ...], Trial] = {}
         super().__init__(
             source.variant,
-            load_engine(source.path, device="cpu", threads=threads),
+            lambda: load_engine(source.path, device="cpu", threads=threads),
             calibration,
             evaluation,
             metric,
@@ -133,6 +149,16 @@ class Workbench(Bench):
             threads=threads,
             progress=progress,
         )
+
+    @property
+    def large(self) -> bool:
+        """Whether the model is so large that memory should not hold it twice."""
+        return self.source.variant.size > _LARGE
+
+    def _make_room(self) -> None:
+        """Free a large original while another model is made of it."""
+        if self.large:
+            self.close()
 
     @property
     def seen(self) -> Mapping[str, Observation]:
@@ -147,8 +173,10 @@ class Workbench(Bench):
         Raises:
             QuantizationError: the plan quantizes nothing.
         """
-        model = plan.make(self.source, candidate, self.seen if candidate.needs_data else {})
-        return Built(blobs, *onnx_graph.pack(model, blobs), engine=candidate.engine)
+        seen = self.seen if candidate.needs_data else {}
+        self._make_room()
+        model = plan.make(self.source, candidate, seen)
+        return Built(blobs, *onnx_graph.pack(model, blobs, self.source.blobs), engine=candidate.engine)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
         """Time a plan's model beside the original and compare their answers.
@@ -157,7 +185,7 @@ class Workbench(Bench):
             IngotError: ONNX Runtime cannot load or run it, or its answers are of no use.
         """
         with contextlib.closing(built.load(self.threads)) as engine:
-            baseline, latency = self.time([self._original, engine], timing)
+            baseline, latency = self.time([self.original, engine], timing)
             comparison, outputs = self.compare(engine)
         return Trial(
             plan=candidate,
@@ -180,6 +208,9 @@ class Workbench(Bench):
             trial = self.measure(candidate, built)
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
+        except Exception as error:
+            log.debug("candidate '%s' failed", candidate.name, exc_info=True)
+            return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
         self._known[built.key] = trial
         return trial
 
@@ -188,7 +219,7 @@ class Workbench(Bench):
         built = [self.build(trial.plan, BlobFolder.scratch()) for trial in trials]
         with contextlib.ExitStack() as stack:
             engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
-            baseline, *latencies = self.time([self._original, *engines], timing)
+            baseline, *latencies = self.time([self.original, *engines], timing)
         return [
             replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
         ]
@@ -197,6 +228,7 @@ class Workbench(Bench):
         if self.calibration is None:
             return {}
         rows = self.calibration.rows
+        self._make_room()
         self._progress(f"Calibrating on {rows} samples")
         model = self.source.model()
         names = set(plan.fitting(self.source, "static"))
@@ -206,5 +238,6 @@ class Workbench(Bench):
             static.watched(model, layers),
             static.contracted(layers),
             self.calibration,
+            self.source.blobs,
             lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
         )
