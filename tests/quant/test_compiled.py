@@ -221,8 +221,11 @@ class TestRace:
         missing = Race([(tmp_path / "none.onnx", "onnx")], program.signature, {}, (1,))
         with pytest.raises((InvalidArgument, NotFound), match=r"none\.onnx"):
             missing.run()
-        monkeypatch.setattr("sys.path", [])
-        with pytest.raises(QuantizationError, match="could not be timed: ModuleNotFoundError"):
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\necho 'MemoryError: no room' >&2\nexit 3\n")
+        broken.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(broken))
+        with pytest.raises(QuantizationError, match="could not be timed: MemoryError: no room"):
             missing.run()
 
 
