@@ -125,6 +125,30 @@ class BlobFolder:
             media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=dict(annotations or {})
         )
 
+    def link(self, path: Path, media_type: str) -> Descriptor:
+        """Take over a file of another folder of blobs, without a copy where both lie on one file system.
+
+        Args:
+            path: the file, which is called by its digest in hex. What it holds is trusted to have that digest.
+            media_type: what it is.
+
+        Raises:
+            InvalidArgument: the folder cannot be written.
+        """
+        descriptor = Descriptor(media_type=media_type, digest=f"sha256:{path.name}", size=path.stat().st_size)
+        target = self.path(descriptor)
+        if target.exists():
+            return descriptor
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            pass
+        except OSError:  # another file system
+            with path.open("rb") as stream:
+                return self.put(iter(lambda: stream.read(_CHUNK), b""), media_type)
+        return descriptor
+
     def copy(self, source: Blobs, descriptor: Descriptor) -> None:
         """Copy a blob from another source, checking it on the way; one that is here already is checked, and healed."""
         try:

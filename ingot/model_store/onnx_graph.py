@@ -33,8 +33,10 @@ def load(path: Path) -> ir.Model:
         raise InvalidArgument(f"{path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
-def externalize(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, ...]:
+def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:
     """Put each large tensor of a model into ``blobs``, where the model then finds it. Those that are there stay.
+
+    Those of ``shared``, whose content is known to have its digest, are linked instead of copied.
 
     A tensor's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
     """
@@ -48,7 +50,7 @@ def externalize(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, ...]:
                 if isinstance(tensor, ir.ExternalTensor):  # beside the source file, where the archive cannot reach
                     value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
                 continue
-            blob = _stored(tensor, blobs)
+            blob = _stored(tensor, blobs, shared)
             weights[blob.digest] = blob
             value.const_value = ir.ExternalTensor(
                 blob.hex,
@@ -62,22 +64,28 @@ def externalize(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, ...]:
     return tuple(weights.values())
 
 
-def _stored(tensor: ir.TensorProtocol, blobs: BlobFolder) -> Descriptor:
+def _stored(tensor: ir.TensorProtocol, blobs: BlobFolder, shared: BlobFolder | None) -> Descriptor:
     if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == blobs.folder:
         digest = f"sha256:{tensor.location}"
         blob = Descriptor(media_type=manifest.WEIGHT, digest=digest, size=tensor.nbytes)
+    elif isinstance(tensor, ir.ExternalTensor) and shared is not None and Path(tensor.base_dir) == shared.folder:
+        blob = blobs.link(Path(tensor.path), manifest.WEIGHT)
     else:
         blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
     return blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})
 
 
-def pack(model: ir.Model, blobs: BlobFolder) -> tuple[Descriptor, tuple[Descriptor, ...]]:
+def pack(
+    model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None
+) -> tuple[Descriptor, tuple[Descriptor, ...]]:
     """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
+
+    See :func:`externalize` for ``shared``.
 
     Returns:
         The graph's descriptor, and those of the tensors.
     """
-    weights = externalize(model, blobs)
+    weights = externalize(model, blobs, shared)
     _strip(model)
     graph = ir.serde.serialize_model(model).SerializeToString()
     return blobs.put(graph, manifest.WEIGHT, {manifest.FILEPATH: "model.onnx"}), weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -57,16 +58,16 @@ def _optimized(path: Path) -> ir.Model:
 
 def _openvino(path: Path) -> Counter[str]:
     """Return the layers that OpenVINO computes in 8 bits, by kind."""
-    import openvino
+    from ingot.runtime.engines.openvino import OpenVinoEngine
 
-    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     computing = ("Convolution", "FullyConnected", "MatMul", "RNNSeq", "LSTMSequence")
     kinds: Counter[str] = Counter()
-    for operation in compiled.get_runtime_model().get_ordered_ops():
-        info = operation.get_rt_info()
-        kind, precision = (str(info[name].astype(str)) for name in ("layerType", "runtimePrecision"))
-        if kind in computing and precision in ("u8", "i8"):
-            kinds[kind] += 1
+    with contextlib.closing(OpenVinoEngine(path)) as engine:
+        for operation in engine.compiled.get_runtime_model().get_ordered_ops():
+            info = operation.get_rt_info()
+            kind, precision = (str(info[name].astype(str)) for name in ("layerType", "runtimePrecision"))
+            if kind in computing and precision in ("u8", "i8"):
+                kinds[kind] += 1
     return kinds
 
 

@@ -50,7 +50,7 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
     progress(f"Converting to {recipe.precision}")
     halved = _convert(recipe, model, work)
     _convert(recipe, check, work, emulate=True)
-    path = blobs.path(onnx_graph.pack(check, blobs)[0])
+    path = blobs.path(onnx_graph.pack(check, blobs, source.blobs)[0])
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
         progress("Measuring")
         comparison, outputs = work.bench.compare(engine)

@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import InvalidArgument
+from ingot.tensors import Array
 
 # Where the weight stands, and its axis of output channels; None where an attribute or the rank decides.
 _WEIGHTED: Mapping[str, tuple[int, int | None]] = {
@@ -119,6 +121,15 @@ def tensor(value: ir.Value) -> ir.TensorProtocol:
     if value.const_value is None:
         raise ValueError(f"'{value.name}' is no constant")
     return value.const_value
+
+
+def weights(value: ir.Value) -> Array:
+    """Return a constant's values in float32. It is a copy: what is mapped from a file does not stay in memory."""
+    held = tensor(value)
+    array = np.array(held.numpy(), np.float32)
+    if isinstance(held, ir.ExternalTensor):
+        held.release()
+    return array
 
 
 def shape(value: ir.Value) -> tuple[int, ...]:

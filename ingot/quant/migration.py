@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, tensor
+from ingot.quant.layers import Layer, constant, tensor, weights
 from ingot.quant.ranges import Observation
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.rounding import along
@@ -62,7 +62,7 @@ def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
 
 def _rows(layer: Layer) -> Array:
     """Return a layer's weights with the contracted axis first."""
-    array = tensor(layer.weight).numpy().astype(np.float32)
+    array = weights(layer.weight)
     return array if layer.axis == 1 else array.T
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,12 +15,16 @@ from ingot.model_store import Archive
 from ingot.tensors import DType
 
 
-def is_module(model: Any) -> bool:
-    """Tell whether something is a PyTorch module, without importing PyTorch."""
-    return hasattr(model, "forward") and hasattr(model, "state_dict")
+class Module(Protocol):
+    """What is known of a PyTorch module without importing PyTorch."""
+
+    @property
+    def forward(self) -> Callable[..., Any]: ...
+
+    def state_dict(self, *args: Any, **options: Any) -> Any: ...
 
 
-def exported(model: Any, data: Any) -> Archive:
+def exported(model: Module, data: Any) -> Archive:
     """Return a module's archive.
 
     Args:
@@ -29,11 +33,13 @@ def exported(model: Any, data: Any) -> Archive:
             ``.npz``.
 
     Raises:
-        InvalidArgument: the data has no such arrays.
+        InvalidArgument: it is no module, or the data has no such arrays.
         ExportError: the module cannot be exported.
     """
     from ingot.export import export_model
 
+    if not hasattr(model, "forward") or not hasattr(model, "state_dict"):
+        raise InvalidArgument(f"{model!r} is no archive, no path of one and no module, so it cannot be quantized")
     held = arrays.load_npz(data) if isinstance(data, str | Path) and str(data).endswith(".npz") else data
     parameters = list(inspect.signature(model.forward).parameters)
     if not isinstance(held, Mapping) or not any(name in held for name in parameters):
@@ -47,4 +53,5 @@ def exported(model: Any, data: Any) -> Archive:
             array = np.asarray(held[name])
             dims = ",".join(["batch", *map(str, array.shape[1:])])
             inputs.append(f"{name}:{DType.of(array).torch_name}[{dims}]")
-    return export_model(model, inputs=inputs, name=type(model).__name__.lower())
+    name = type(model).__name__.lower()
+    return export_model(model, inputs=inputs, name=name)  # type: ignore[arg-type]  # a module, told by its methods

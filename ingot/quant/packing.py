@@ -13,7 +13,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
-from ingot.quant.config import QuantConfig
+from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import LABELS, Plan
@@ -28,8 +28,6 @@ from ingot.runtime import devices
 
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
-# Models larger than this are not computed twice to learn how much noise each layer adds.
-_LARGEST_RANKED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,9 @@ def loss(drop: float, budget: float) -> str:
 
 def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
     """Return where a new variant comes from."""
-    runtime = packages_distributions()["onnxruntime"][0]
-    return Provenance.of(parent.serving.provenance.source, ("ingot", runtime, "onnx"), notes)
+    known = packages_distributions()
+    runtimes = (known[name][0] for name in installed() if name in known)
+    return Provenance.of(parent.serving.provenance.source, ("ingot", *runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
@@ -205,7 +204,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
 
 def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, found now if the search had no need of it."""
-    if found.noises or work.parent.size > _LARGEST_RANKED or not found.complete:
+    if found.noises or work.bench.large or not found.complete:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
     return sensitivity.rank(

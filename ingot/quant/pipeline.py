@@ -11,11 +11,12 @@ from typing import Literal
 
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive, BlobFolder, Variant
-from ingot.quant import halves, packing
+from ingot.quant import halves, modules, packing
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
+from ingot.quant.modules import Module
 from ingot.quant.report import Report
 from ingot.quant.samples import Data, Samples
 from ingot.quant.search import Found, Search
@@ -73,7 +74,7 @@ class Given:
 
 
 def quantize(
-    archive: Archive | str | os.PathLike[str],
+    archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
     *,
     config: QuantConfig | Recipe | None = None,
@@ -87,7 +88,8 @@ def quantize(
     The archive comes back as it was if the search finds nothing that is faster and exact enough; :func:`run` tells why.
 
     Args:
-        archive: an archive, or the path of one.
+        archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
+            arrays by the names of its inputs.
         data: real inputs, and labels where the metric needs them; see :meth:`ingot.quant.samples.Samples.read`. Some
             hundred rows do. None: only recipes that need none, measured on generated inputs.
         config: the recipe, the metric, the budget and all else; by default a search whose result has a mean cosine of
@@ -109,7 +111,7 @@ def quantize(
 
 
 def run(
-    archive: Archive | str | os.PathLike[str],
+    archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
     *,
     config: QuantConfig | Recipe | None = None,
@@ -122,7 +124,13 @@ def run(
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     if journal is not None and not journal.parent.is_dir():
         raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
-    original = archive if isinstance(archive, Archive) else Archive.open(archive)
+    if isinstance(archive, str | os.PathLike):
+        original = Archive.open(archive)
+    elif isinstance(archive, Archive):
+        original = archive
+    else:
+        progress("Exporting")
+        original = modules.exported(archive, data)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     source = Source(_parent(local, config))

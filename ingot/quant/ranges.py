@@ -154,6 +154,7 @@ def observe(
     names: Collection[str],
     channels: Mapping[str, int],
     samples: Samples,
+    shared: BlobFolder | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Observation]:
     """Run a model on samples and return what was seen of some of its values.
@@ -163,12 +164,14 @@ def observe(
         names: the values.
         channels: the axis of channels of those whose channels are to be looked at.
         samples: the data. Rows of any size will do.
+        shared: where the model's large weights are, if that is a folder of blobs.
         progress: called with the rows that are done and their number.
     """
     inputs = {value.name for value in model.graph.inputs}
     seen = {name: Observation() for name in names}
     blobs = BlobFolder.scratch()
-    path = blobs.path(onnx_graph.pack(_with_outputs(model, [name for name in names if name not in inputs]), blobs)[0])
+    watching = _with_outputs(model, [name for name in names if name not in inputs])
+    path = blobs.path(onnx_graph.pack(watching, blobs, shared)[0])
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
         done = 0
         size = _rows_at_once(engine.run(next(samples.batches(1)).inputs))

@@ -157,7 +157,7 @@ class Search:
                 return
             tried.append(trial)
         hopeful = [trial for trial in tried if self._hopeful(trial)]
-        if hopeful:
+        if hopeful and not self._bench.large:  # the ranking computes every layer twice
             self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
     def _keep_some(self, plan: Plan) -> None:

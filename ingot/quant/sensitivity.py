@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.model_store import BlobFolder, onnx_graph
-from ingot.quant.layers import Layer, tensor
+from ingot.quant.layers import Layer, tensor, weights
 from ingot.quant.plan import DTYPES, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.samples import Samples
@@ -81,7 +81,7 @@ def rank(
         twin.write()
     edit.unique_names(model)
     blobs = BlobFolder.scratch()
-    path = blobs.path(onnx_graph.pack(model, blobs)[0])
+    path = blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
     batches = [batch.inputs for batch in samples.take(_ROWS, seed).batches(_ROWS)]
     noises: list[Noise] = []
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
@@ -198,7 +198,7 @@ class _Twin:
 
     def _weights(self, weight: ir.Value) -> Array:
         """Return weights of the layer after rounding."""
-        array = tensor(weight).numpy().astype(np.float32)
+        array = weights(weight)
         if self._layer.operator != "Gather" and self._scheme in ("int8", "int4"):
             bits, block = (8, self._plan.block) if self._scheme == "int8" else (4, min(self._plan.block, 32))
             turned = weight_only.rounded(array if self._layer.axis == 0 else array.T, bits, block)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ingot.errors import InvalidArgument
-from ingot.model_store import Variant, onnx_graph
+from ingot.model_store import BlobFolder, Variant, onnx_graph
 from ingot.quant import layers as graph_layers
 from ingot.quant.layers import Layer
 from ingot.tensors import Signature
@@ -33,6 +33,11 @@ class Source:
         self.opset = model.opset_imports.get("", 1)
         self.layers = tuple(graph_layers.find(model))
         self._model = model
+
+    @property
+    def blobs(self) -> BlobFolder:
+        """Where the model's files are."""
+        return BlobFolder(self.path.parent.parent)
 
     @property
     def path(self) -> Path:

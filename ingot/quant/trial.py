@@ -28,6 +28,8 @@ FASTER = 1.02
 ROUNDING = 1e-9
 # Seconds for each batch size and model while candidates are tried.
 _TIMING = 0.15
+# Bytes of a model that memory should not hold twice.
+_LARGE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Workbench:
         self._progress = progress
         self._seen: dict[str, Observation] | None = None
         self._known: dict[tuple[str, ...], Trial] = {}
-        self._original = load_engine(source.path, device="cpu", threads=threads)
+        self._loaded: Engine | None = None
         self._example = next(evaluation.batches(1)).inputs
         progress(f"Asking the original about {evaluation.rows} samples")
         self._expected = self._answers(self._original)
@@ -139,7 +141,26 @@ class Workbench:
 
     def close(self) -> None:
         """Free the original."""
-        self._original.close()
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+
+    @property
+    def large(self) -> bool:
+        """Whether the model is so large that memory should not hold it twice."""
+        return self.source.variant.size > _LARGE
+
+    @property
+    def _original(self) -> Engine:
+        """The original, loaded when it is needed."""
+        if self._loaded is None:
+            self._loaded = load_engine(self.source.path, device="cpu", threads=self._threads)
+        return self._loaded
+
+    def _make_room(self) -> None:
+        """Free a large original while another model is made of it."""
+        if self.large:
+            self.close()
 
     @property
     def seen(self) -> Mapping[str, Observation]:
@@ -154,8 +175,10 @@ class Workbench:
         Raises:
             QuantizationError: the plan quantizes nothing.
         """
-        model = plan.make(self.source, candidate, self.seen if candidate.needs_data else {})
-        return Built(blobs, *onnx_graph.pack(model, blobs), engine=candidate.engine)
+        seen = self.seen if candidate.needs_data else {}
+        self._make_room()
+        model = plan.make(self.source, candidate, seen)
+        return Built(blobs, *onnx_graph.pack(model, blobs, self.source.blobs), engine=candidate.engine)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
         """Time a plan's model beside the original and compare their answers.
@@ -220,6 +243,7 @@ class Workbench:
         if self.calibration is None:
             return {}
         rows = self.calibration.rows
+        self._make_room()
         self._progress(f"Calibrating on {rows} samples")
         model = self.source.model()
         names = set(plan.fitting(self.source, "static"))
@@ -229,5 +253,6 @@ class Workbench:
             static.watched(model, layers),
             static.contracted(layers),
             self.calibration,
+            self.source.blobs,
             lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
         )

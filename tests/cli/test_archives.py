@@ -48,10 +48,16 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     assert succeeded(exported).startswith("digits.ingot: digits, fp32, ")
     assert "logits: equals the original in 7 cases" in exported.stderr
 
-    quantized = run_ingot("quantize", "digits.ingot", "--calibrate", "digits.npz", "-o", "digits-int8.ingot", "--json")
-    described = json.loads(succeeded(quantized))
-    assert [variant["variant"] for variant in described["variants"]] == ["int8", "fp32"]
-    assert described["variants"][0]["evidence"]["agreement"][0]["top1"] > 0.95
+    # Forced: on a busy machine, such a small model may not be found faster, and then comes second.
+    recipe = ("--recipe", "static-int8", "--max-drop", "0.1", "--force")
+    command = ["quantize", "digits.ingot", "--calibrate", "digits.npz", *recipe, "-o", "digits-int8.ingot", "--json"]
+    described = json.loads(succeeded(run_ingot(*command)))
+    assert described.pop("verdict") == "quantized"
+    assert {"reason", "report"} <= set(described)
+    del described["reason"], described["report"]
+    variants = {variant["variant"]: variant for variant in described["variants"]}
+    assert set(variants) == {"int8", "fp32"}
+    assert variants["int8"]["evidence"]["agreement"][0]["top1"] > 0.95
 
     shown = succeeded(run_ingot("inspect", "digits-int8.ingot"))
     for part in (f"digits  {described['digest']}", f"input  {spec}", "logits:float32[batch,10]", "int8", "fp32", "top"):
@@ -157,8 +163,10 @@ class TestRefusedArchives:
 
     def test_calibration_data_that_does_not_fit(self, run_ingot: RunIngot, archive: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "bad.npz", pixels=np.zeros((3, 1, 8, 8), np.float32))
-        message = refused(run_ingot("quantize", archive, "--calibrate", "bad.npz", "-o", "q.ingot"))
-        assert message == "the calibration data in bad.npz lacks the input 'image'; it holds: pixels"
+        result = run_ingot("quantize", archive, "--calibrate", "bad.npz", "-o", "q.ingot")
+        assert (result.returncode, result.stdout) == (1, "")
+        message = "error: the calibration data in bad.npz lacks the input 'image'; it holds: pixels"
+        assert result.stderr.splitlines()[-1] == message
 
     @pytest.mark.parametrize(
         ("command", "message"),

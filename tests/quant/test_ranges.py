@@ -171,7 +171,7 @@ class TestObserve:
         cases = [{"x": random(rows, length, 16, seed=length)} for rows, length in ((3, 4), (5, 9), (1, 1))]
         samples = Samples.read(source.signature, cases)
         steps: list[tuple[int, int]] = []
-        seen = ranges.observe(source.model(), ["x", "y"], {"x": -1}, samples, lambda *step: steps.append(step))
+        seen = ranges.observe(source.model(), ["x", "y"], {"x": -1}, samples, progress=lambda *step: steps.append(step))
         flat = np.concatenate([case["x"].reshape(-1, 16) for case in cases])
         assert seen["x"].range("minmax") == (float(flat.min()), float(flat.max()))
         assert seen["x"].count == len(flat)
@@ -198,7 +198,7 @@ class TestObserve:
         whole = ranges.observe(source.model(), ["ar"], {"ar": 1}, samples)
         monkeypatch.setattr(ranges, "_AT_ONCE", 5 * 6 * 81 * 4)
         steps: list[int] = []
-        parts = ranges.observe(source.model(), ["ar"], {"ar": 1}, samples, lambda done, _: steps.append(done))
+        parts = ranges.observe(source.model(), ["ar"], {"ar": 1}, samples, progress=lambda done, _: steps.append(done))
         assert max(np.diff([0, *steps])) <= 4
         assert parts["ar"].range("minmax") == pytest.approx(whole["ar"].range("minmax"))
         np.testing.assert_allclose(parts["ar"].mean, whole["ar"].mean, rtol=1e-5)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ import numpy as np
 from benchmarks.quant.ways import CaseFolder, Run
 
 
+def _openvino() -> Any:
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # it reports its use unasked
+    return import_module("openvino")
+
+
 def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
-    openvino: Any = import_module("openvino")
+    openvino = _openvino()
     model = openvino.Core().read_model(case.model)
     if way == "nncf":
         nncf: Any = import_module("nncf")
@@ -22,7 +28,7 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
 
 
 def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
-    openvino: Any = import_module("openvino")
+    openvino = _openvino()
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
     request = openvino.Core().compile_model(folder / "model.xml", "CPU", settings).create_infer_request()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, tensor
+from ingot.quant.layers import Layer, constant, integer, weights
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import along, channel_scales, to_int8
@@ -58,7 +58,7 @@ class _Writer:
     def _product(self, layer: Layer) -> None:
         quantized, scale, zero = self._dynamic(layer)
         base = layer.weight.name or layer.name
-        array = tensor(layer.weight).numpy().astype(np.float32)
+        array = weights(layer.weight)
         if layer.operator == "Gemm" and layer.axis == 0:
             array = array.T
         axis = 1 if self._per_channel else None
@@ -110,7 +110,7 @@ class _Writer:
             if weight is None:
                 raise ValueError(f"layer '{layer.name}' has no recurrent weights")
             base = weight.name or layer.name
-            array = tensor(weight).numpy().astype(np.float32).transpose(0, 2, 1)  # [directions, inputs, 4 hidden]
+            array = weights(weight).transpose(0, 2, 1)  # [directions, inputs, 4 hidden]
             others = (1,) if self._per_channel else (1, 2)
             scale = np.maximum(np.abs(array).max(axis=others), 1e-12).astype(np.float32) / 127
             by = scale[:, None, :] if self._per_channel else along(scale, 0, 3)

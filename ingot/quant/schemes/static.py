@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor
+from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor, weights
 from ingot.quant.schemes import biases, edit
 from ingot.quant.schemes.rounding import Affine, as_kept, channel_scales, to_int8
 from ingot.tensors import Array
@@ -257,7 +257,7 @@ class _Writer:
         edit.redirect(self._graph, value, pair, keep=quantize)
 
     def _quantize_weight(self, layer: Layer, mean: Array | None) -> None:
-        array = tensor(layer.weight).numpy().astype(np.float32)
+        array = weights(layer.weight)
         axis = layer.axis if self._per_channel else None
         scales = as_kept(np.maximum(channel_scales(array, axis), biases.least_scales(layer, axis)), layer.weight.dtype)
         base = layer.weight.name or layer.name

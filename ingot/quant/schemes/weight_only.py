@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, integer, tensor
+from ingot.quant.layers import Layer, integer, tensor, weights
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import as_kept
@@ -58,12 +58,12 @@ def apply(
 def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums: bool) -> None:
     graph, base = model.graph, layer.weight.name or layer.name
     rows, columns = layer.shape if layer.axis == 1 else layer.shape[::-1]
-    source, turned = tensor(layer.weight), layer.axis == 0
-    kind = layer.weight.dtype or source.dtype
+    held, turned = layer.weight, layer.axis == 0
+    kind = held.dtype or tensor(held).dtype
     blocks = -(-rows // block)
 
     def packed() -> tuple[Array, Array]:
-        array = source.numpy().astype(np.float32)
+        array = weights(held)
         return pack(array if turned else array.T, bits, block, kind)
 
     weight = edit.lazy(
@@ -130,15 +130,15 @@ def _blocks(array: Array, bits: int, block: int, kept: ir.DataType) -> tuple[Arr
 def _embedding(model: ir.Model, layer: Layer) -> None:
     """Look up rows of 8 bits and their scales, and multiply."""
     graph, base = model.graph, layer.weight.name or layer.name
-    source, kind = tensor(layer.weight), layer.output.dtype or tensor(layer.weight).dtype
+    held, kind = layer.weight, layer.output.dtype or tensor(layer.weight).dtype
     rows, width = layer.shape
 
     def scales() -> Array:
-        largest = np.abs(source.numpy().astype(np.float32)).max(axis=1, keepdims=True)
+        largest = np.abs(weights(held)).max(axis=1, keepdims=True)
         return as_kept(np.maximum(largest, 1e-12) / 127, kind)
 
     def integers() -> Array:
-        return np.clip(np.rint(source.numpy().astype(np.float32) / scales()), -127, 127).astype(np.int8)
+        return np.clip(np.rint(weights(held) / scales()), -127, 127).astype(np.int8)
 
     weight = edit.lazy(graph, f"{base}_int8", integers, ir.DataType.INT8, (rows, width))
     scale = edit.lazy(graph, f"{base}_scale", lambda: scales().astype(kind.numpy()), kind, (rows, 1))

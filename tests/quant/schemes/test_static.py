@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -275,3 +276,129 @@ class TestTakes:
     def test_layers_of_other_kinds(self) -> None:
         source = graphs.source_of(BLOCKS["embedding and pooling"].model())
         assert [layer.operator for layer in source.layers if static.takes(layer, 20)] == ["MatMul"]
+
+
+class TestBetween:
+    """Operators between two convolutions: in integers where ONNX Runtime has them so, and right in any case."""
+
+    WEIGHTS: Mapping[str, Array] = {
+        "w": random(8, 4, 3, 3),
+        "b": random(8, seed=1),
+        "v": random(8, 8, 1, 1, seed=2),
+        "c": random(8, seed=3),
+        "each": random(1, 8, 1, 1, seed=4),
+        "one": np.array([1], np.int64),
+        "two": np.array([2], np.int64),
+        "seven": np.array([7], np.int64),
+        "sizes": np.array([1, 1, 2, 2], np.float32),
+        "three": np.array(3, np.float32),
+        "mean": random(8, seed=5),
+        "variance": np.abs(random(8, seed=6)) + 1,
+    }
+
+    @pytest.mark.parametrize(
+        ("between", "integer", "floats"),
+        [
+            ("m = Sigmoid(a)", ["QLinearSigmoid"], []),
+            ("m = LeakyRelu<alpha=0.2>(a)", ["QLinearLeakyRelu"], []),
+            ("m = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]>(a)", ["QLinearAveragePool"], []),
+            ("s = Sigmoid(a) m = Mul(a, s)", ["QLinearMul", "QLinearSigmoid"], []),
+            (
+                "g = GlobalAveragePool(a) h = Conv(g, v) s = Sigmoid(h) m = Mul(a, s)",
+                ["QLinearConv", "QLinearGlobalAveragePool", "QLinearMul", "QLinearSigmoid"],
+                [],
+            ),
+            ("m = Add(a, a)", ["QLinearAdd"], []),
+            ("m = Add(a, each)", ["QLinearAdd"], []),
+            ("m = Mul(a, three)", ["QLinearMul"], []),
+            ("r = Relu(a) d = Conv(r, v) m = Add(r, d)", ["QLinearAdd", "QLinearConv"], []),
+            ("p = MaxPool<kernel_shape=[2,2]>(a) m = Relu(p)", [], []),
+            ("r = Relu(a) m = Relu(r)", [], []),
+            ("m = Slice(a, one, seven, two)", [], []),
+            ("u = Unsqueeze(a, one) m = Squeeze(u, one)", [], []),
+            ("d = SpaceToDepth<blocksize=3>(a) m = DepthToSpace<blocksize=3>(d)", [], None),
+            ("s = Transpose<perm=[0,1,3,2]>(a) m = Transpose<perm=[0,1,3,2]>(s)", [], []),
+            ("h, i = Split<axis=1, num_outputs=2>(a) m = Concat<axis=1>(h, i)", [], None),
+            ("m = Resize(a, , sizes)", [], None),
+            ("m = HardSwish(a)", [], None),
+            ("m = PRelu(a, each)", [], None),
+            ("m = BatchNormalization(a, variance, mean, mean, variance)", [], None),
+            ("m = InstanceNormalization(a, mean, c)", [], ["InstanceNormalization"]),
+        ],
+    )
+    def test_right_and_in_integers(self, between: str, integer: list[str], floats: list[str] | None) -> None:
+        text = f"""(float[batch,4,9,9] x) => (float[batch,p,q,r] y) {{
+            a = Conv<pads=[1,1,1,1]>(x, w, b) {between} y = Conv(m, v, c) }}"""
+        words = text.replace("(", " ").replace(")", " ").replace(",", " ").split()
+        weights = {name: array for name, array in self.WEIGHTS.items() if name in words}
+        data = CONVOLUTIONS["conv"].inputs
+        model = graphs.graph(text, weights)
+        result = graphs.quantized(model, STATIC, data)
+        assert sqnr(graphs.answers(model, data)["y"], graphs.answers(result, data)["y"]) > 30
+        found = graphs.audited(result)
+        if integer or floats is not None:
+            expected = sorted([*integer, "QLinearConv", "QLinearConv"])
+            assert sorted(name for name, count in found.quantized.items() for _ in range(count)) == expected
+        if floats is not None:
+            assert [item.partition(" ")[0] for item in found.floats] == floats
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min), -1e4])
+def test_masks_of_attention(hidden: float) -> None:
+    mask = np.triu(np.full((6, 6), hidden), 1).astype(np.float32)
+    network = Network(
+        """(float[batch,6,16] x) => (float[batch,6,8] y) {
+            q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) kt = Transpose<perm=[0,2,1]>(k)
+            s = MatMul(q, kt) sm = Add(s, mask) p = Softmax<axis=-1>(sm) o = MatMul(p, v) y = MatMul(o, wo) }""",
+        {
+            "wq": random(16, 8, scale=0.2),
+            "wk": random(16, 8, seed=1, scale=0.2),
+            "wv": random(16, 8, seed=2),
+            "wo": random(8, 8, seed=3),
+            "mask": mask,
+        },
+        {"x": random(9, 6, 16, seed=4)},
+    )
+    for plan in (STATIC, *VARIANTS.values()):
+        assert min(noises(network, quantized(network, plan))) > 28
+    model = quantized(network)
+    # The first row sees itself alone, whatever the others are.
+    other = network.inputs["x"].copy()
+    other[:, 1:] += 1
+    before, after = (graphs.answers(model, {"x": x})["y"] for x in (network.inputs["x"], other))
+    np.testing.assert_array_equal(before[:, 0], after[:, 0])
+
+
+def test_functions_are_left_whole() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18, "local" : 1]>
+        g (float[batch,16] x) => (float[batch,8] y) { h = local.scaled(x) y = MatMul(h, w) }
+        <opset_import: ["" : 18], domain: "local">
+        scaled (a) => (b) { c = Constant<value = float[1] {2.0}>() d = Mul(a, c) b = Relu(d) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(random(16, 8), "w"))
+    model = ir.serde.deserialize_model(proto)
+    data = {"x": random(20, 16)}
+    result = graphs.quantized(model, STATIC, data)
+    assert [node.op_type for function in result.functions.values() for node in function] == ["Constant", "Mul", "Relu"]
+    assert sqnr(graphs.answers(model, data)["y"], graphs.answers(result, data)["y"]) > 38
+
+
+@pytest.mark.parametrize("name", ["matmul with bias", "gemm", "residual block", "attention"])
+def test_a_batch_of_nothing(name: str) -> None:
+    network = NETWORKS[name]
+    empty = {key: array[:0] for key, array in network.inputs.items()}
+    (expected,) = graphs.answers(network.model(), empty).values()
+    (actual,) = graphs.answers(quantized(network), empty).values()
+    assert actual.shape == expected.shape
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-3, 1e37])
+def test_sizes_of_values(size: float) -> None:
+    model = graphs.graph(PRODUCTS["gemm without bias"].text, PRODUCTS["gemm without bias"].weights)
+    data = {"x": random(40, 16, seed=2) * np.float32(size)}
+    result = graphs.quantized(model, STATIC, data)
+    actual = graphs.answers(result, data)["y"]
+    assert np.isfinite(actual).all()
+    if size >= 1e-3:
+        assert sqnr(graphs.answers(model, data)["y"] / size, actual / size) > 38
