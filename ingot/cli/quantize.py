@@ -38,7 +38,7 @@ def quantize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16 or fp16.",
+            help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16, fp16 or pt2e-int8.",
             show_default="the fastest that holds",
         ),
     ] = None,
@@ -69,6 +69,14 @@ def quantize(
     force: Annotated[
         bool, typer.Option("--force", help="Keep a recipe's result though it is slower or worse.")
     ] = False,
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            envvar="INGOT_ALLOW_CODE",
+            help="Run the archive's PyTorch program, which pt2e-int8 and --option device=cpu compile.",
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if nothing faster was found.")] = False,
     store: StoreOption = None,
     as_json: Json = False,
@@ -97,6 +105,7 @@ def quantize(
             budget=seconds(budget) if budget is not None else None,
             seed=seed,
             force=force,
+            allow_code=allow_code,
         )
         result = run(
             open_archive(model, store),

@@ -13,6 +13,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
+from ingot.quant.bench import Bench
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
@@ -23,7 +24,7 @@ from ingot.quant.report.view import text
 from ingot.quant.samples import Samples
 from ingot.quant.search import Found
 from ingot.quant.sensitivity import Noise
-from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.quant.trial import Trial, Workbench
 from ingot.runtime import devices
 
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
@@ -31,13 +32,13 @@ _GOLDEN_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a quantization worked with.
+class Task:
+    """What any quantization works with.
 
     Attributes:
         archive: the archive that it began with, whose blobs are files.
         blobs: where those are, and where new ones go.
-        bench: where its plans were tried.
+        bench: where results are measured.
         config: what was asked.
         metric: the metric's name.
         held_out: whether nothing was learnt from the rows that the metric was taken of.
@@ -47,7 +48,7 @@ class Work:
 
     archive: Archive
     blobs: BlobFolder
-    bench: Workbench
+    bench: Bench
     config: QuantConfig
     metric: str
     held_out: bool
@@ -61,7 +62,15 @@ class Work:
 
     @property
     def parent(self) -> Variant:
-        return self.bench.source.variant
+        """The original."""
+        return self.bench.variant
+
+
+@dataclass(frozen=True)
+class Work(Task):
+    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried."""
+
+    bench: Workbench
 
 
 def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Report, Archive | None]:
@@ -92,7 +101,7 @@ def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Repo
     )
     added = add_variant(work.blobs, serving, built.graph, built.weights, goldens, documents(summary))
     others = [variant.descriptor for variant in work.archive.variants]
-    first = bool(serving.evidence.holds) and chosen.speed >= FASTER
+    first = bool(serving.evidence.holds) and chosen.faster
     return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
 
 
@@ -118,11 +127,11 @@ def loss(drop: float, budget: float) -> str:
     return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
 
 
-def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
-    """Return where a new variant comes from."""
+def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
+    """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
     known = packages_distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
-    return Provenance.of(parent.serving.provenance.source, ("ingot", *runtimes, "onnx"), notes)
+    return Provenance.of(parent.serving.provenance.source, packages or ("ingot", *runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
@@ -134,11 +143,11 @@ def documents(summary: Report) -> dict[str, bytes]:
     }
 
 
-def head(work: Work, variant: str, comparison: Comparison | None) -> Report:
+def head(work: Task, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
     """Return a report's first part: what was asked, on which data, and what became of the metric."""
     bench = work.bench
     calibration, evaluation = bench.calibration, bench.evaluation
-    made = provenance(work.parent, ())
+    made = provenance(work.parent, (), packages)
     return Report(
         model=work.archive.name,
         variant=variant,
@@ -184,7 +193,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
     holds, taken = trial.holds(budget), chosen is not None and trial.plan.key == chosen.plan.key
     reason = trial.failure
     if not reason and not taken:
-        if trial.speed < FASTER:
+        if not trial.faster:
             reason = "not faster than the original"
         elif not holds:
             reason = f"loses more than {budget:g}"
@@ -262,7 +271,7 @@ def _evidence(work: Work, chosen: Trial) -> Evidence:
     )
 
 
-def metric_evidence(work: Work, values: Comparison | None) -> MetricEvidence | None:
+def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | None:
     """Return the record of a metric before and after."""
     if values is None:
         return None

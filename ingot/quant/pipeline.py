@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ingot.errors import InvalidArgument, QuantizationError
+from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import halves, modules, packing
+from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
+from ingot.quant.given import Given, prepare
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
 from ingot.quant.report import Report
-from ingot.quant.samples import Data, Samples
+from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
-from ingot.quant.synthetic import synthetic
-from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.quant.trial import Workbench, is_faster
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
 Verdict = Literal["quantized", "nothing faster", "budget broken"]
-
-# Rows that ranges are learnt from; more change nothing.
-_CALIBRATION = 256
-# Rows that the metric is taken of.
-_EVALUATION = 2048
-# With fewer rows than this, all serve for both.
-_FEW = 16
-_GENERATED = 64
 
 
 @dataclass(frozen=True)
@@ -52,25 +45,6 @@ class Quantized:
     report: Report
     verdict: Verdict
     reason: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """The samples that a quantization works with.
-
-    Attributes:
-        calibration: what ranges are learnt from; None without data.
-        evaluation: what the metric is taken of.
-        held_out: whether nothing is learnt from the latter.
-        generated: whether they are made up.
-        notes: what should be known of them.
-    """
-
-    calibration: Samples | None
-    evaluation: Samples
-    held_out: bool = True
-    generated: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def quantize(
@@ -133,12 +107,14 @@ def run(
         original = modules.exported(archive, data)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
+    if config.recipe is not None and config.recipe.compiles:
+        return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
     for precision in (config.recipe.precision,) if config.recipe else ("int8", "int4"):
         packing.free_name(local, precision)  # told before the work, not after
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
-    given = _given(source, data, validate, transform, config, metric)
+    given = prepare(source.variant, data, validate, transform, config, metric)
     with contextlib.closing(
         Workbench(
             source,
@@ -168,78 +144,49 @@ def run(
     return Quantized(added or original, report, verdict, reason)
 
 
+def _compile(
+    archive: Archive,
+    blobs: BlobFolder,
+    config: QuantConfig,
+    recipe: Recipe,
+    sources: tuple[Data | None, Data | None, str | None],
+    progress: Progress,
+) -> Quantized:
+    """Quantize an archive's PyTorch program; ``sources`` are the data, the validation data and the transform."""
+    try:
+        from ingot.quant import compiled
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_package("torch", "compiling models", "export") from error
+    program = compiled.find_program(archive, recipe, config)
+    packing.free_name(archive, compiled.name_of(recipe))  # told before the work, not after
+    original = compiled.find_original(archive, program)
+    metric = parse_metric(config.metric, original.signature)
+    given = prepare(original, *sources, config, metric)
+    bench = Bench(
+        original,
+        lambda: compiled.load(original, config.threads),
+        given.calibration,
+        given.evaluation,
+        metric,
+        batches=config.batches,
+        threads=config.threads,
+        progress=progress,
+    )
+    with contextlib.closing(bench):
+        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
+        found = compiled.attempt(task, program, recipe, progress)
+        faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
+        report, added = compiled.add(task, program, recipe, found, first=not faults)
+    return Quantized(added, report, "quantized", "; ".join(faults))
+
+
 def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
         raise InvalidArgument(f"'{archive.name}' has no floating-point variant of format 'onnx' to quantize")
     return floats[0]
-
-
-def _given(
-    source: Source,
-    data: Data | None,
-    validate: Data | None,
-    transform: str | None,
-    config: QuantConfig,
-    metric: Metric,
-) -> Given:
-    if data is None and validate is None:
-        return _generated(source, config, metric)
-    signature = source.signature
-    main = Samples.read(signature, data, transform=transform) if data is not None else None
-    other = (
-        Samples.read(signature, validate, transform=transform, purpose="validation data")
-        if validate is not None
-        else None
-    )
-    notes = (*(main.notes if main else ()), *(other.notes if other else ()))
-    if other is not None:
-        return _validated(main, other, config, metric, notes)
-    if main is None:
-        raise InvalidArgument("there is no data")
-    metric.check(main)
-    if main.rows < _FEW:
-        notes = (*notes, f"all {main.rows} samples served for calibration and for the metric")
-        return Given(main, main, held_out=False, notes=notes)
-    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
-    return Given(first, second.take(_EVALUATION, config.seed), notes=notes)
-
-
-def _validated(
-    main: Samples | None, other: Samples, config: QuantConfig, metric: Metric, notes: tuple[str, ...]
-) -> Given:
-    """Return what is there where data for the metric is given apart."""
-    metric.check(other)
-    evaluation = other.take(_EVALUATION, config.seed)
-    if main is None:
-        _check_recipe(config)
-        return Given(None, evaluation, notes=(*notes, *_without_data(config)))
-    same = main.digest == other.digest
-    if same:
-        notes = (*notes, "the metric was taken of the data that ranges were learnt from")
-    return Given(main.take(_CALIBRATION, config.seed), evaluation, held_out=not same, notes=notes)
-
-
-def _check_recipe(config: QuantConfig) -> None:
-    if config.recipe is not None and config.recipe.needs_data:
-        raise InvalidArgument(
-            f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or take dynamic-int8"
-        )
-
-
-def _without_data(config: QuantConfig) -> tuple[str, ...]:
-    told = "recipes that learn ranges from data were not tried: there is no calibration data"
-    return (told,) if config.recipe is None else ()
-
-
-def _generated(source: Source, config: QuantConfig, metric: Metric) -> Given:
-    _check_recipe(config)
-    if metric.labels is not None:
-        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
-    goldens = [golden.inputs for golden in source.variant.goldens()]
-    samples = synthetic(source.signature, _GENERATED, config.seed, goldens)
-    notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
-    return Given(None, samples, held_out=False, generated=True, notes=notes)
 
 
 def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
@@ -265,19 +212,23 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
             f"ONNX Runtime computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
-    faults = _faults(trial, config)
-    if faults and not config.force:
-        raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(faults)}; force keeps it (--force)")
-    return Found(trial, (trial,)), "; ".join(faults)
+    return Found(trial, (trial,)), "; ".join(_judge(recipe, trial.speedups, trial.drop, config))
 
 
-def _faults(trial: Trial, config: QuantConfig) -> list[str]:
+def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:
+    """Return what is wrong with a recipe's result.
+
+    Raises:
+        QuantizationError: something is, and it is not forced.
+    """
     found: list[str] = []
-    if trial.speed < FASTER:
-        by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in trial.speedups.items())
+    if not is_faster(speedups):
+        by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
-    if not trial.holds(config.max_drop):
-        found.append(packing.loss(trial.drop, config.max_drop))
+    if drop > config.max_drop + 1e-9:
+        found.append(packing.loss(drop, config.max_drop))
+    if found and not config.force:
+        raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(found)}; force keeps it (--force)")
     return found
 
 
@@ -288,7 +239,7 @@ def _verdict(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
         return "nothing faster", (
             "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
         )
-    fast = [trial for trial in found.trials if not trial.failure and trial.speed >= FASTER]
+    fast = [trial for trial in found.trials if not trial.failure and trial.faster]
     if not fast:
         return "nothing faster", "no candidate is faster than the original on this machine"
     best = min(fast, key=lambda trial: trial.drop)

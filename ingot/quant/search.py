@@ -97,13 +97,13 @@ class Search:
         return self._bench.calibration is not None
 
     def _good(self, trial: Trial) -> bool:
-        return not trial.failure and trial.holds(self._config.max_drop) and trial.speed >= FASTER
+        return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
 
     def _best(self, finalists: Sequence[Trial]) -> Trial | None:
         if not finalists:
             return None
         self._progress("Timing the best once more")
-        again = [trial for trial in self._bench.time_again(finalists, _FINAL_TIMING) if trial.speed >= FASTER]
+        again = [trial for trial in self._bench.time_again(finalists, _FINAL_TIMING) if trial.faster]
         for trial in again:
             self._trials[trial.plan.key] = trial
         if not again:
@@ -131,7 +131,7 @@ class Search:
 
     def _hopeful(self, trial: Trial) -> bool:
         """Tell whether a plan is as fast as the best so far, so that mending it could be worth while."""
-        return not trial.failure and trial.speed >= self._fastest
+        return not trial.failure and trial.faster and trial.speed >= self._fastest
 
     def _so_far(self) -> str:
         fastest = self._fastest

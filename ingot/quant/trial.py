@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,19 +12,22 @@ from ingot.errors import IngotError
 from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
 from ingot.model_store.manifest import Agreement, Descriptor
 from ingot.quant import audit, plan, ranges
-from ingot.quant.agreement import agreement
+from ingot.quant.bench import Bench
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.report import Audit
+from ingot.quant.report.words import mean
 from ingot.quant.samples import Samples
 from ingot.quant.schemes import static
 from ingot.quant.source import Source
-from ingot.runtime import Engine, load_engine, profile
-from ingot.tensors import Array
+from ingot.runtime import Engine, load_engine
 
-# A candidate is not taken for faster unless it is so by more than timing leaves open.
+log = logging.getLogger(__name__)
+
+# A candidate is not taken for faster unless it is so by more than timing leaves open, and nowhere clearly slower.
 FASTER = 1.02
+_SLOWEST = 0.9
 # What rounding leaves open of a metric's drop is let pass.
 ROUNDING = 1e-9
 # Seconds for each batch size and model while candidates are tried.
@@ -65,8 +69,12 @@ class Trial:
     @property
     def speed(self) -> float:
         """The geometric mean of the speed-ups; 0 for a failure."""
-        ratios = list(self.speedups.values())
-        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+        return mean(self.speedups.values()) or 0.0
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is faster than the original on the whole, and at no batch clearly slower."""
+        return is_faster(self.speedups)
 
     @property
     def drop(self) -> float:
@@ -75,6 +83,11 @@ class Trial:
     def holds(self, budget: float) -> bool:
         """Tell whether the metric's drop is within a budget."""
         return self.drop <= budget + ROUNDING
+
+
+def is_faster(speedups: Mapping[int, float]) -> bool:
+    """Tell whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
+    return (mean(speedups.values()) or 0.0) >= FASTER and min(speedups.values()) >= _SLOWEST
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Built:
         return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine)
 
 
-class Workbench:
+class Workbench(Bench):
     """Tries plans of one model on one set of samples.
 
     Args:
@@ -124,38 +137,23 @@ class Workbench:
         progress: Callable[[str], None],
     ):
         self.source = source
-        self.calibration = calibration
-        self.evaluation = evaluation
-        self._metric = metric
-        self._batches = batches
-        self._threads = threads
-        self._progress = progress
         self._seen: dict[str, Observation] | None = None
         self._known: dict[tuple[str, ...], Trial] = {}
-        self._loaded: Engine | None = None
-        self._example = next(evaluation.batches(1)).inputs
-        progress(f"Asking the original about {evaluation.rows} samples")
-        self._expected = self._answers(self._original)
-        # Also tells that the metric can be taken of these answers, before anything else is done.
-        self.before = metric.compare(self._expected, self._expected, evaluation).before
-
-    def close(self) -> None:
-        """Free the original."""
-        if self._loaded is not None:
-            self._loaded.close()
-            self._loaded = None
+        super().__init__(
+            source.variant,
+            lambda: load_engine(source.path, device="cpu", threads=threads),
+            calibration,
+            evaluation,
+            metric,
+            batches=batches,
+            threads=threads,
+            progress=progress,
+        )
 
     @property
     def large(self) -> bool:
         """Whether the model is so large that memory should not hold it twice."""
         return self.source.variant.size > _LARGE
-
-    @property
-    def _original(self) -> Engine:
-        """The original, loaded when it is needed."""
-        if self._loaded is None:
-            self._loaded = load_engine(self.source.path, device="cpu", threads=self._threads)
-        return self._loaded
 
     def _make_room(self) -> None:
         """Free a large original while another model is made of it."""
@@ -186,8 +184,8 @@ class Workbench:
         Raises:
             IngotError: ONNX Runtime cannot load or run it, or its answers are of no use.
         """
-        with contextlib.closing(built.load(self._threads)) as engine:
-            baseline, latency = self.time([self._original, engine], timing)
+        with contextlib.closing(built.load(self.threads)) as engine:
+            baseline, latency = self.time([self.original, engine], timing)
             comparison, outputs = self.compare(engine)
         return Trial(
             plan=candidate,
@@ -198,15 +196,6 @@ class Workbench:
             comparison=comparison,
             outputs=outputs,
         )
-
-    def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
-        """Return the metric of a model, and how its outputs agree with the original's.
-
-        Raises:
-            QuantizationError: it gives NaN or infinity where the original does not.
-        """
-        answers = self._answers(engine)
-        return self._metric.compare(self._expected, answers, self.evaluation), agreement(self._expected, answers)
 
     def attempt(self, candidate: Plan) -> Trial:
         """Return what a plan is worth; one that cannot be run is worth nothing."""
@@ -219,6 +208,9 @@ class Workbench:
             trial = self.measure(candidate, built)
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
+        except Exception as error:
+            log.debug("candidate '%s' failed", candidate.name, exc_info=True)
+            return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
         self._known[built.key] = trial
         return trial
 
@@ -226,18 +218,11 @@ class Workbench:
         """Return trials with their latencies taken anew, all in turn with each other and the original."""
         built = [self.build(trial.plan, BlobFolder.scratch()) for trial in trials]
         with contextlib.ExitStack() as stack:
-            engines = [stack.enter_context(contextlib.closing(item.load(self._threads))) for item in built]
-            baseline, *latencies = self.time([self._original, *engines], timing)
+            engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
+            baseline, *latencies = self.time([self.original, *engines], timing)
         return [
             replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
         ]
-
-    def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
-        """Return the latencies by batch of engines that are run in turn."""
-        return profile.measure_together(engines, self.source.signature, self._example, self._batches, timing)
-
-    def _answers(self, engine: Engine) -> list[dict[str, Array]]:
-        return [engine.run(batch.inputs) for batch in self.evaluation.batches()]
 
     def _observe(self) -> dict[str, Observation]:
         if self.calibration is None:

@@ -108,7 +108,7 @@ def test_a_program_is_read_from_an_archive(case: Case) -> None:
 
 def test_pt2e_says_when_torchao_is_missing(case: Case, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization.pt2e.quantize_pt2e", None)
-    with pytest.raises(Unsupported, match="pip install torchao"):
+    with pytest.raises(Unsupported, match=r"pip install 'ingot\[quant\]'"):
         pt2e.quantize(case.program, samples)
 
 
@@ -125,6 +125,13 @@ def test_pt2e_keeps_layers(case: Case, samples: Samples) -> None:
     assert pt2e.quantize(case.program, samples, keep=["second"]).layers == ("first", "head")
     with pytest.raises(InvalidArgument, match="no layer 'third'"):
         pt2e.quantize(case.program, samples, keep=["third"])
+
+
+def test_pt2e_takes_ranges_from_each_call_for_linear_layers_alone(case: Case, samples: Samples) -> None:
+    pytest.importorskip("torchao")
+    made = pt2e.quantize(case.program, samples, dynamic=True)
+    assert made.layers == ("head",)
+    assert 0 < error(case, made.program, 3) < 0.1
 
 
 def test_pt2e_refuses_to_have_done_nothing(case: Case, samples: Samples) -> None:

@@ -63,6 +63,7 @@ class Bench:
         self.calibration = object() if data else None
         self.evaluation = object()
         self.seen: Mapping[str, Any] = MappingProxyType({})
+        self.large = False
         self.attempts: list[Plan] = []
         self.clock = 0.0
         self._worth = worth

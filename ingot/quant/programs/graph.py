@@ -44,7 +44,7 @@ def read(variant: Variant) -> Program:
     if variant.serving.format != "pt2":
         raise InvalidArgument(
             f"'{variant.name}' is of format '{variant.serving.format}', not a PyTorch program: export the model with "
-            "--target pt2"
+            "--to pt2"
         )
     try:
         with variant.path().open("rb") as stream, quiet():

@@ -1,0 +1,120 @@
+"""The samples of a quantization: what is learnt from, and what the metric is taken of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import Variant
+from ingot.quant.config import QuantConfig
+from ingot.quant.metric import Metric
+from ingot.quant.samples import Data, Samples
+from ingot.quant.synthetic import synthetic
+
+# Rows that ranges are learnt from; more change nothing.
+_CALIBRATION = 256
+# Rows that the metric is taken of.
+_EVALUATION = 2048
+# With fewer rows than this, all serve for both.
+_FEW = 16
+_GENERATED = 64
+
+
+@dataclass(frozen=True)
+class Given:
+    """The samples that a quantization works with.
+
+    Attributes:
+        calibration: what ranges are learnt from; None without data.
+        evaluation: what the metric is taken of.
+        held_out: whether nothing is learnt from the latter.
+        generated: whether they are made up.
+        notes: what should be known of them.
+    """
+
+    calibration: Samples | None
+    evaluation: Samples
+    held_out: bool = True
+    generated: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    variant: Variant,
+    data: Data | None,
+    validate: Data | None,
+    transform: str | None,
+    config: QuantConfig,
+    metric: Metric,
+) -> Given:
+    """Read the data and divide it; make some up where there is none.
+
+    Args:
+        variant: the model that takes it.
+        data: real inputs, or None.
+        validate: data for the metric, or None for a part of ``data``.
+        transform: how images become arrays.
+        config: the recipe and the seed.
+        metric: tells whether labels are needed, and whether they are sound.
+
+    Raises:
+        InvalidArgument: the data does not fit the model, the metric or the recipe.
+    """
+    if data is None and validate is None:
+        return _generated(variant, config, metric)
+    signature = variant.signature
+    main = Samples.read(signature, data, transform=transform) if data is not None else None
+    other = (
+        Samples.read(signature, validate, transform=transform, purpose="validation data")
+        if validate is not None
+        else None
+    )
+    notes = (*(main.notes if main else ()), *(other.notes if other else ()))
+    if other is not None:
+        return _validated(main, other, config, metric, notes)
+    if main is None:
+        raise InvalidArgument("there is no data")
+    metric.check(main)
+    if main.rows < _FEW:
+        notes = (*notes, f"all {main.rows} samples served for calibration and for the metric")
+        return Given(main, main, held_out=False, notes=notes)
+    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
+    return Given(first, second.take(_EVALUATION, config.seed), notes=notes)
+
+
+def _validated(
+    main: Samples | None, other: Samples, config: QuantConfig, metric: Metric, notes: tuple[str, ...]
+) -> Given:
+    """Return what is there where data for the metric is given apart."""
+    metric.check(other)
+    evaluation = other.take(_EVALUATION, config.seed)
+    if main is None:
+        _check_recipe(config)
+        return Given(None, evaluation, notes=(*notes, *_without_data(config)))
+    same = main.digest == other.digest
+    if same:
+        notes = (*notes, "the metric was taken of the data that ranges were learnt from")
+    return Given(main.take(_CALIBRATION, config.seed), evaluation, held_out=not same, notes=notes)
+
+
+def _check_recipe(config: QuantConfig) -> None:
+    if config.recipe is not None and config.recipe.needs_data:
+        other = "set its option dynamic" if config.recipe.compiles else "take dynamic-int8"
+        raise InvalidArgument(
+            f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or {other}"
+        )
+
+
+def _without_data(config: QuantConfig) -> tuple[str, ...]:
+    told = "recipes that learn ranges from data were not tried: there is no calibration data"
+    return (told,) if config.recipe is None else ()
+
+
+def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Given:
+    _check_recipe(config)
+    if metric.labels is not None:
+        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
+    goldens = [golden.inputs for golden in variant.goldens()]
+    samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
+    notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
+    return Given(None, samples, held_out=False, generated=True, notes=notes)

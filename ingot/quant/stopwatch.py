@@ -1,0 +1,96 @@
+"""Timing of models in a process of its own, whose OpenMP threads sleep while they wait.
+
+PyTorch computes with OpenMP, whose threads spin while they wait unless the environment says otherwise before PyTorch
+is loaded. They then take the cores from whatever is timed in turn with them, and on a busy machine from each other: on
+two cores with other work, a compiled ResNet18 in int8 took up to 272 ms a call, in turn with ONNX Runtime or alone,
+and 3 to 12 ms with threads that sleep. On an idle machine the two are equally fast. With threads that sleep, calls in
+turn measure the same as calls alone. The ``ingot`` command serves with such threads too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.errors import IngotError, QuantizationError
+from ingot.model_store import BatchLatency
+from ingot.runtime import load_engine, profile
+from ingot.tensors import Array, Signature
+
+
+@dataclass(frozen=True)
+class Race:
+    """Models of one signature to be timed in turn.
+
+    Attributes:
+        models: the file of each and its format. Their code is run: they must be trusted.
+        signature: the models'.
+        example: valid inputs; their first row is repeated.
+        batches: the batch sizes.
+        threads: CPU threads of a call; None for one a core.
+        seconds: for each model and batch size.
+    """
+
+    models: Sequence[tuple[Path, str]]
+    signature: Signature
+    example: dict[str, Array]
+    batches: tuple[int, ...]
+    threads: int | None = None
+    seconds: float = 0.3
+
+    def run(self) -> list[tuple[BatchLatency, ...]]:
+        """Return the latencies of each model by batch, taken in another process.
+
+        Raises:
+            IngotError: a model cannot be loaded or run.
+        """
+        with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+            path = Path(folder) / "race"
+            path.write_bytes(pickle.dumps(self))
+            # As this process finds its modules, and nothing that lies in the folder where it happens to run.
+            found = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
+            result = subprocess.run(
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", path],
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": found},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+            if result.returncode:
+                last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise QuantizationError(f"the models could not be timed: {last or f'exit code {result.returncode}'}")
+            answer: list[tuple[BatchLatency, ...]] | IngotError = pickle.loads(path.read_bytes())
+        if isinstance(answer, IngotError):
+            raise answer
+        return answer
+
+    def time(self) -> list[tuple[BatchLatency, ...]]:
+        """Do in this process what :meth:`run` does in another."""
+        with contextlib.ExitStack() as stack:
+            engines = [
+                stack.enter_context(
+                    contextlib.closing(
+                        load_engine(path, format=kind, device="cpu", threads=self.threads, allow_code=True)
+                    )
+                )
+                for path, kind in self.models
+            ]
+            return profile.measure_together(engines, self.signature, self.example, self.batches, self.seconds)
+
+
+def main() -> None:
+    """Run the race in the file that the command line names, and leave the result in its place."""
+    path = Path(sys.argv[1])
+    race: Race = pickle.loads(path.read_bytes())
+    try:
+        answer: list[tuple[BatchLatency, ...]] | IngotError = race.time()
+    except IngotError as error:
+        answer = error
+    path.write_bytes(pickle.dumps(answer))
