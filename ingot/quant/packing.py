@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import InvalidArgument
+from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
@@ -26,6 +27,8 @@ from ingot.quant.search import Found
 from ingot.quant.sensitivity import Noise
 from ingot.quant.trial import Trial, Workbench
 from ingot.runtime import devices
+
+log = logging.getLogger(__name__)
 
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
@@ -216,14 +219,12 @@ def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     if found.noises or work.bench.large or not found.complete:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
-    return sensitivity.rank(
-        work.bench.source,
-        plan,
-        work.bench.seen if plan.needs_data else {},
-        samples,
-        seed=work.config.seed,
-        effects=False,
-    )
+    seen = work.bench.seen if plan.needs_data else {}
+    try:
+        return sensitivity.rank(work.bench.source, plan, seen, samples, seed=work.config.seed, effects=False)
+    except IngotError as error:  # a part of the report, for which the result is not given up
+        log.warning("the noise of layers cannot be measured: %s", error)
+        return ()
 
 
 def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:

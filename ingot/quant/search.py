@@ -7,10 +7,12 @@ bisection. A family is only mended while it could still beat the best that holds
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ingot.errors import IngotError
 from ingot.quant import sensitivity
 from ingot.quant.config import QuantConfig, installed, with_embeddings
 from ingot.quant.journal import Journal
@@ -19,6 +21,8 @@ from ingot.quant.plan import EngineName, Plan, Scheme, fitting
 from ingot.quant.sensitivity import Noise
 from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
+
+log = logging.getLogger(__name__)
 
 # Finalists are timed anew, longer and side by side.
 _FINALISTS = 4
@@ -164,7 +168,11 @@ class Search:
         """Keep as few layers as it takes, of those that hurt most."""
         self._check_time()
         self._progress(f"Finding the layers that hurt {plan.name}")
-        order = self._rank(plan)
+        try:
+            order = self._rank(plan)
+        except IngotError as error:  # a graph that cannot be ranked is searched without
+            log.warning("the layers of '%s' cannot be ranked: %s", plan.name, error)
+            return
 
         def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
             kept = _kept(plan, order[:count])
