@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ingot.runtime import devices
 
 log = logging.getLogger(__name__)
 
+_UNJOINED = "a server runs its requests one by one: ranges of each call make the rows of a batch depend on each other"
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
 
@@ -84,6 +85,8 @@ def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Repo
     progress("Writing the evidence")
     noises = _noises(work, found, chosen.plan)
     name = free_name(work.archive, chosen.plan.precision)
+    if chosen.plan.rows_touch and work.parent.signature.batch is not None:
+        work = replace(work, notes=(*work.notes, _UNJOINED))
     summary = report(work, found, name, noises)
     built = work.bench.build(chosen.plan, work.blobs)
     with contextlib.closing(built.load()) as engine:
@@ -99,6 +102,7 @@ def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Repo
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
+        joins=not chosen.plan.rows_touch,
         provenance=provenance(work.parent, work.notes),
         evidence=_evidence(work, chosen),
     )

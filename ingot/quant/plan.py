@@ -68,6 +68,11 @@ class Plan:
         return replace(self, schemes={**self.schemes, **dict.fromkeys(layers, scheme)})
 
     @property
+    def rows_touch(self) -> bool:
+        """Whether rows of one call depend on each other: dynamic ranges are taken from all of them."""
+        return "dynamic" in self.schemes.values()
+
+    @property
     def needs_data(self) -> bool:
         return "static" in self.schemes.values()
 
