@@ -184,6 +184,7 @@ def test_one_sentence_tells_what_was_chosen_and_why() -> None:
             [candidate("a", 3, -0.01, chosen=True)],
             "accuracy:labels=y is 0.0100 better (95 % interval 0.0080 to 0.0120)",
         ),
+        ([candidate("a", 3, 0, chosen=True)], "is unchanged (95 % interval -0.0020 to 0.0020) where 0.0050 is allowed"),
         ([], "Nothing was tried; the model was left as it is."),
     ],
 )

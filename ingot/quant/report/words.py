@@ -117,9 +117,10 @@ def _loss(report: Report, item: Candidate) -> str:
     if drop is None:
         return f"{metric} unknown"
     direction = "better" if drop.value < 0 else "worse"
+    change = "unchanged" if drop.value == 0 else f"{number(abs(drop.value))} {direction}"
     shown = Score(value=drop.value, low=drop.low, high=drop.high) if drop.value >= 0 else _turned(drop)
     interval = "" if shown.low == shown.high else f" (95 % interval {number(shown.low)} to {number(shown.high)})"
-    return f"{metric} is {number(shown.value)} {direction}{interval} where {number(report.budget)} is allowed"
+    return f"{metric} is {change}{interval} where {number(report.budget)} is allowed"
 
 
 def _turned(drop: Score) -> Score:
