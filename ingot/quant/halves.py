@@ -94,12 +94,12 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
 
 def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
     dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
-    if recipe.device == "any":
-        return half.stored(model, dtype)
     layers = work.bench.source.by_name(model)
-    kept = choose(work.bench.source.names, (*work.config.keep, *recipe.keep))
+    kept = [layers[name].node for name in choose(work.bench.source.names, (*work.config.keep, *recipe.keep))]
+    if recipe.device == "any":
+        return half.stored(model, dtype, kept)
     convert = half.emulated if emulate else half.apply
-    return convert(model, dtype, [layers[name].node for name in kept])
+    return convert(model, dtype, kept)
 
 
 def _time(work: Work, recipe: HalfRecipe, path: Path) -> _Times:
