@@ -125,7 +125,7 @@ def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[st
     return Attempt(made, packed, comparison, evidence, goldens)
 
 
-def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: bool) -> tuple[Report, Archive]:
+def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
     """Add what was made to the archive; return the report too.
 
     Args:
@@ -133,7 +133,8 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
         program: what it was made of.
         recipe: how it was made.
         found: the result.
-        first: let it be the variant that the archive prefers.
+        reason: what is wrong with the result, where it is forced. One that nothing is wrong with is the variant that
+            the archive prefers.
 
     Raises:
         InvalidArgument: the archive has such a variant already.
@@ -143,7 +144,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
     made_with = ("ingot", "torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
     notes = (*task.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
     head = packing.head(task, name, found.comparison, made_with)
-    summary = head.model_copy(update={**_findings(recipe, found), "notes": notes})
+    summary = head.model_copy(update={**_findings(recipe, found), "notes": notes, "reason": reason})
     operators = made.audit.quantized if made.audit else {}
     serving = Serving(
         name=task.archive.name,
@@ -161,7 +162,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, *, first: 
     )
     added = add_variant(task.blobs, serving, packed.graph, packed.weights, found.goldens, packing.documents(summary))
     others = [variant.descriptor for variant in task.archive.variants]
-    return summary, Archive.create(task.blobs, [added, *others] if first else [*others, added])
+    return summary, Archive.create(task.blobs, [*others, added] if reason else [added, *others])
 
 
 def _make(task: Task, program: Program, recipe: Recipe) -> Made:

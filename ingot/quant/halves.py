@@ -36,11 +36,11 @@ class _Times:
     notes: tuple[str, ...] = ()
 
 
-def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive, str]:
+def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
     """Add a variant in half precision to an archive, behind those that are there.
 
     Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
-    Returned are the report, the archive, and what is wrong with the variant where that is forced.
+    Returned are the report, whose reason is what is wrong with the variant where that is forced, and the archive.
 
     Raises:
         QuantizationError: nothing can be converted, or the metric loses more than was asked.
@@ -65,7 +65,7 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
     name = packing.free_name(work.archive, recipe.precision)
     notes = (*work.notes, *halved.notes, *times.notes)
     summary = _report(work, recipe, name, size, comparison, times).model_copy(
-        update={"outputs": outputs, "notes": notes}
+        update={"outputs": outputs, "notes": notes, "reason": fault}
     )
     serving = Serving(
         name=work.archive.name,
@@ -89,17 +89,17 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
     )
     added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
     archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
-    return summary, archive, fault
+    return summary, archive
 
 
 def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
     dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
-    if recipe.device == "any":
-        return half.stored(model, dtype)
     layers = work.bench.source.by_name(model)
-    kept = choose(work.bench.source.names, (*work.config.keep, *recipe.keep))
+    kept = [layers[name].node for name in choose(work.bench.source.names, (*work.config.keep, *recipe.keep))]
+    if recipe.device == "any":
+        return half.stored(model, dtype, kept)
     convert = half.emulated if emulate else half.apply
-    return convert(model, dtype, [layers[name].node for name in kept])
+    return convert(model, dtype, kept)
 
 
 def _time(work: Work, recipe: HalfRecipe, path: Path) -> _Times:

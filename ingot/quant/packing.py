@@ -19,7 +19,7 @@ from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import LABELS, Plan
-from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score
+from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
 from ingot.quant.report.page import html
 from ingot.quant.report.view import text
 from ingot.quant.samples import Samples
@@ -77,17 +77,22 @@ class Work(Task):
     bench: Workbench
 
 
-def add(work: Work, found: Found, progress: Callable[[str], None]) -> tuple[Report, Archive | None]:
-    """Return the report of a search, and the archive with its result; None if it has none."""
+def add(
+    work: Work, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
+) -> tuple[Report, Archive | None]:
+    """Return the report of a search, and the archive with its result; None if it has none.
+
+    ``verdict`` and ``reason`` are those of the report.
+    """
     chosen = found.chosen
     if chosen is None:
-        return report(work, found, "", ()), None
+        return report(work, found, "", ()).model_copy(update={"verdict": verdict, "reason": reason}), None
     progress("Writing the evidence")
     noises = _noises(work, found, chosen.plan)
     name = free_name(work.archive, chosen.plan.precision)
     if chosen.plan.rows_touch and work.parent.signature.batch is not None:
         work = replace(work, notes=(*work.notes, _UNJOINED))
-    summary = report(work, found, name, noises)
+    summary = report(work, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     built = work.bench.build(chosen.plan, work.blobs)
     with contextlib.closing(built.load()) as engine:
         goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
@@ -19,7 +18,7 @@ from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
-from ingot.quant.report import Report
+from ingot.quant.report import Report, Verdict
 from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
@@ -27,7 +26,6 @@ from ingot.quant.trial import Workbench, is_faster
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
-Verdict = Literal["quantized", "nothing faster", "budget broken"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,20 @@ class Quantized:
     Attributes:
         archive: the given one with a new variant; the same one if no variant was found.
         report: what was tried and measured.
-        verdict: whether there is a new variant, and if not, why.
-        reason: the verdict in words.
     """
 
     archive: Archive
     report: Report
-    verdict: Verdict
-    reason: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether there is a new variant, and if not, why."""
+        return self.report.verdict
+
+    @property
+    def reason(self) -> str:
+        """The verdict in words; of a variant that was forced, what is wrong with it."""
+        return self.report.reason
 
 
 def quantize(
@@ -128,20 +132,19 @@ def run(
     ) as bench:
         work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         if isinstance(config.recipe, HalfRecipe):
-            report, result, fault = halves.add(work, config.recipe, progress)
-            return Quantized(result, report, "quantized", fault)
+            report, result = halves.add(work, config.recipe, progress)
+            return Quantized(result, report)
         if config.recipe is not None:
             found, reason = _named(bench, config.recipe, config, progress)
-            report, added = packing.add(work, found, progress)
-            return Quantized(added or local, report, "quantized", reason)
+            report, added = packing.add(work, found, "quantized", reason, progress)
+            return Quantized(added or local, report)
         kept = Journal(journal, _identity(source, given, metric, config))
         if kept.resumed:
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
         found = Search(bench, config, kept, progress).run()
-        report, added = packing.add(work, found, progress)
+        report, added = packing.add(work, found, *_verdict(found, config), progress)
         kept.remove()
-    verdict, reason = _verdict(found, config)
-    return Quantized(added or original, report, verdict, reason)
+    return Quantized(added or original, report)
 
 
 def _compile(
@@ -178,8 +181,8 @@ def _compile(
         task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
         found = compiled.attempt(task, program, recipe, progress)
         faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
-        report, added = compiled.add(task, program, recipe, found, first=not faults)
-    return Quantized(added, report, "quantized", "; ".join(faults))
+        report, added = compiled.add(task, program, recipe, found, " and ".join(faults))
+    return Quantized(added, report)
 
 
 def _parent(archive: Archive, config: QuantConfig) -> Variant:
@@ -212,7 +215,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
             f"ONNX Runtime computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
-    return Found(trial, (trial,)), "; ".join(_judge(recipe, trial.speedups, trial.drop, config))
+    return Found(trial, (trial,)), " and ".join(_judge(recipe, trial.speedups, trial.drop, config))
 
 
 def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:

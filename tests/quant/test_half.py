@@ -197,6 +197,17 @@ def test_stored_weights_are_half_the_size_and_computed_in_float32(dtype: ir.Data
     np.testing.assert_allclose(session.run(None, {"x": X})[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_kept_weights_are_not_stored_in_half_precision() -> None:
+    first, second = np.ones((4, 512), np.float32), np.ones((512, 512), np.float32)
+    model = parse("a = MatMul(x, w) y = MatMul(a, v)", w=first, v=second)
+    kept = next(iter(model.graph))
+    assert half.stored(model, FP16, [kept]) == half.Halved({"MatMul": 1})
+    assert {name: value.dtype for name, value in model.graph.initializers.items()} == {"w": FP32, "v": FP16}
+    single = parse("y = MatMul(x, w)", w=first)
+    with pytest.raises(QuantizationError, match="to store in half precision, but for those to keep"):
+        half.stored(single, FP16, list(single.graph))
+
+
 def test_weights_are_converted_when_they_are_written_one_at_a_time(tmp_path: Path) -> None:
     weight = np.ones((4, 1 << 18), np.float32)
     ir.save(parse("y = MatMul(x, w)", w=weight), tmp_path / "m.onnx", external_data="m.data")

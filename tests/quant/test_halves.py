@@ -129,3 +129,15 @@ def test_generated_inputs_are_told(classifier: Archive) -> None:
     result: Quantized = quantize(classifier, config=BFloat16())
     assert "measured on generated inputs alone: give real ones to be sure" in result.report.notes
     assert result.report.data.digest == ""
+
+
+def test_kept_layers_are_not_stored_in_half_precision(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> None:
+    data = {"image": digits[1].images[:40]}
+    config = QuantConfig(Float16(device="any", keep=("classify",)), keep=("features.3",))
+    operators = quantize(digits_fp32, data, config=Float16(device="any")).archive.variant("fp16").serving.recipe
+    fewer = quantize(digits_fp32, data, config=config).archive.variant("fp16").serving.recipe
+    assert operators is not None
+    assert fewer is not None
+    assert sum(fewer["operators"].values()) == sum(operators["operators"].values()) - 2
+    with pytest.raises(InvalidArgument, match="there is no layer 'clasify' to keep"):
+        quantize(digits_fp32, data, config=Float16(device="any", keep=("clasify",)))

@@ -177,19 +177,52 @@ def test_one_sentence_tells_what_was_chosen_and_why() -> None:
 @pytest.mark.parametrize(
     ("candidates", "sentence"),
     [
-        ([candidate("slow", 0.9, 0.001)], "slow was tried: none beats the original; the model was left as it is."),
-        ([candidate("a", 3, 0.4), candidate("b", 2, 0.1)], "Of 2 candidates none keeps within the budget"),
-        ([candidate("a", 3, 0.4), candidate("b", 2, 0.1)], "Nearest came b: accuracy:labels=y is 0.1000 worse"),
+        ([candidate("slow", 0.9, 0.001)], "slow was tried; the model was left as it is."),
+        ([candidate("a", 3, 0.4), candidate("b", 2, 0.1)], "2 candidates were tried; the model was left as it is."),
         ([candidate("a", 3, 0.4, chosen=True)], "a was kept although it does not keep within the budget: 3.00 times"),
         (
             [candidate("a", 3, -0.01, chosen=True)],
             "accuracy:labels=y is 0.0100 better (95 % interval 0.0080 to 0.0120)",
         ),
+        ([candidate("a", 3, 0, chosen=True)], "is unchanged (95 % interval -0.0020 to 0.0020) where 0.0050 is allowed"),
         ([], "Nothing was tried; the model was left as it is."),
     ],
 )
 def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str) -> None:
     assert sentence in text(REPORT.model_copy(update={"candidates": tuple(candidates)}))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "candidates", "sentence"),
+    [
+        ("nothing faster", "it is <slow>", (), "Nothing was tried; the model was left as it is: it is <slow>."),
+        # Within the budget, but the verdict is not worked out once more.
+        (
+            "budget broken",
+            "all lose",
+            (candidate("a", 3, 0.001),),
+            "a was tried; the model was left as it is: all lose.",
+        ),
+        (
+            "quantized",
+            "loses 1",
+            (candidate("a", 3, 0.001, chosen=True),),
+            "a was kept although it loses 1: 3.00 times",
+        ),
+    ],
+)
+def test_the_verdict_is_what_the_report_says(
+    verdict: str, reason: str, candidates: tuple[Candidate, ...], sentence: str
+) -> None:
+    report = REPORT.model_copy(update={"verdict": verdict, "reason": reason, "candidates": candidates})
+    assert sentence in text(report)
+    assert sentence in Page(html(report)).text
+
+
+def test_a_report_from_before_there_were_verdicts_is_of_a_variant() -> None:
+    older = json.loads(manifest.encode(REPORT))
+    del older["verdict"], older["reason"]
+    assert manifest.decode(Report, json.dumps(older).encode(), "quantization.json").verdict == "quantized"
 
 
 def test_the_frontier_tells_the_chosen_from_the_refused() -> None:

@@ -31,6 +31,8 @@ def _finite(item: Agreement) -> Agreement:
     return item
 
 
+Verdict = Literal["quantized", "nothing faster", "budget broken"]
+"""Whether a quantization gave a new variant, and if not, why."""
 Latency = Annotated[BatchLatency, AfterValidator(_plausible)]
 OutputAgreement = Annotated[Agreement, AfterValidator(_finite)]
 
@@ -152,6 +154,8 @@ class Report(_Record):
     Attributes:
         model: the archive's name.
         variant: the variant that this report is of.
+        verdict: whether there is such a variant, and if not, why.
+        reason: the verdict in words; of a variant that was forced, what is wrong with it.
         created: when, in ISO 8601.
         machine: where it was measured.
         versions: those of the packages that took part.
@@ -174,6 +178,8 @@ class Report(_Record):
     schema_version: Literal[1] = 1
     model: str
     variant: str = ""
+    verdict: Verdict = "quantized"  # so it is of the older reports, which lack it: they lie in archives
+    reason: str = ""
     created: str = ""
     machine: str = ""
     versions: dict[str, str] = {}

@@ -80,18 +80,11 @@ def speed(speedups: Mapping[int, float]) -> str:
 
 
 def verdict(report: Report) -> str:
-    """Return in a sentence or two what came out, and why."""
-    count = len(report.candidates)
+    """Return in a sentence what came out, and why."""
     chosen = report.chosen
-    if not count:
-        return "Nothing was tried; the model was left as it is."
     if chosen is None:
-        holding = [item for item in report.candidates if item.holds]
-        tried = f"Of {count} candidates" if count != 1 else f"{report.candidates[0].name} was tried:"
-        why = "none beats the original" if holding else "none keeps within the budget"
-        best = min((item for item in report.candidates if item.drop), key=_drop, default=None)
-        near = f" Nearest came {best.name}: {_loss(report, best)}, {speed(best.speedups)}." if best else ""
-        return f"{tried} {why}; the model was left as it is.{near}"
+        why = f": {report.reason}" if report.reason else ""
+        return f"{_tried(report.candidates)}; the model was left as it is{why}."
     parts = [f"{chosen.name} {_why(report, chosen)}: {speed(chosen.speedups)}"]
     if report.size and chosen.size:
         parts.append(f"{size(chosen.size)} instead of {size(report.size)}")
@@ -100,10 +93,16 @@ def verdict(report: Report) -> str:
     return "; ".join(parts) + "."
 
 
+def _tried(candidates: Sequence[Candidate]) -> str:
+    if not candidates:
+        return "Nothing was tried"
+    return f"{candidates[0].name} was tried" if len(candidates) == 1 else f"{len(candidates)} candidates were tried"
+
+
 def _why(report: Report, chosen: Candidate) -> str:
     count = len(report.candidates)
-    if not chosen.holds:
-        return "was kept although it does not keep within the budget"
+    if report.reason or not chosen.holds:
+        return f"was kept although it {report.reason or 'does not keep within the budget'}"
     holding = [mean(item.speedups.values()) or 0 for item in report.candidates if item.holds]
     if count == 1:
         return "keeps within the budget"
@@ -118,14 +117,11 @@ def _loss(report: Report, item: Candidate) -> str:
     if drop is None:
         return f"{metric} unknown"
     direction = "better" if drop.value < 0 else "worse"
+    change = "unchanged" if drop.value == 0 else f"{number(abs(drop.value))} {direction}"
     shown = Score(value=drop.value, low=drop.low, high=drop.high) if drop.value >= 0 else _turned(drop)
     interval = "" if shown.low == shown.high else f" (95 % interval {number(shown.low)} to {number(shown.high)})"
-    return f"{metric} is {number(shown.value)} {direction}{interval} where {number(report.budget)} is allowed"
+    return f"{metric} is {change}{interval} where {number(report.budget)} is allowed"
 
 
 def _turned(drop: Score) -> Score:
     return Score(value=-drop.value, low=-drop.high, high=-drop.low)
-
-
-def _drop(item: Candidate) -> float:
-    return item.drop.value if item.drop else math.inf

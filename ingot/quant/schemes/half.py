@@ -105,10 +105,15 @@ def emulated(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()
     return _convert(model, dtype, keep, half_graph.Emulator)
 
 
-def stored(model: ir.Model, dtype: ir.DataType) -> Halved:
+def stored(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -> Halved:
     """Store a model's weights in half precision in place, to be cast to float32 when a session loads them.
 
     Half the size on disk; speed and memory are those of float32, and it runs on every device.
+
+    Args:
+        model: its graph's inputs and outputs keep their types.
+        dtype: ``FLOAT16`` or ``BFLOAT16``.
+        keep: nodes of the main graph whose weights stay in float32.
 
     Raises:
         InvalidArgument: there is no such half precision.
@@ -116,14 +121,14 @@ def stored(model: ir.Model, dtype: ir.DataType) -> Halved:
     """
     _check(dtype)
     LiftConstantsToInitializersPass(size_limit=_STORED_ELEMENTS)(model)
-    graph, notes = model.graph, []
+    graph, kept, notes = model.graph, set(keep), []
     counts: Counter[str] = Counter()
     names = half_graph.Names(model)
     for value in list(graph.initializers.values()):
         held = value.const_value
         if held is None or held.dtype != ir.DataType.FLOAT or held.size < _STORED_ELEMENTS or not constant(value):
             continue
-        if value.is_graph_output() or not value.uses():
+        if value.is_graph_output() or not value.uses() or any(user in kept for user, _ in value.uses()):
             continue
         if not _survives(held, dtype):
             notes.append(f"'{value.name}' stays in float32: it holds numbers beyond {_TYPES[dtype]}")
@@ -138,6 +143,7 @@ def stored(model: ir.Model, dtype: ir.DataType) -> Halved:
     if not counts:
         raise QuantizationError(
             f"the model has no float32 weights of {_STORED_ELEMENTS} or more elements to store in half precision"
+            f"{', but for those to keep' if kept else ''}"
         )
     return Halved(dict(counts), tuple(notes))
 
