@@ -35,10 +35,12 @@ class Quantized:
     Attributes:
         archive: the given one with a new variant; the same one if no variant was found.
         report: what was tried and measured.
+        journal: the search's results, to be removed when the archive is safe; None if there was no search.
     """
 
     archive: Archive
     report: Report
+    journal: Journal | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -83,9 +85,12 @@ def quantize(
             archive is quantized already.
         QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it.
     """
-    return run(
+    result = run(
         archive, data, config=config, validate=validate, transform=transform, journal=journal, progress=progress
-    ).archive
+    )
+    if result.journal is not None:
+        result.journal.remove()
+    return result.archive
 
 
 def run(
@@ -98,7 +103,10 @@ def run(
     journal: Path | None = None,
     progress: Progress = lambda step: None,
 ) -> Quantized:
-    """Do what :func:`quantize` does, and return the report and the verdict too."""
+    """Do what :func:`quantize` does, and return the report and the verdict too.
+
+    The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
+    """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     if journal is not None and not journal.parent.is_dir():
         raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
@@ -143,8 +151,7 @@ def run(
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
         found = Search(bench, config, kept, progress).run()
         report, added = packing.add(work, found, *_verdict(found, config), progress)
-        kept.remove()
-    return Quantized(added or original, report)
+    return Quantized(added or original, report, kept)
 
 
 def _compile(
@@ -261,7 +268,7 @@ def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig)
         "model": source.variant.descriptor.digest,
         "calibration": given.calibration.digest if given.calibration else "",
         "evaluation": given.evaluation.digest,
-        "metric": metric.name,
+        "metric": metric.identity,
         "batches": list(config.batches),
         "threads": config.threads,
         "machine": devices.describe(),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ingot
 from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
 from ingot.model_store import Archive
@@ -160,6 +161,9 @@ class TestJournal:
         assert "Going on after 2 candidates of an interrupted search" in steps
         assert result.verdict == "quantized"
         assert {item.name for item in result.report.candidates} >= {"static int8", "static int8, layers alone"}
+        assert journal.exists()  # until what was found is safe
+        assert result.journal is not None
+        result.journal.remove()
         assert not journal.exists()
 
     def test_a_journal_of_other_data_is_of_no_use(
@@ -179,6 +183,31 @@ class TestJournal:
         steps: list[str] = []
         quantize(classifier, {"x": rows(seed=1)}, journal=journal, progress=steps.append)
         assert not any("Going on" in step for step in steps)
+
+    def test_a_search_that_is_done_leaves_none(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+        ingot.quantize(classifier, {"x": rows()}, journal=journal)
+        assert not journal.exists()
+
+    def test_a_metric_that_was_edited_begins_anew(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+
+        def steps(body: str) -> str:
+            space: dict[str, Any] = {}
+            exec(f"def metric(outputs, data):\n    return {body}", space)
+            told: list[str] = []
+            config = QuantConfig(metric=space["metric"])
+            quantize(classifier, {"x": rows()}, config=config, journal=tmp_path / "journal", progress=told.append)
+            return " ".join(told)
+
+        steps("outputs['logits'].mean()")
+        assert "Going on" in steps("outputs['logits'].mean()")
+        assert "Going on" not in steps("outputs['logits'].std()")
 
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
