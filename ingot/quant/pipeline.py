@@ -18,6 +18,7 @@ from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
+from ingot.quant.plan import EngineName
 from ingot.quant.report import Report, Verdict
 from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
@@ -26,6 +27,7 @@ from ingot.quant.trial import Workbench, is_faster
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
+_TITLES: dict[EngineName, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def run(
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     if journal is not None and not journal.parent.is_dir():
         raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
+    _check_engine(config)
     if isinstance(archive, str | os.PathLike):
         original = Archive.open(archive)
     elif isinstance(archive, Archive):
@@ -192,6 +195,27 @@ def _compile(
     return Quantized(added, report)
 
 
+def _check_engine(config: QuantConfig) -> None:
+    """Check that the engine has kernels for a named recipe.
+
+    Raises:
+        InvalidArgument: it has not.
+    """
+    recipe = config.recipe
+    if recipe is None or _engine(config) != "openvino":
+        return
+    if not isinstance(recipe, LayerRecipe) or recipe.schemes != ("static",):
+        raise InvalidArgument(
+            f"OpenVINO has no kernels for the result of '{recipe.name}', only for that of 'static-int8'; leave the "
+            "engine out, or take onnxruntime (--engine onnxruntime)"
+        )
+
+
+def _engine(config: QuantConfig) -> EngineName:
+    """Return the engine that a named recipe is made for."""
+    return (config.engines or ENGINES)[0]
+
+
 def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
@@ -207,7 +231,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     """
     if not isinstance(recipe, LayerRecipe):
         raise InvalidArgument(f"{recipe!r} is no recipe")
-    plan = replace(recipe.plan(bench.source), engine=(config.engines or ENGINES)[0])
+    plan = replace(recipe.plan(bench.source), engine=_engine(config))
     plan = plan.keep(choose(bench.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
         raise QuantizationError(
@@ -219,7 +243,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
         raise QuantizationError(trial.failure)
     if not trial.audit.quantized and not config.force:
         raise QuantizationError(
-            f"ONNX Runtime computes nothing of the result of '{recipe.name}' in integers on this machine"
+            f"{_TITLES[plan.engine]} computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
     return Found(trial, (trial,)), " and ".join(_judge(recipe, trial.speedups, trial.drop, config))

@@ -12,10 +12,11 @@ import ingot
 from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
 from ingot.model_store import Archive
-from ingot.quant import BFloat16, DynamicInt8, Float16, QuantConfig, StaticInt8, WeightInt8
+from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
+from ingot.quant.plan import EngineName
 from ingot.quant.search import Search
-from ingot.quant.trial import Workbench
+from ingot.quant.trial import Trial, Workbench
 from ingot.tensors import Array
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run
@@ -300,6 +301,24 @@ class TestRefusedModels:
 
 
 class TestRefusedConfigurations:
+    @pytest.mark.parametrize("kind", [DynamicInt8, WeightInt8, WeightInt4, Float16, PT2EInt8])
+    def test_an_engine_without_kernels_for_a_recipe(self, classifier: Archive, kind: type[Any]) -> None:
+        """Told before the work, whether the engine is installed or not."""
+        steps: list[str] = []
+        with pytest.raises(InvalidArgument, match=f"OpenVINO has no kernels for the result of '{kind.name}'"):
+            quantize(classifier, config=QuantConfig(kind(), engines=("openvino",)), progress=steps.append)
+        assert steps == []
+
+    @pytest.mark.parametrize(("engine", "title"), [("onnxruntime", "ONNX Runtime"), ("openvino", "OpenVINO")])
+    def test_an_engine_that_computes_nothing_in_integers(
+        self, classifier: Archive, engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan))
+        with pytest.raises(
+            QuantizationError, match=f"{title} computes nothing of the result of 'static-int8' in integ"
+        ):
+            quantize(classifier, {"x": rows()}, config=QuantConfig(StaticInt8(), engines=(engine,)))
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
