@@ -119,7 +119,7 @@ def run(
         original = archive
     else:
         progress("Exporting")
-        original = modules.exported(archive, data)
+        original = modules.exported(archive, data, "pt2" if config.recipe and config.recipe.compiles else "onnx")
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     if config.recipe is not None and config.recipe.compiles:
