@@ -120,6 +120,8 @@ def quantize(
         result.archive.save(out)
         if report is not None:
             save(report, result.report)
+        if result.journal is not None:
+            result.journal.remove()
     if as_json:
         print_json(
             {

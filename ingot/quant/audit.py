@@ -1,4 +1,4 @@
-"""What ONNX Runtime really made of a quantized graph: quantization that does not fuse makes models slower."""
+"""What an engine really made of a quantized graph: quantization that does not fuse makes models slower."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def compare(
         data: what they are asked, see :meth:`ingot.quant.samples.Samples.read`; by default the golden inputs of the
             first, which are few: they show that a model is broken, and no more.
         metric: see :func:`ingot.quant.metric.parse_metric`; by default the cosine of the worst output.
-        transform: how images become arrays, see :class:`ingot.quant.sources.images.ImageTransform`.
+        transform: how images become arrays, see :class:`ingot.quant.sources.transform.ImageTransform`.
         batches: the numbers of rows that a call is timed with; none leaves the timing out.
         device: ``cpu``, ``cuda`` or ``auto``.
         threads: CPU threads for one call; by default one a core that this process may use.

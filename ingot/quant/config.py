@@ -175,8 +175,8 @@ class HalfRecipe(Recipe):
     Attributes:
         device: ``cuda``: weights and activations in half precision where that loses little, for GPUs; ``any``: weights
             are stored in half precision and computed with in float32, at float32's speed and half the size; ``cpu``:
-            the archive's PyTorch program is compiled for this kind of processor, by AOTInductor. With AMX that is about
-            as fast as int8, and far more exact.
+            the archive's PyTorch program is compiled for this kind of processor, by AOTInductor. With AMX that can
+            come near int8's speed on transformers, and loses less.
     """
 
     device: Literal["cuda", "any", "cpu"] = "cuda"

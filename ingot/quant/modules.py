@@ -24,13 +24,14 @@ class Module(Protocol):
     def state_dict(self, *args: Any, **options: Any) -> Any: ...
 
 
-def exported(model: Module, data: Any) -> Archive:
+def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
     """Return a module's archive.
 
     Args:
         model: the module.
         data: arrays by the names of ``forward``'s parameters, each with all rows along its first axis, or such an
             ``.npz``.
+        target: what it becomes, as in ``export_model``.
 
     Raises:
         InvalidArgument: it is no module, or the data has no such arrays.
@@ -54,4 +55,4 @@ def exported(model: Module, data: Any) -> Archive:
             dims = ",".join(["batch", *map(str, array.shape[1:])])
             inputs.append(f"{name}:{DType.of(array).torch_name}[{dims}]")
     name = type(model).__name__.lower()
-    return export_model(model, inputs=inputs, name=name)  # type: ignore[arg-type]  # a module, told by its methods
+    return export_model(model, inputs=inputs, name=name, target=target)  # type: ignore[arg-type]  # a module, told by its methods

@@ -18,6 +18,7 @@ from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
+from ingot.quant.plan import EngineName
 from ingot.quant.report import Report, Verdict
 from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
@@ -26,6 +27,7 @@ from ingot.quant.trial import Workbench, is_faster
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
+_TITLES: dict[EngineName, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Quantized:
     Attributes:
         archive: the given one with a new variant; the same one if no variant was found.
         report: what was tried and measured.
+        journal: the search's results, to be removed when the archive is safe; None if there was no search.
     """
 
     archive: Archive
     report: Report
+    journal: Journal | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -83,9 +87,12 @@ def quantize(
             archive is quantized already.
         QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it.
     """
-    return run(
+    result = run(
         archive, data, config=config, validate=validate, transform=transform, journal=journal, progress=progress
-    ).archive
+    )
+    if result.journal is not None:
+        result.journal.remove()
+    return result.archive
 
 
 def run(
@@ -98,17 +105,21 @@ def run(
     journal: Path | None = None,
     progress: Progress = lambda step: None,
 ) -> Quantized:
-    """Do what :func:`quantize` does, and return the report and the verdict too."""
+    """Do what :func:`quantize` does, and return the report and the verdict too.
+
+    The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
+    """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     if journal is not None and not journal.parent.is_dir():
         raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
+    _check_engine(config)
     if isinstance(archive, str | os.PathLike):
         original = Archive.open(archive)
     elif isinstance(archive, Archive):
         original = archive
     else:
         progress("Exporting")
-        original = modules.exported(archive, data)
+        original = modules.exported(archive, data, "pt2" if config.recipe and config.recipe.compiles else "onnx")
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
     if config.recipe is not None and config.recipe.compiles:
@@ -143,8 +154,7 @@ def run(
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
         found = Search(bench, config, kept, progress).run()
         report, added = packing.add(work, found, *_verdict(found, config), progress)
-        kept.remove()
-    return Quantized(added or original, report)
+    return Quantized(added or original, report, kept)
 
 
 def _compile(
@@ -185,6 +195,27 @@ def _compile(
     return Quantized(added, report)
 
 
+def _check_engine(config: QuantConfig) -> None:
+    """Check that the engine has kernels for a named recipe.
+
+    Raises:
+        InvalidArgument: it has not.
+    """
+    recipe = config.recipe
+    if recipe is None or _engine(config) != "openvino":
+        return
+    if not isinstance(recipe, LayerRecipe) or recipe.schemes != ("static",):
+        raise InvalidArgument(
+            f"OpenVINO has no kernels for the result of '{recipe.name}', only for that of 'static-int8'; leave the "
+            "engine out, or take onnxruntime (--engine onnxruntime)"
+        )
+
+
+def _engine(config: QuantConfig) -> EngineName:
+    """Return the engine that a named recipe is made for."""
+    return (config.engines or ENGINES)[0]
+
+
 def _parent(archive: Archive, config: QuantConfig) -> Variant:
     floats = [item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx"]
     if not floats:
@@ -200,7 +231,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     """
     if not isinstance(recipe, LayerRecipe):
         raise InvalidArgument(f"{recipe!r} is no recipe")
-    plan = replace(recipe.plan(bench.source), engine=(config.engines or ENGINES)[0])
+    plan = replace(recipe.plan(bench.source), engine=_engine(config))
     plan = plan.keep(choose(bench.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
         raise QuantizationError(
@@ -212,7 +243,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
         raise QuantizationError(trial.failure)
     if not trial.audit.quantized and not config.force:
         raise QuantizationError(
-            f"ONNX Runtime computes nothing of the result of '{recipe.name}' in integers on this machine"
+            f"{_TITLES[plan.engine]} computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
     return Found(trial, (trial,)), " and ".join(_judge(recipe, trial.speedups, trial.drop, config))
@@ -261,7 +292,7 @@ def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig)
         "model": source.variant.descriptor.digest,
         "calibration": given.calibration.digest if given.calibration else "",
         "evaluation": given.evaluation.digest,
-        "metric": metric.name,
+        "metric": metric.identity,
         "batches": list(config.batches),
         "threads": config.threads,
         "machine": devices.describe(),

@@ -86,7 +86,7 @@ class Samples:
                 or with recorded traffic; or an iterable, such as a PyTorch DataLoader, of mappings, arrays, or tuples
                 of the inputs in the signature's order and at most one array more, the labels. A tuple alone is one
                 such item. Arrays that are no inputs are kept as extras; they have a value for each row.
-            transform: how images become arrays, see :class:`ingot.quant.sources.images.ImageTransform`.
+            transform: how images become arrays, see :class:`ingot.quant.sources.transform.ImageTransform`.
             purpose: what the data is for, for messages.
             limit: how many rows are read of iterables and of folders of images or traffic.
 

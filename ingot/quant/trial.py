@@ -45,7 +45,7 @@ class Trial:
         size: bytes of the graph and weights.
         latency: by batch.
         baseline: the original's in the same run.
-        audit: what ONNX Runtime computes in integers.
+        audit: what the plan's engine computes in integers.
         comparison: the metric, or None where it could not be taken.
         outputs: agreement with the original by output.
         failure: why the plan has no usable model; empty if it has.
@@ -182,7 +182,7 @@ class Workbench(Bench):
         """Time a plan's model beside the original and compare their answers.
 
         Raises:
-            IngotError: ONNX Runtime cannot load or run it, or its answers are of no use.
+            IngotError: the plan's engine cannot load or run it, or its answers are of no use.
         """
         with contextlib.closing(built.load(self.threads)) as engine:
             baseline, latency = self.time([self.original, engine], timing)

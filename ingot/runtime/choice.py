@@ -26,12 +26,16 @@ machine or by timing it now; it is the first in the archive's order. Empty for a
 
 @dataclass(frozen=True)
 class Choice:
-    """A form of a model with its first engine, and why it is this one. ``why`` is fit for clients to read."""
+    """A form of a model with its first engine, and why it is this one. ``why`` is fit for clients to read.
+
+    ``tested`` says that the engine has answered the form's goldens already.
+    """
 
     form: Form
     engine: Engine
     reason: Reason = ""
     why: str = ""
+    tested: bool = False
 
     @property
     def properties(self) -> dict[str, str]:
@@ -128,7 +132,7 @@ class Chooser:
     def _first(self, variants: Sequence[Variant], why: str) -> Choice | None:
         for variant in variants:
             if opened := self._open(variant):
-                return Choice(*opened, "preferred", why)
+                return Choice(*opened, "preferred", why, tested=True)
         return None
 
     def _by_record(self, variants: Sequence[Variant], costs: Mapping[str, Costs]) -> Choice | None:
@@ -139,7 +143,7 @@ class Chooser:
             left.remove(best)
             if opened := self._open(best):
                 told = [comparison.tell(best.name, costs[best.name], item.name, costs[item.name]) for item in left]
-                return Choice(*opened, "recorded" if left else "only", "; ".join(told))
+                return Choice(*opened, "recorded" if left else "only", "; ".join(told), tested=True)
         return None
 
     def _by_timing(self, variants: Sequence[Variant]) -> Choice | None:
@@ -157,7 +161,7 @@ class Chooser:
             told.append(text)
         if best is None:
             return None
-        return Choice(*best, "measured" if told else "only", "; ".join(told))
+        return Choice(*best, "measured" if told else "only", "; ".join(told), tested=True)
 
     def _race(self, first: tuple[Form, Engine], second: tuple[Form, Engine]) -> tuple[tuple[Form, Engine], Engine, str]:
         """Time two that are open; return the winner, the other's engine and the numbers."""

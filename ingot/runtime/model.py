@@ -179,7 +179,8 @@ class Model:
         signature = self._signature = self._signature or first.signature
         tensors.check_same(signature, first.signature)
         self.state = State.TESTING
-        choice.form.test(first, self.name)
+        if not choice.tested:
+            choice.form.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
             choice.form.test(engine, self.name)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from ingot.runtime import devices
 from ingot.runtime.scheduler import Limits
+
+VariantChoice = Literal["measured", "preferred"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     allow_code: bool = False
     ort_library: Path | None = None
-    variant_choice: str = "measured"
+    variant_choice: VariantChoice = "measured"
     choice_time: float = 0.3
 
     @property

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Settings
+from ingot.runtime.settings import VariantChoice
 
 
 class ServerConfig(BaseSettings):
@@ -30,7 +31,7 @@ class ServerConfig(BaseSettings):
     ort_library: Path | None = Field(
         None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
     )
-    variant_choice: Literal["measured", "preferred"] = Field(
+    variant_choice: VariantChoice = Field(
         "measured",
         description="Which variant of an archive is served if none is named, of those that run here: the fastest, or "
         "the archive's first.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -243,6 +244,23 @@ class TestInterrupted:
         assert "Going on after 2 candidates of an interrupted search" in result.stderr
         assert "Trying static int8\n" not in result.stderr
         assert [path.name for path in tmp_path.iterdir() if "q.ingot" in path.name] == ["q.ingot"]
+
+
+def test_a_search_is_not_lost_where_its_result_cannot_be_written(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(archive: Archive, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    small_models.make_faster(monkeypatch)
+    monkeypatch.chdir(made)
+    args = ["quantize", "m.ingot", "--calibrate", "data.npz", "-o", str(tmp_path / "q.ingot")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Archive, "save", full)
+        assert isinstance(CliRunner().invoke(app, args).exception, OSError)
+    assert [path.name for path in tmp_path.iterdir()] == [".q.ingot.search"]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["q.ingot"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,19 @@ class TestFunctions:
             compare(fails, CLASSES, {"y": logits}, {"y": logits})
         with pytest.raises(QuantizationError, match=r"of the original is nan; it must be a finite number"):
             compare(lambda outputs, data: np.nan, CLASSES, {"y": logits}, {"y": logits})
+
+    def test_its_identity_changes_with_its_code(self) -> None:
+        def made(body: str) -> str:
+            space: dict[str, Any] = {}
+            exec(f"def metric(outputs, data):\n    return {body}", space)
+            identity = parse_metric(space["metric"], CLASSES).identity
+            assert identity == parse_metric(partial(space["metric"]), CLASSES).identity.replace("partial", "metric")
+            return identity
+
+        bodies = ["outputs.a", "outputs.b", "1", "2", "0 in {1, 2}", "0 in {1, 3}", "max(0 for _ in ())", "lambda: 1"]
+        assert len({made(body) for body in bodies}) == len(bodies)
+        assert made("lambda: 1 in {'a', 'b'}") == made("lambda: 1 in {'a', 'b'}")
+        assert parse_metric(max, CLASSES).identity == "max"
 
     def test_resamples_without_a_value_are_left_out(self) -> None:
         def picky(outputs: Mapping[str, Array], data: Mapping[str, Array]) -> float:

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ingot
 from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
 from ingot.model_store import Archive
-from ingot.quant import BFloat16, DynamicInt8, Float16, QuantConfig, StaticInt8, WeightInt8
+from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
+from ingot.quant.plan import EngineName
 from ingot.quant.search import Search
-from ingot.quant.trial import Workbench
+from ingot.quant.trial import Trial, Workbench
 from ingot.tensors import Array
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run
@@ -160,6 +162,9 @@ class TestJournal:
         assert "Going on after 2 candidates of an interrupted search" in steps
         assert result.verdict == "quantized"
         assert {item.name for item in result.report.candidates} >= {"static int8", "static int8, layers alone"}
+        assert journal.exists()  # until what was found is safe
+        assert result.journal is not None
+        result.journal.remove()
         assert not journal.exists()
 
     def test_a_journal_of_other_data_is_of_no_use(
@@ -179,6 +184,31 @@ class TestJournal:
         steps: list[str] = []
         quantize(classifier, {"x": rows(seed=1)}, journal=journal, progress=steps.append)
         assert not any("Going on" in step for step in steps)
+
+    def test_a_search_that_is_done_leaves_none(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+        ingot.quantize(classifier, {"x": rows()}, journal=journal)
+        assert not journal.exists()
+
+    def test_a_metric_that_was_edited_begins_anew(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_faster(monkeypatch)
+
+        def steps(body: str) -> str:
+            space: dict[str, Any] = {}
+            exec(f"def metric(outputs, data):\n    return {body}", space)
+            told: list[str] = []
+            config = QuantConfig(metric=space["metric"])
+            quantize(classifier, {"x": rows()}, config=config, journal=tmp_path / "journal", progress=told.append)
+            return " ".join(told)
+
+        steps("outputs['logits'].mean()")
+        assert "Going on" in steps("outputs['logits'].mean()")
+        assert "Going on" not in steps("outputs['logits'].std()")
 
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
@@ -271,6 +301,24 @@ class TestRefusedModels:
 
 
 class TestRefusedConfigurations:
+    @pytest.mark.parametrize("kind", [DynamicInt8, WeightInt8, WeightInt4, Float16, PT2EInt8])
+    def test_an_engine_without_kernels_for_a_recipe(self, classifier: Archive, kind: type[Any]) -> None:
+        """Told before the work, whether the engine is installed or not."""
+        steps: list[str] = []
+        with pytest.raises(InvalidArgument, match=f"OpenVINO has no kernels for the result of '{kind.name}'"):
+            quantize(classifier, config=QuantConfig(kind(), engines=("openvino",)), progress=steps.append)
+        assert steps == []
+
+    @pytest.mark.parametrize(("engine", "title"), [("onnxruntime", "ONNX Runtime"), ("openvino", "OpenVINO")])
+    def test_an_engine_that_computes_nothing_in_integers(
+        self, classifier: Archive, engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan))
+        with pytest.raises(
+            QuantizationError, match=f"{title} computes nothing of the result of 'static-int8' in integ"
+        ):
+            quantize(classifier, {"x": rows()}, config=QuantConfig(StaticInt8(), engines=(engine,)))
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

@@ -14,6 +14,8 @@ from ingot.model_store import Archive, Golden, Variant
 from ingot.runtime import Settings, comparison, devices
 from ingot.runtime.choice import Choice, Chooser, obstacle
 from ingot.runtime.form import Form
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.model import Model
 from ingot.tensors import Array
 from tests.runtime.engines import FunctionEngine
 from tests.runtime.variants import RIGHT, SIGNATURE, WRONG, Made, archive, timed
@@ -161,6 +163,17 @@ def test_preferred_takes_the_first_that_runs() -> None:
     choice = choose(archive([gpu, Made("slow", 20), Made("fast", 1)]), preferred)
     assert (choice.form.variant, choice.reason) == ("slow", "preferred")
     choice.engine.close()
+
+
+def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
+    settings = Settings(device="cpu", instances=2, variant_choice="preferred")
+    two, one = archive([Made("a"), Made("b", 2)]), archive([Made("a")])
+    for made in (two, one):
+        model = Model.of_archive("double", "1", made, settings, Metrics())
+        model.load()
+        assert [(name, engine.calls) for name, engine in engines.opened] == [("a", [1]), ("a", [1])]
+        model.close()
+        engines.opened.clear()
 
 
 def test_without_goldens_nothing_can_be_timed(engines: Engines, times: dict[str, float]) -> None:

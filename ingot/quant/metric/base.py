@@ -52,6 +52,11 @@ class Metric(ABC):
     name: str
     labels: str | None = None
 
+    @property
+    def identity(self) -> str:
+        """The name, and whatever else must be the same for values to be comparable."""
+        return self.name
+
     def check(self, samples: Samples) -> None:  # noqa: B027 - most metrics of agreement take any data
         """Check that the metric can be taken of this data.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,12 @@ class Function(Metric):
     def __init__(self, function: Callable[[Any, Any], Any], name: str):
         self.name = name
         self._function = function
+
+    @property
+    def identity(self) -> str:
+        """The name and a digest of the function's own code; not of what it calls."""
+        code = _code(self._function)
+        return self.name if code is None else f"{self.name} {hashlib.sha256(_describe(code).encode()).hexdigest()}"
 
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         signature = samples.signature
@@ -85,6 +95,26 @@ def load_function(spec: str) -> Function:
     if not callable(function):
         raise InvalidArgument(f"the metric '{spec}' is no function: there is no callable '{name}' in {module_name}")
     return Function(function, spec)
+
+
+def _code(function: Any) -> CodeType | None:
+    """Return the code of a function, or of an object that can be called; None of one that is not written in Python."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    found = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return found if isinstance(found, CodeType) else None
+
+
+def _describe(constant: object) -> str:
+    """Return what tells code and constants from others, the same in every process."""
+    if isinstance(constant, CodeType):
+        return f"{constant.co_code.hex()} {constant.co_names} {_describe(constant.co_consts)}"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_describe, constant))})"
+    if isinstance(constant, frozenset):  # its order differs from one process to the next
+        return f"{{{', '.join(sorted(map(_describe, constant)))}}}"
+    return repr(constant)
 
 
 def _outputs(batches: Sequence[Outputs], signature: Signature) -> dict[str, Column]:

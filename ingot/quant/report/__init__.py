@@ -137,11 +137,12 @@ class Layer(_Record):
 
 
 class Audit(_Record):
-    """What ONNX Runtime made of the chosen graph.
+    """What the engine made of the chosen model.
 
     Attributes:
-        quantized: the integer operators of the optimized graph, and how often each stands in it.
-        floats: the float operators that were left between quantized ones, such as ``Conv layer1.0.conv1``.
+        quantized: the integer operators of the optimized graph, by the engine's names, and how often each stands in it.
+        floats: the float operators that were left between quantized ones, such as ``Conv layer1.0.conv1``; known of
+            ONNX Runtime alone.
     """
 
     quantized: dict[str, Count] = {}

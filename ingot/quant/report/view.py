@@ -1,4 +1,4 @@
-"""The quantization report as text for terminals, and as a page of HTML."""
+"""The quantization report as text for terminals; its page of HTML, which page.py makes, is offered here too."""
 
 from __future__ import annotations
 
