@@ -49,7 +49,7 @@ def trial(plan: Plan, speed: float, drop: float) -> Trial:
     # No two plans have the same size, by which a search knows models that are the same.
     return Trial(
         plan=plan,
-        size=int(plan.key, 16),
+        size=int(plan.key[:12], 16),
         latency=(BatchLatency(rows=1, seconds=1 / speed),),
         baseline=(BatchLatency(rows=1, seconds=1),),
         comparison=Comparison(Score(1, 1, 1), Score(1 - drop, 0, 1), Score(drop, drop, drop)),
