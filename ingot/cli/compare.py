@@ -55,7 +55,9 @@ def compare(
     with progress("Opening") as step:
         sides = open_variant(before, store), open_variant(after, store)
         from ingot.quant.comparison import compare as run
+        from ingot.quant.options import check_threads
 
+        check_threads(threads)
         result = run(
             *sides,
             data,

@@ -143,14 +143,12 @@ class Journal:
     @staticmethod
     def _read(path: Path) -> str:
         try:
-            handle = os.open(path, os.O_RDONLY | _FLAGS)
+            with os.fdopen(_open(path, os.O_RDONLY), "rb") as stream:
+                content = stream.read(_MOST + 1)
         except FileNotFoundError:
             return ""
         except OSError as error:
             raise _fault(path, error) from error
-        with os.fdopen(handle, "rb") as stream:
-            _check_regular(path, handle)
-            content = stream.read(_MOST + 1)
         if len(content) > _MOST:
             raise InvalidArgument(f"the journal {path} is larger than {_MOST >> 20} MiB; remove it")
         return content.decode(errors="replace")
@@ -158,16 +156,18 @@ class Journal:
     @staticmethod
     def _write(path: Path, text: str, how: int) -> None:
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how | _FLAGS, 0o666), "w") as stream:
-                _check_regular(path, stream.fileno())
+            with os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT | how), "w") as stream:
                 stream.write(text)
         except OSError as error:
             raise _fault(path, error) from error
 
 
-def _check_regular(path: Path, handle: int) -> None:
+def _open(path: Path, flags: int) -> int:
+    handle = os.open(path, flags | _FLAGS, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
         raise InvalidArgument(f"the journal {path} is no regular file; remove it")
+    return handle
 
 
 def _fault(path: Path, error: OSError) -> InvalidArgument:
