@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out, open_variant, split_variant
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, open_variant, split_variant
 from ingot.cli.output import note, print_json, progress, say
 
 
@@ -49,9 +49,11 @@ def compare(
     """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
     from ingot.cli.report import check_suffix, save
 
+    names = split_variant(before)[0], split_variant(after)[0]
     if report is not None:
         check_suffix(report)
         check_out(report)
+        check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
     with progress("Opening") as step:
         sides = open_variant(before, store), open_variant(after, store)
         from ingot.quant.comparison import compare as run
@@ -67,7 +69,7 @@ def compare(
             device=device,
             threads=threads,
             allow_code=allow_code,
-            names=(split_variant(before)[0], split_variant(after)[0]),
+            names=names,
             progress=step,
         )
     if report is not None:
