@@ -48,13 +48,14 @@ def compare(
 ) -> None:
     """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
     from ingot.cli.report import check_suffix, save
+    from ingot.quant import space
 
     names = split_variant(before)[0], split_variant(after)[0]
     if report is not None:
         check_suffix(report)
         check_out(report)
         check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
-    with progress("Opening") as step:
+    with progress("Opening") as step, space.watched():
         sides = open_variant(before, store), open_variant(after, store)
         from ingot.quant.comparison import compare as run
         from ingot.quant.options import check_threads
@@ -73,7 +74,8 @@ def compare(
             progress=step,
         )
     if report is not None:
-        save(report, result)
+        with space.watched(report.parent):
+            save(report, result)
         note(f"the comparison is in {report}")
     if as_json:
         print_json(result.model_dump(mode="json"))

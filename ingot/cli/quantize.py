@@ -95,7 +95,7 @@ def quantize(
         check_apart(report, **given, archive=out)
     journal = out.with_name(f".{out.name}.search")
     with progress("Importing", log=True) as step:
-        from ingot.quant import QuantConfig, run
+        from ingot.quant import QuantConfig, run, space
 
         config = QuantConfig(
             recipe=_recipe(recipe, option or []),
@@ -120,9 +120,11 @@ def quantize(
             progress=step,
         )
         step("Writing")
-        result.archive.save(out)
+        with space.watched(out.parent):
+            result.archive.save(out)
         if report is not None:
-            save(report, result.report)
+            with space.watched(report.parent):
+                save(report, result.report)
         if result.journal is not None:
             result.journal.remove()
     if as_json:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.errors import IngotError
-from ingot.quant import sensitivity
+from ingot.quant import sensitivity, space
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.families import families, refinements
 from ingot.quant.journal import Journal
@@ -54,6 +54,11 @@ class Found:
     trials: tuple[Trial, ...]
     noises: tuple[Noise, ...] = ()
     complete: bool = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing of all that was tried can be run."""
+        return bool(self.trials) and all(trial.failure for trial in self.trials)
 
 
 class Search:
@@ -171,6 +176,8 @@ class Search:
 
     def _attempt(self, plan: Plan) -> Trial:
         trial = self._bench.attempt(plan)
+        if space.is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
+            raise space.fault()
         self._journal.add(trial)
         return trial
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,46 @@ class TestVerdicts:
         assert not result.report.chosen.holds
 
 
+class TestFailures:
+    def test_a_search_of_which_nothing_can_be_run(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not taken for one that finds nothing faster, nor remembered when the cause is mended."""
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+        with monkeypatch.context() as patch:
+            patch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan, failure="the engine is broken"))
+            message = r"none of the \d+ candidates can be run; 'static int8' failed: the engine is broken"
+            with pytest.raises(QuantizationError, match=message):
+                quantize(classifier, {"x": rows()}, journal=journal)
+        assert quantize(classifier, {"x": rows()}, journal=journal).verdict == "quantized"
+
+    @pytest.mark.parametrize("recipe", [None, DynamicInt8()])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+            InvalidArgument("/tmp/x cannot be written: No space left on device"),
+            RuntimeError("[ONNXRuntimeError] : 1 : FAIL : write: No space left on device"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_a_full_disk(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, recipe: Any
+    ) -> None:
+        def fail(*arguments: object, **options: object) -> None:
+            raise error
+
+        make_faster(monkeypatch)
+        journal = str(tmp_path / "journal")
+        with monkeypatch.context() as patch:
+            patch.setattr("ingot.quant.trial.onnx_graph.pack", fail)
+            with pytest.raises(InvalidArgument, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
+                quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
+        assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"
+
+
 class TestJournal:
     def test_an_interrupted_search_goes_on(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +259,8 @@ class TestJournal:
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
             quantize(classifier, {"x": rows()}, journal=tmp_path / "nowhere" / "journal")
+        with pytest.raises(InvalidArgument, match="the journal is of type int; give the path of a file"):
+            quantize(classifier, {"x": rows()}, journal=7)  # type: ignore[arg-type]
 
 
 class TestRefusedData:
