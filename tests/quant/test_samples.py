@@ -350,6 +350,22 @@ class TestImages:
         with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot\[images\]'"):
             Samples.read(signature(self.SPEC), folder)
 
+    @pytest.mark.parametrize("transform", [None, "resize=100"])
+    def test_a_line_is_not_scaled_to_cover_a_square(self, tmp_path: Path, transform: str | None) -> None:
+        pytest.importorskip("PIL.Image").new("L", (1, 65000)).save(tmp_path / "line.png")
+        with pytest.raises(InvalidArgument, match=r"line\.png of 1 x 65000 pixels would be scaled to .* too large"):
+            Samples.read(signature("x:uint8[batch,1,100,100]"), tmp_path, transform=transform)
+
+    def test_an_image_beyond_the_memory_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = pytest.importorskip("PIL.Image")
+
+        def full(*_: Any, **__: Any) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(image.Image, "resize", full)
+        with pytest.raises(InvalidArgument, match=r"not enough memory for the image .*1\.png"):
+            Samples.read(signature(self.SPEC), folder)
+
     def test_more_than_8_bits_are_refused(self, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image")
         image.fromarray(np.full((4, 4), 1000, np.uint16)).save(tmp_path / "deep.png")
@@ -368,6 +384,8 @@ class TestImages:
             ("layout=hwc", "layout=hwc of the transform is not known; known: nchw, nhwc"),
             ("color=gray", "images of color=gray and layout=nchw cannot be fed"),
             ("crop=4x6,crop=4x6", "says crop twice"),
+            ("resize=65536x65536", "resize=65536x65536 of the transform is too large"),
+            ("resize=65536", "resize=65536 of the transform is too large"),
         ],
     )
     def test_transforms_that_cannot_be(self, folder: Path, transform: str, message: str) -> None:
@@ -380,6 +398,7 @@ class TestImages:
             (X, r"images cannot be fed to the input x:float32\[batch,8\]"),
             (TEXT, r"the model takes several inputs \(ids, mask\)"),
             (signature("x:int64[batch,3,4,6]"), "it must be float or uint8"),
+            (signature("x:float32[batch,3,65536,65536]"), "is too large for images"),
         ],
     )
     def test_models_that_take_no_images(self, folder: Path, takes: Signature, message: str) -> None:
