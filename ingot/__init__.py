@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Store as Store
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
-    from ingot.quant.compare import compare as compare
+    from ingot.quant.comparison import compare as compare
     from ingot.server.client import Client as Client
     from ingot.server.main import serve as serve
 
@@ -35,7 +35,7 @@ _PUBLIC = {
     "IngotError": "ingot.errors",
     "QuantConfig": "ingot.quant",
     "Store": "ingot.model_store",
-    "compare": "ingot.quant.compare",
+    "compare": "ingot.quant.comparison",
     "export_model": "ingot.export",
     "op": "ingot.export",
     "quantize": "ingot.quant",

@@ -57,7 +57,7 @@ def inspect(
         say(f"  range  {symbol} = {bounds}")
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
-        table.add_row(variant.name, size(variant.size), _latency(variant), _evidence(variant))
+        table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
     stdout.print(table, markup=False)
     provenance = archive.variant().serving.provenance
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
@@ -153,12 +153,19 @@ def check_out(out: Path) -> None:
         raise InvalidArgument(f"cannot write {out}: the folder {out.parent} is read-only")
 
 
-def _latency(variant: Variant) -> str:
-    speedups = variant.serving.evidence.speedups()
+def _latency(variant: Variant, archive: Archive) -> str:
+    """Return latencies by batch; of an original, those that were measured beside what was made from it."""
+    evidence = variant.serving.evidence
+    beside = [item.serving.evidence.baseline for item in archive.variants if _made_from(item, variant)]
+    speedups = evidence.speedups()
     return "\n".join(
         f"{item.rows}: {duration(item.seconds)}" + (f" ({speedups[item.rows]:.2f}x)" if item.rows in speedups else "")
-        for item in variant.serving.evidence.latency
+        for item in (beside[0] if beside else evidence.latency)
     )
+
+
+def _made_from(variant: Variant, original: Variant) -> bool:
+    return original.descriptor.digest in variant.serving.parents and bool(variant.serving.evidence.baseline)
 
 
 def _evidence(variant: Variant) -> str:

@@ -54,7 +54,7 @@ def compare(
         check_out(report)
     with progress("Opening") as step:
         sides = open_variant(before, store), open_variant(after, store)
-        from ingot.quant.compare import compare as run
+        from ingot.quant.comparison import compare as run
 
         result = run(
             *sides,

@@ -248,7 +248,11 @@ class Provenance(_Record):
 
 
 class Serving(_Record):
-    """``serving.json``: everything that the runtime must know and ModelPack cannot say."""
+    """``serving.json``: everything that the runtime must know and ModelPack cannot say.
+
+    ``joins`` tells whether requests may be joined into one batch. The signature, which all variants share, says what
+    the model allows; a variant that takes ranges from each call makes rows of one call depend on each other.
+    """
 
     schema_version: Literal[1] = 1
     name: str
@@ -260,6 +264,7 @@ class Serving(_Record):
     recipe: dict[str, Any] | None = None
     parents: tuple[Digest, ...] = ()
     golden_tolerance: float = Field(1e-3, gt=0, le=1)
+    joins: bool = True
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()

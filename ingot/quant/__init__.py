@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
-    from ingot.quant.compare import compare as compare
+    from ingot.quant.comparison import compare as compare
     from ingot.quant.config import BFloat16 as BFloat16
     from ingot.quant.config import DynamicInt8 as DynamicInt8
     from ingot.quant.config import Float16 as Float16
@@ -31,7 +31,7 @@ _PLACES = {
     "StaticInt8": "ingot.quant.config",
     "WeightInt4": "ingot.quant.config",
     "WeightInt8": "ingot.quant.config",
-    "compare": "ingot.quant.compare",
+    "compare": "ingot.quant.comparison",
     "quantize": "ingot.quant.pipeline",
     "run": "ingot.quant.pipeline",
 }

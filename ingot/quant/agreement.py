@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ingot import arrays
 from ingot.model_store.manifest import Agreement
-from ingot.tensors import Array, DType
+from ingot.quant.metric.base import pairs_of
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, DType, Signature
 
 Outputs = Mapping[str, Array]
 
@@ -25,6 +28,36 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[A
     """
     names = [name for name, array in expected[0].items() if DType.of(array).is_float]
     return tuple(_compare(name, _rows(expected, name), _rows(actual, name)) for name in names)
+
+
+def by_output(
+    signature: Signature, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples
+) -> tuple[tuple[Agreement, ...], list[str]]:
+    """Compare all outputs of two models, with the rows where the signature says that they are.
+
+    Args:
+        signature: that of both.
+        expected: the first's answers, one mapping a batch of ``samples.batches()``.
+        actual: the second's.
+        samples: what both were asked.
+
+    Returns:
+        How each floating-point output agrees, and in words what has no number.
+    """
+    found: list[Agreement] = []
+    notes: list[str] = []
+    for spec in signature.outputs:
+        pairs = pairs_of(expected, actual, spec.name, samples)
+        if not spec.dtype.is_float:
+            equal, size = sum(int((left == right).sum()) for left, right in pairs), sum(left.size for left, _ in pairs)
+            notes.append(f"'{spec.name}' is the same in {equal} of {size} values")
+            continue
+        (item,) = agreement([{spec.name: left} for left, _ in pairs], [{spec.name: right} for _, right in pairs])
+        if math.isfinite(item.cosine) and math.isfinite(item.error):
+            found.append(item)
+        else:
+            notes.append(f"the second gives NaN or infinity in '{spec.name}' where the first does not")
+    return tuple(found), notes
 
 
 def _compare(name: str, left: Array, right: Array) -> Agreement:

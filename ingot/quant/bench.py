@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.model_store import BatchLatency, Variant
 from ingot.model_store.manifest import Agreement
-from ingot.quant.agreement import agreement
+from ingot.quant.agreement import by_output
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.samples import Samples
 from ingot.runtime import Engine, profile
@@ -74,7 +74,9 @@ class Bench:
             QuantizationError: it gives NaN or infinity where the original does not.
         """
         answers = self._answers(engine)
-        return self._metric.compare(self._expected, answers, self.evaluation), agreement(self._expected, answers)
+        comparison = self._metric.compare(self._expected, answers, self.evaluation)
+        found, _ = by_output(self.variant.signature, self._expected, answers, self.evaluation)
+        return comparison, found
 
     def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
         """Return the latencies by batch of engines that are run in turn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
@@ -60,6 +60,22 @@ def prepare(
     Raises:
         InvalidArgument: the data does not fit the model, the metric or the recipe.
     """
+    given = _divided(variant, data, validate, transform, config, metric)
+    rows = given.evaluation.rows
+    if metric.labels is not None and 0 < rows * config.max_drop < 1:
+        told = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
+        return replace(given, notes=(*given.notes, told))
+    return given
+
+
+def _divided(
+    variant: Variant,
+    data: Data | None,
+    validate: Data | None,
+    transform: str | None,
+    config: QuantConfig,
+    metric: Metric,
+) -> Given:
     if data is None and validate is None:
         return _generated(variant, config, metric)
     signature = variant.signature

@@ -8,6 +8,7 @@ that makes the activation where only such layers take it; else it is a multiplic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -19,9 +20,16 @@ from ingot.quant.schemes.rounding import along
 from ingot.tensors import Array
 
 
-def apply(
-    model: ir.Model, layers: Iterable[Layer], seen: Mapping[str, Observation], alpha: float
-) -> dict[str, tuple[float, float]]:
+@dataclass(frozen=True)
+class Moved:
+    """What is known of an activation whose channels were divided: its range, and each channel's mean."""
+
+    low: float
+    high: float
+    mean: Array
+
+
+def apply(model: ir.Model, layers: Iterable[Layer], seen: Mapping[str, Observation], alpha: float) -> dict[str, Moved]:
     """Migrate in place, for matrix products whose input's channels were looked at.
 
     Args:
@@ -31,25 +39,25 @@ def apply(
         alpha: 0 leaves everything in the activations, 1 puts all into the weights.
 
     Returns:
-        The new ranges, by the names of values.
+        What the layers take then, by the names of values.
     """
     groups: dict[ir.Value, list[Layer]] = {}
     for layer in layers:
         observation = seen.get(layer.data.name or "")
         if layer.operator in ("MatMul", "Gemm") and observation is not None and observation.lows is not None:
             groups.setdefault(layer.data, []).append(layer)
-    ranges: dict[str, tuple[float, float]] = {}
+    moved: dict[str, Moved] = {}
     for value, group in groups.items():
         observation = seen[value.name or ""]
-        lows, highs = observation.lows, observation.highs
-        if lows is None or highs is None:
+        lows, highs, mean = observation.lows, observation.highs, observation.mean
+        if lows is None or highs is None or mean is None:
             continue
         factors = _factors(np.maximum(-lows, highs), [_rows(layer) for layer in group], alpha)
         for layer in group:
             _scale_rows(model.graph, layer, factors)
         name = _divide(model.graph, value, group, factors)
-        ranges[name] = (float((lows / factors).min()), float((highs / factors).max()))
-    return ranges
+        moved[name] = Moved(float((lows / factors).min()), float((highs / factors).max()), mean / factors)
+    return moved
 
 
 def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import InvalidArgument
+from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
 from ingot.model_store.manifest import Interval, MetricEvidence
 from ingot.quant import sensitivity
@@ -27,6 +28,9 @@ from ingot.quant.sensitivity import Noise
 from ingot.quant.trial import Trial, Workbench
 from ingot.runtime import devices
 
+log = logging.getLogger(__name__)
+
+_UNJOINED = "a server runs its requests one by one: ranges of each call make the rows of a batch depend on each other"
 # Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
 
@@ -86,6 +90,8 @@ def add(
     progress("Writing the evidence")
     noises = _noises(work, found, chosen.plan)
     name = free_name(work.archive, chosen.plan.precision)
+    if chosen.plan.rows_touch and work.parent.signature.batch is not None:
+        work = replace(work, notes=(*work.notes, _UNJOINED))
     summary = report(work, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     built = work.bench.build(chosen.plan, work.blobs)
     with contextlib.closing(built.load()) as engine:
@@ -101,6 +107,7 @@ def add(
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
+        joins=not chosen.plan.rows_touch,
         provenance=provenance(work.parent, work.notes),
         evidence=_evidence(work, chosen),
     )
@@ -221,14 +228,12 @@ def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     if found.noises or work.bench.large or not found.complete:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
-    return sensitivity.rank(
-        work.bench.source,
-        plan,
-        work.bench.seen if plan.needs_data else {},
-        samples,
-        seed=work.config.seed,
-        effects=False,
-    )
+    seen = work.bench.seen if plan.needs_data else {}
+    try:
+        return sensitivity.rank(work.bench.source, plan, seen, samples, seed=work.config.seed, effects=False)
+    except IngotError as error:  # a part of the report, for which the result is not given up
+        log.warning("the noise of layers cannot be measured: %s", error)
+        return ()
 
 
 def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:

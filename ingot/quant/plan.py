@@ -68,6 +68,11 @@ class Plan:
         return replace(self, schemes={**self.schemes, **dict.fromkeys(layers, scheme)})
 
     @property
+    def rows_touch(self) -> bool:
+        """Whether rows of one call depend on each other: dynamic ranges are taken from all of them."""
+        return "dynamic" in self.schemes.values()
+
+    @property
     def needs_data(self) -> bool:
         return "static" in self.schemes.values()
 
@@ -116,7 +121,7 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     _static(model, chosen["static"], plan, seen)
     dynamic.apply(model, chosen["dynamic"], per_channel=plan.per_channel)
     weight_only.apply(model, chosen["int8"], bits=8, block=plan.block)
-    weight_only.apply(model, chosen["int4"], bits=4, block=min(plan.block, 32))
+    weight_only.apply(model, chosen["int4"], bits=4, block=plan.block)
     _drop_unused(model)
     edit.unique_names(model)
     return model
@@ -126,11 +131,12 @@ def _static(model: ir.Model, layers: list[Layer], plan: Plan, seen: Mapping[str,
     if not layers:
         return
     ranges = {name: item.range(plan.method) for name, item in seen.items()}
+    means = {name: item.mean for name, item in seen.items() if item.mean is not None}
     if plan.migrate:
-        ranges |= migration.apply(model, layers, seen, plan.migrate)
-    means = {name: item.mean for name, item in seen.items() if item.mean is not None} if plan.correct else {}
+        for name, moved in migration.apply(model, layers, seen, plan.migrate).items():
+            ranges[name], means[name] = (moved.low, moved.high), moved.mean
     activations = Activations(ranges, DTYPES[plan.activations], plan.between)
-    static.apply(model, layers, activations, per_channel=plan.per_channel, means=means)
+    static.apply(model, layers, activations, per_channel=plan.per_channel, means=means if plan.correct else {})
 
 
 def _drop_unused(model: ir.Model) -> None:

@@ -7,10 +7,12 @@ bisection. A family is only mended while it could still beat the best that holds
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ingot.errors import IngotError
 from ingot.quant import sensitivity
 from ingot.quant.config import QuantConfig, installed, with_embeddings
 from ingot.quant.journal import Journal
@@ -20,11 +22,15 @@ from ingot.quant.sensitivity import Noise
 from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
 
+log = logging.getLogger(__name__)
+
 # Finalists are timed anew, longer and side by side.
 _FINALISTS = 4
 _FINAL_TIMING = 0.5
 # How many of the fastest are tried with one scale a tensor.
 _COARSENED = 3
+# A plan whose rows touch must be so much faster than one whose requests can be joined.
+_UNJOINED = 1.2
 # Speeds closer than this are equal; then the more exact one wins.
 _EQUAL = 1.03
 
@@ -74,9 +80,7 @@ class Search:
             self._explore()
         except _TimeUp:
             complete = False
-        # Plans that came to the same model have the same timings, and are timed once.
-        different = {(trial.latency, trial.size): trial for trial in filter(self._good, self._trials.values())}
-        finalists = sorted(different.values(), key=lambda trial: -trial.speed)[:_FINALISTS]
+        finalists = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:_FINALISTS]
         chosen = self._best(finalists)
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
         return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
@@ -99,17 +103,32 @@ class Search:
     def _good(self, trial: Trial) -> bool:
         return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
 
+    def _different(self) -> list[Trial]:
+        """Return the plans that hold and are faster; of those of one model, which have one timing, the first."""
+        models: dict[object, Trial] = {}
+        for trial in filter(self._good, self._trials.values()):
+            models.setdefault((trial.latency, trial.size), trial)
+        return list(models.values())
+
     def _best(self, finalists: Sequence[Trial]) -> Trial | None:
         if not finalists:
             return None
         self._progress("Timing the best once more")
-        again = [trial for trial in self._bench.time_again(finalists, _FINAL_TIMING) if trial.faster]
-        for trial in again:
-            self._trials[trial.plan.key] = trial
+        timed = self._bench.time_again(finalists, _FINAL_TIMING)
+        for before, after in zip(finalists, timed, strict=True):
+            for key, trial in self._trials.items():
+                if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, by whatever plan
+                    self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
+        again = [trial for trial in timed if trial.faster]
         if not again:
             return None
-        fastest = max(trial.speed for trial in again)
-        return min((trial for trial in again if trial.speed * _EQUAL >= fastest), key=lambda trial: trial.drop)
+        worth = {trial.plan.key: trial.speed / self._price(trial.plan) for trial in again}
+        most = max(worth.values())
+        return min((trial for trial in again if worth[trial.plan.key] * _EQUAL >= most), key=lambda trial: trial.drop)
+
+    def _price(self, plan: Plan) -> float:
+        """Return what a plan must be faster by to be preferred: without joined requests a server loses throughput."""
+        return _UNJOINED if plan.rows_touch and self._bench.source.signature.batch is not None else 1.0
 
     def _try(self, plan: Plan) -> Trial:
         if plan.key in self._trials:
@@ -143,7 +162,7 @@ class Search:
 
     def _coarsen(self) -> None:
         """Try one scale a tensor for the fastest that hold: fewer factors to apply, at some loss."""
-        good = sorted(filter(self._good, self._trials.values()), key=lambda trial: -trial.speed)
+        good = sorted(self._different(), key=lambda trial: -trial.speed)
         for trial in good[:_COARSENED]:
             if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
                 self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale a tensor"))
@@ -164,7 +183,11 @@ class Search:
         """Keep as few layers as it takes, of those that hurt most."""
         self._check_time()
         self._progress(f"Finding the layers that hurt {plan.name}")
-        order = self._rank(plan)
+        try:
+            order = self._rank(plan)
+        except IngotError as error:  # a graph that cannot be ranked is searched without
+            log.warning("the layers of '%s' cannot be ranked: %s", plan.name, error)
+            return
 
         def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
             kept = _kept(plan, order[:count])

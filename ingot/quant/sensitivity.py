@@ -200,7 +200,7 @@ class _Twin:
         """Return weights of the layer after rounding."""
         array = weights(weight)
         if self._layer.operator != "Gather" and self._scheme in ("int8", "int4"):
-            bits, block = (8, self._plan.block) if self._scheme == "int8" else (4, min(self._plan.block, 32))
+            bits, block = (8, self._plan.block) if self._scheme == "int8" else (4, self._plan.block)
             turned = weight_only.rounded(array if self._layer.axis == 0 else array.T, bits, block)
             return turned if self._layer.axis == 0 else turned.T
         axis = self._layer.axis if self._plan.per_channel or self._layer.operator == "Gather" else None

@@ -22,13 +22,14 @@ class Form:
 
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
-    the archive calls it.
+    the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it.
     """
 
     open: OpenEngine
     goldens: Sequence[Golden] = ()
     tolerance: float = 1e-3
     variant: str = ""
+    joins: bool = True
 
     @classmethod
     def of_file(cls, path: Path) -> Form:
@@ -56,6 +57,7 @@ class Form:
             variant.goldens(),
             variant.serving.golden_tolerance,
             variant.name,
+            variant.serving.joins,
         )
 
     def test(self, engine: Engine, model: str) -> None:

@@ -87,6 +87,7 @@ class Model:
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
+        self._joins = True
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
         self._idle: list[Instance] = []
@@ -156,7 +157,7 @@ class Model:
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
-        self._scheduler = Scheduler(limits, batching=signature.batch is not None)
+        self._scheduler = Scheduler(limits, batching=signature.batch is not None and self._joins)
         self._instances = [
             Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
             for index, engine in enumerate(engines)
@@ -170,6 +171,7 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, choice.properties
+        self._joins = choice.form.joins
         while len(engines) < self._settings.instances:
             engines.append(choice.form.open(self._settings.device, self._settings.threads))
         first = engines[0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -36,9 +37,7 @@ NORM_WEIGHTS = {
 DATA = {"x": random(200, 8, seed=5)}
 
 
-def migrated(
-    model: ir.Model, data: Mapping[str, Array], alpha: float
-) -> tuple[ir.Model, dict[str, tuple[float, float]]]:
+def migrated(model: ir.Model, data: Mapping[str, Array], alpha: float) -> tuple[ir.Model, dict[str, migration.Moved]]:
     source = graphs.source_of(model)
     result = source.model()
     layers = list(source.by_name(result).values())
@@ -70,7 +69,9 @@ def test_the_ranges_are_those_of_what_layers_take_then() -> None:
         seen = {key: (float(answers[key].min()), float(answers[key].max())) for key in found if key in answers}
         assert seen
         for key, ends in seen.items():
-            np.testing.assert_allclose(ends, found[key], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(ends, (found[key].low, found[key].high), rtol=1e-4, atol=1e-5)
+            mean = answers[key].reshape(-1, answers[key].shape[-1]).mean(axis=0)
+            np.testing.assert_allclose(mean, found[key].mean, rtol=1e-3, atol=1e-4)
 
 
 def test_a_norm_that_only_layers_take_does_the_division_itself() -> None:
@@ -78,7 +79,7 @@ def test_a_norm_that_only_layers_take_does_the_division_itself() -> None:
     result, found = migrated(model, DATA, 0.5)
     assert graphs.operators(result) == graphs.operators(model)
     assert list(found) == ["n"]
-    low, high = found["n"]
+    low, high = found["n"].low, found["n"].high
     before = graphs.observed(graphs.source_of(model), DATA)["n"]
     assert high - low < (before.high - before.low) / 3
 
@@ -145,3 +146,19 @@ def test_convolutions_have_no_part_in_it() -> None:
     result, found = migrated(network.model(), network.inputs, 0.5)
     assert found == {}
     assert graphs.operators(result) == graphs.operators(network.model())
+
+
+def test_biases_are_corrected_for_what_layers_take_after_a_migration() -> None:
+    alone = """(float[batch,8] x) => (float[batch,5] y) {
+        n = LayerNormalization<axis=-1>(x, g, h) y = Gemm<transB=1>(n, v, c) }"""
+    weights = {**NORM_WEIGHTS, "h": np.arange(8, dtype=np.float32)}  # means that a wrong factor would show in
+    source = graphs.source_of(graphs.graph(alone, weights))
+    seen, inputs = graphs.observed(source, DATA), DATA
+    expected = graphs.answers(source.model(), inputs)["y"]
+    plan = Plan("migrated", dict.fromkeys(source.names, "static"), migrate=0.8)
+    errors = {
+        correct: float(np.abs(answer.mean(axis=0) - expected.mean(axis=0)).max())
+        for correct in (False, True)
+        for answer in [graphs.answers(plans.make(source, replace(plan, correct=correct), seen), inputs)["y"]]
+    }
+    assert errors[True] < errors[False] / 2

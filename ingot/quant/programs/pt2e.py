@@ -86,7 +86,7 @@ def quantize(program: Program, samples: Samples, *, keep: Collection[str] = (), 
     """
     module = exported.unguarded(program.exported)
     names = {node.name: name for name, node in graph.find(module.graph).items()}
-    kept = graph.kept(module.graph, keep)
+    kept = graph.kept(module.graph, keep) | _unsafe(module)
     if dynamic:  # torchao would round what convolutions take, and leave them in floats
         kept |= {node for node in module.graph.nodes if node.target in _LAYERS[1:]}
     _mark(module.graph, kept)
@@ -109,6 +109,18 @@ def pack(program: Program, blobs: BlobFolder) -> Packed:
         ExportError: there is no C++ compiler, or the model cannot be compiled.
     """
     return aoti.pack(program, blobs, freeze=True)
+
+
+def _unsafe(module: fx.GraphModule) -> set[fx.Node]:
+    """Return the convolutions of one channel: with frozen weights, PyTorch 2.13 compiles them to wrong answers."""
+    found: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        weight = node.args[1] if node.target is aten.conv2d.default else None
+        if isinstance(weight, fx.Node) and weight.op == "get_attr":
+            groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+            if groups == 1 and operator.attrgetter(str(weight.target))(module).shape[1] == 1:
+                found.add(node)
+    return found
 
 
 def _mark(found: fx.Graph, kept: set[fx.Node]) -> None:

@@ -231,7 +231,7 @@ class Side(_Record):
 
 
 class ModelComparison(_Record):
-    """Two models with the same inputs and outputs, asked the same; see :func:`ingot.quant.compare.compare`.
+    """Two models with the same inputs and outputs, asked the same; see :func:`ingot.quant.comparison.compare`.
 
     Attributes:
         model: the first archive's name.

@@ -72,7 +72,7 @@ def _frontier(report: Report) -> str:
     points = [
         Point(item.name, seconds, item.score.value, item.score.low, item.score.high, _kind(item), _title(item))
         for item in report.candidates
-        if item.score is not None and (seconds := _milliseconds(item)) is not None
+        if item.score is not None and (seconds := _milliseconds(item, report.baseline)) is not None
     ]
     if not points:
         return ""
@@ -96,7 +96,11 @@ def _lower_is_better(report: Report) -> bool:
     )
 
 
-def _milliseconds(item: Candidate) -> float | None:
+def _milliseconds(item: Candidate, baseline: Sequence[BatchLatency]) -> float | None:
+    """Return a candidate's time by its speed-up: candidates were timed at different moments of the machine."""
+    original, speedup = words.latency(baseline), words.mean(item.speedups.values())
+    if original is not None and speedup:
+        return original / speedup * 1e3
     seconds = words.latency(item.latency)
     return None if seconds is None else seconds * 1e3
 

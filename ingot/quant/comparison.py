@@ -14,10 +14,8 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Archive, BlobFolder, Provenance, Variant
-from ingot.model_store.manifest import Agreement
-from ingot.quant.agreement import agreement
-from ingot.quant.metric import Outputs, parse_metric
-from ingot.quant.metric.base import pairs_of
+from ingot.quant.agreement import by_output
+from ingot.quant.metric import parse_metric
 from ingot.quant.report import DataRecord, ModelComparison, Score, Side
 from ingot.quant.samples import Data, Samples
 from ingot.runtime import Engine, devices, load_engine, profile
@@ -81,7 +79,7 @@ def compare(
         expected = [left.run(batch.inputs) for batch in samples.batches()]
         progress(f"Asking {second.label} the same")
         actual = [right.run(batch.inputs) for batch in samples.batches()]
-        outputs, notes = _outputs(signature, expected, actual, samples)
+        outputs, notes = by_output(signature, expected, actual, samples)
         scores = chosen.compare(expected, actual, samples)
         progress("Timing both in turn")
         example = next(samples.batches(1)).inputs
@@ -257,26 +255,6 @@ def _both(one: Range, other: Range) -> Range:
 
 def _listed(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(map(str, specs))
-
-
-def _outputs(
-    signature: Signature, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples
-) -> tuple[tuple[Agreement, ...], list[str]]:
-    """Return how the outputs agree, and in words what has no number."""
-    found: list[Agreement] = []
-    notes: list[str] = []
-    for spec in signature.outputs:
-        pairs = pairs_of(expected, actual, spec.name, samples)
-        if not spec.dtype.is_float:
-            equal, size = sum(int((left == right).sum()) for left, right in pairs), sum(left.size for left, _ in pairs)
-            notes.append(f"'{spec.name}' is the same in {equal} of {size} values")
-            continue
-        (item,) = agreement([{spec.name: left} for left, _ in pairs], [{spec.name: right} for _, right in pairs])
-        if math.isfinite(item.cosine) and math.isfinite(item.error):
-            found.append(item)
-        else:
-            notes.append(f"the second gives NaN or infinity in '{spec.name}' where the first does not")
-    return tuple(found), notes
 
 
 def _packages(*models: _Model) -> tuple[str, ...]:

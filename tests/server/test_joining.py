@@ -1,0 +1,56 @@
+"""Requests are joined only where one client's rows cannot change another's answer."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.demo.digits import Data, Digits
+from ingot.quant import DynamicInt8, QuantConfig
+from ingot.tensors import Array
+
+
+@pytest.fixture(scope="module")
+def dynamic(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> ingot.Archive:
+    config = QuantConfig(recipe=DynamicInt8(), force=True, max_drop=1.0)
+    return ingot.quantize(digits_fp32, {"image": digits[1].images}, config=config)
+
+
+def test_a_variant_with_ranges_of_each_call_says_that_requests_cannot_be_joined(dynamic: ingot.Archive) -> None:
+    assert not dynamic.variant("int8").serving.joins
+    assert dynamic.variant("fp32").serving.joins
+    assert dynamic.signature.batch == "batch"
+
+
+def test_a_neighbour_with_huge_values_changes_no_answer(
+    dynamic: ingot.Archive, digits: tuple[Digits, Data, Data], tmp_path: Path
+) -> None:
+    dynamic.save(tmp_path / "dynamic.ingot")
+    images = digits[2].images[:64]
+    with ingot.serve(f"{tmp_path / 'dynamic.ingot'}#int8", http_port=0, grpc_port=0) as server:
+        with ingot.Client(server.http_url) as client:
+            alone = [client.infer("digits", {"image": image[None]})["logits"] for image in images]
+        stop = threading.Event()
+
+        def disturb() -> None:
+            with ingot.Client(server.http_url) as client:
+                while not stop.is_set():
+                    client.infer("digits", {"image": images[:1] * 1e6})
+
+        neighbours = [threading.Thread(target=disturb) for _ in range(4)]
+        for neighbour in neighbours:
+            neighbour.start()
+        answers: list[Array] = []
+        try:
+            with ingot.Client(server.http_url) as client:
+                answers += [client.infer("digits", {"image": image[None]})["logits"] for image in images]
+        finally:
+            stop.set()
+            for neighbour in neighbours:
+                neighbour.join()
+    for own, among in zip(alone, answers, strict=True):
+        np.testing.assert_array_equal(own, among)
