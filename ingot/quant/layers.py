@@ -69,10 +69,6 @@ class Layer:
         """How many weights."""
         return tensor(self.weight).size
 
-    @property
-    def depthwise(self) -> bool:
-        return self.operator == "Conv" and integer(self.node, "group", 1) > 1 and self.shape[1] == 1
-
     def number(self, name: str, default: float) -> float:
         """Return a real attribute of the node."""
         attribute = self.node.attributes.get(name)
