@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Finalists are timed anew, longer and side by side.
 _FINALISTS = 4
-_FINAL_TIMING = 0.5
+_FINAL_TIMING = 1.0
 # How many of the fastest are tried with one scale a tensor.
 _COARSENED = 3
 # A plan whose rows touch must be so much faster than one whose requests can be joined.
