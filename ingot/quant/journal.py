@@ -14,10 +14,11 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ingot.errors import InvalidArgument
+from ingot.model_store.manifest import BatchLatency, Count, OutputAgreement
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import Plan
-from ingot.quant.report import Audit, Count, Latency, OutputAgreement, Score
+from ingot.quant.report import Audit, Score
 from ingot.quant.trial import Trial
 
 # Bytes; a line has some thousand, and a search some hundred lines.
@@ -34,8 +35,8 @@ class _Line(BaseModel):
     key: str
     name: str
     size: Count
-    latency: tuple[Latency, ...]
-    baseline: tuple[Latency, ...]
+    latency: tuple[BatchLatency, ...]
+    baseline: tuple[BatchLatency, ...]
     audit: Audit
     comparison: dict[str, Score] | None
     outputs: tuple[OutputAgreement, ...]
