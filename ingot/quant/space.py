@@ -12,8 +12,9 @@ from pathlib import Path
 from ingot.errors import InvalidArgument
 
 _CODES = (errno.ENOSPC, errno.EDQUOT)
-# What the system says, which ONNX Runtime and compilers repeat in messages of their own.
-_WORDS = tuple(os.strerror(code) for code in _CODES)
+# What the system says, which compilers and ONNX Runtime repeat in messages of their own; and what the latter says of a
+# file that could be written in part, without why.
+_WORDS = (*map(os.strerror, _CODES), "Failed to write external initializers")
 
 
 def is_full(error: BaseException | str) -> bool:

@@ -155,6 +155,9 @@ class TestFailures:
             OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
             InvalidArgument("/tmp/x cannot be written: No space left on device"),
             RuntimeError("[ONNXRuntimeError] : 1 : FAIL : write: No space left on device"),
+            RuntimeError(
+                '[ONNXRuntimeError] : 1 : FAIL : Failed to write external initializers to file: "weights.bin"'
+            ),
         ],
         ids=lambda error: type(error).__name__,
     )
