@@ -10,6 +10,7 @@ import numpy as np
 from ingot import arrays
 from ingot.model_store.manifest import Agreement
 from ingot.quant.metric.base import pairs_of
+from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
 
@@ -60,24 +61,31 @@ def by_output(
     return tuple(found), notes
 
 
-def _compare(name: str, left: Array, right: Array) -> Agreement:
+def _compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> Agreement:
+    left, right = _joined(expected), _joined(actual)
     error = arrays.departure(left, right)
+    centre = find_centre(expected)
+    moved = move(left, (left, right), centre)
     sound = np.isfinite(left)
     if not sound.all():  # what the original masks, by minus infinity for one, has no direction
-        left, right = np.where(sound, left, 0.0), np.where(sound, right, 0.0)
+        left, right, *moved = (np.where(sound, array, 0.0) for array in (left, right, *moved))
     several = left.shape[1] > 1
-    if not several:  # a single value has no direction: compare the values of all rows as one
-        left, right = left.reshape(1, -1), right.reshape(1, -1)
-    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)  # [rows]
-    same = (left == right).all(axis=1)  # rows of zeros have no direction, but may well be equal
-    cosine = np.where(same, 1.0, (left * right).sum(axis=1) / np.maximum(norms, 1e-12))
     return Agreement(
         tensor=name,
-        cosine=float(cosine.mean()),
+        cosine=_cosine(*moved, joined=centre is not None or not several),
         error=error,
         top1=float((left.argmax(axis=1) == right.argmax(axis=1)).mean()) if several else None,
         sqnr=_sqnr(left, right),
     )
+
+
+def _cosine(left: Array, right: Array, joined: bool) -> float:
+    """Return the mean cosine of the rows, or that of all rows as one."""
+    if joined:
+        left, right = left.reshape(1, -1), right.reshape(1, -1)
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)  # [rows]
+    same = (left == right).all(axis=1)  # rows of zeros have no direction, but may well be equal
+    return float(np.where(same, 1.0, (left * right).sum(axis=1) / np.maximum(norms, 1e-100)).mean())
 
 
 def _sqnr(left: Array, right: Array) -> float | None:
@@ -89,10 +97,13 @@ def _sqnr(left: Array, right: Array) -> float | None:
     return float(min(decibels, _SQNR_LIMIT))
 
 
-def _rows(batches: Sequence[Outputs], name: str) -> Array:
-    parts = [np.atleast_1d(batch[name]) for batch in batches]
-    width = max(part.size // max(1, len(part)) for part in parts)
+def _rows(batches: Sequence[Outputs], name: str) -> list[Array]:
+    return [np.atleast_1d(batch[name]) for batch in batches]
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """Return all rows [rows, values]; where they are of several lengths, [values, 1]: those are compared one by one."""
     flat = [part.reshape(len(part), -1) for part in parts]
-    if any(part.shape[1] != width for part in flat):  # outputs of several lengths: compare value by value
-        return np.concatenate([part.reshape(-1, 1) for part in flat]).astype(np.float64)
+    if len({part.shape[1] for part in flat}) > 1:
+        flat = [part.reshape(-1, 1) for part in flat]
     return np.concatenate(flat).astype(np.float64)

@@ -53,11 +53,18 @@ def test_every_floating_point_output_is_compared_and_no_other() -> None:
     assert items["score"].cosine < 0
 
 
-def test_one_value_a_row_is_compared_over_all_rows() -> None:
-    item = one(np.array([1.0, -2]), np.array([3.0, -4]))
-    assert item.cosine == pytest.approx(11 / (5**0.5 * 5))
+def test_one_value_a_row_is_compared_over_all_rows_from_their_mean() -> None:
+    item = one(np.array([1.0, -2, 4]), np.array([3.0, -4, 5]))
+    assert item.cosine == pytest.approx(27 / (18 * 45) ** 0.5)
     assert item.top1 is None
     assert one(np.array(2.0), np.array(-2.0)).cosine == pytest.approx(-1)
+
+
+def test_a_constant_answer_does_not_agree() -> None:
+    for shape in ((50,), (50, 4)):
+        answers = 200000 + 3000 * np.random.default_rng(0).standard_normal(shape)
+        assert one(answers, np.full(shape, 200000.0)).cosine < 0.2
+        assert one(answers, answers + 1).cosine == pytest.approx(1)
 
 
 def test_half_types_are_compared_in_full() -> None:

@@ -79,11 +79,28 @@ class TestAgreement:
         assert found.after.high - found.after.value == pytest.approx(error, rel=0.2)
         assert found.after.value - found.after.low == pytest.approx(error, rel=0.2)
 
-    def test_of_one_value_a_row_all_rows_are_one_vector(self) -> None:
-        before, after = np.array([1.0, -2], np.float32), np.array([3.0, -4], np.float32)
+    def test_of_one_value_a_row_all_rows_are_one_vector_from_their_mean(self) -> None:
+        before, after = np.array([1.0, -2, 4], np.float32), np.array([3.0, -4, 5], np.float32)
         found = compare("cosine", VALUE, {"y": before}, {"y": after})
-        assert found.after.value == pytest.approx(11 / (5**0.5 * 5))
-        assert compare("cosine", VALUE, {"y": before * 0}, {"y": before * 0}).after.value == 1
+        assert found.after.value == pytest.approx(27 / (18 * 45) ** 0.5)  # of [0, -3, 3] and [2, -5, 4]
+        for same in (before * 0, before * 0 + 7):  # a constant has only its direction from 0
+            assert compare("cosine", VALUE, {"y": same}, {"y": same}).after.value == 1
+            assert compare("cosine", VALUE, {"y": same}, {"y": same - 3}).after.value < 0.1 + (same[0] > 0)
+
+    @pytest.mark.parametrize("takes", [VALUE, CLASSES])
+    def test_answers_that_hardly_vary_are_seen_from_their_mean(self, takes: Signature) -> None:
+        shape = (ROWS,) if takes is VALUE else (ROWS, 10)
+        before = (200000 + 3000 * RNG.standard_normal(shape)).astype(np.float32)
+        close = (before + 100 * RNG.standard_normal(shape)).astype(np.float32)
+        before[3] = np.nan  # counts for neither
+        assert compare(None, takes, {"y": before}, {"y": before}).after.value == pytest.approx(1)
+        assert 0.99 < compare(None, takes, {"y": before}, {"y": close}).after.value < 0.9999
+        for useless in (np.full_like(before, 200000), np.full_like(before, 7), before - 200000, before * 2):
+            assert compare(None, takes, {"y": before}, {"y": np.nan_to_num(useless)}).drop.value > 0.5
+
+    def test_rounding_is_no_answer(self) -> None:
+        before = (1000 + RNG.standard_normal(ROWS) / 10000).astype(np.float32)
+        assert compare(None, VALUE, {"y": before}, {"y": before[::-1]}).after.value == pytest.approx(1)
 
     def test_the_worst_output_counts(self) -> None:
         takes = signature("y:float32[batch,10]", "z:float32[batch,10]", "n:int64[batch]")

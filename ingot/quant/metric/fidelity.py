@@ -18,6 +18,7 @@ from ingot.quant.metric.base import (
     float_outputs,
     pairs_of,
 )
+from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.metric.ranks import rank
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
@@ -58,7 +59,11 @@ class Agreement(Metric):
 
 
 def cosine(signature: Signature, output: str | None) -> Metric:
-    """Mean cosine similarity of the rows, each flattened; of one value a row, that of all rows as one vector."""
+    """Mean cosine similarity of the rows, each flattened.
+
+    Of one value a row, and where the original's rows hardly vary, it is that of all rows as one vector, after the mean
+    of the original's has been taken from both; see :func:`ingot.quant.metric.centre.find_centre`.
+    """
     return Agreement(_titled("cosine", output), 1.0, _cosine, _floats(signature, output, "cosine"))
 
 
@@ -93,8 +98,10 @@ def _floats(signature: Signature, output: str | None, metric: str) -> list[str]:
 
 def _cosine(name: str, pairs: Pairs) -> bootstrap.Statistic:
     parts: list[Array] = []
-    single = all(before[0].size == 1 for before, _ in pairs)
-    for left, right in (finite_pair(name, *pair) for pair in pairs):
+    centre = find_centre([before for before, _ in pairs])
+    single = centre is not None or all(before[0].size == 1 for before, _ in pairs)
+    for before, after in pairs:
+        left, right = move(before, finite_pair(name, before, after), centre)
         sums = [(left * right).sum(1), (left * left).sum(1), (right * right).sum(1), (left != right).any(1)]
         parts.append(np.stack(sums, axis=1))  # [rows, 4]
     columns = np.concatenate(parts)
@@ -104,7 +111,7 @@ def _cosine(name: str, pairs: Pairs) -> bootstrap.Statistic:
 def _direction(sums: Array) -> Array:
     """Return the cosine of [n, (product, square, square, share that differs)]; equal zeros agree."""
     norms = np.sqrt(sums[:, 1]) * np.sqrt(sums[:, 2])
-    return np.where(sums[:, 3] == 0, 1.0, sums[:, 0] / np.maximum(norms, 1e-12))
+    return np.where(sums[:, 3] == 0, 1.0, sums[:, 0] / np.maximum(norms, 1e-100))
 
 
 def _top1(name: str, pairs: Pairs) -> bootstrap.Statistic:
