@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import arrays
 from ingot.model_store.manifest import Agreement
-from ingot.quant.metric.base import pairs_of
+from ingot.quant.metric.base import has_value, pairs_of
 from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
@@ -24,10 +24,12 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[A
     """Compare two models' answers to the same batches, for each floating-point output.
 
     Args:
-        expected: the original's answers, a mapping a batch; the first axis of an array is taken for the rows.
+        expected: the original's answers, a mapping a batch; the first axis of an array is taken for the rows. An
+            output in which there is no finite value is left out.
         actual: the quantized model's.
     """
-    names = [name for name, array in expected[0].items() if DType.of(array).is_float]
+    floats = [name for name, array in expected[0].items() if DType.of(array).is_float]
+    names = [name for name in floats if any(has_value(batch[name]) for batch in expected)]
     return tuple(_compare(name, _rows(expected, name), _rows(actual, name)) for name in names)
 
 
@@ -52,6 +54,9 @@ def by_output(
         if not spec.dtype.is_float:
             equal, size = sum(int((left == right).sum()) for left, right in pairs), sum(left.size for left, _ in pairs)
             notes.append(f"'{spec.name}' is the same in {equal} of {size} values")
+            continue
+        if not any(has_value(left) for left, _ in pairs):
+            notes.append(f"the first gives no finite value in '{spec.name}': nothing can be compared")
             continue
         (item,) = agreement([{spec.name: left} for left, _ in pairs], [{spec.name: right} for _, right in pairs])
         if math.isfinite(item.cosine) and math.isfinite(item.error):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ingot.model_store.manifest import Agreement
-from ingot.quant.agreement import agreement
-from ingot.tensors import Array, DType
+from ingot.quant.agreement import agreement, by_output
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, DType, Signature, parse_spec
 
 
 def one(expected: Array, actual: Array) -> Agreement:
@@ -65,6 +66,17 @@ def test_a_constant_answer_does_not_agree() -> None:
         answers = 200000 + 3000 * np.random.default_rng(0).standard_normal(shape)
         assert one(answers, np.full(shape, 200000.0)).cosine < 0.2
         assert one(answers, answers + 1).cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize("said", [np.full((4, 2), np.nan), np.full(4, np.inf), np.ones((4, 0))])
+def test_an_output_without_a_finite_value_has_no_agreement(said: Array) -> None:
+    assert agreement([{"y": said}], [{"y": said}]) == ()
+    width = "" if said.ndim == 1 else f",{said.shape[1]}"
+    specs = [parse_spec(text)[0] for text in ("x:float32[batch]", f"y:float64[batch{width}]")]
+    takes = Signature((specs[0],), (specs[1],), "batch")
+    samples = Samples.read(takes, {"x": np.ones(4, np.float32)})
+    found, notes = by_output(takes, [{"y": said}], [{"y": said}], samples)
+    assert (found, notes) == ((), ["the first gives no finite value in 'y': nothing can be compared"])
 
 
 def test_half_types_are_compared_in_full() -> None:

@@ -301,6 +301,23 @@ class TestLabels:
 
 
 class TestBroken:
+    @pytest.mark.parametrize("spec", [None, "cosine", "sqnr", "similarity", "top1", "accuracy", "top5", "f1", "mae"])
+    @pytest.mark.parametrize("value", [np.nan, -np.inf, None])
+    def test_an_original_that_says_nothing_is_no_measure(self, spec: str | None, value: float | None) -> None:
+        takes = CLASSES if value is not None else signature("y:float32[batch,n]")
+        said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
+        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'y' for this data: nothing"):
+            compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
+
+    def test_the_worst_output_may_not_be_one_that_says_nothing(self) -> None:
+        takes = signature("y:float32[batch,10]", "n:int64[batch,0]")
+        _, logits = answers(8)
+        outputs = {"y": logits, "n": np.ones((8, 0), np.int64)}
+        assert compare("cosine", takes, outputs, outputs).drop.value == pytest.approx(0)
+        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'n'"):
+            compare("top1", takes, outputs, outputs)
+        assert compare("top1:output=y", takes, outputs, outputs).drop.value == 0
+
     @pytest.mark.parametrize("spec", ["cosine", "sqnr", "similarity", "mae"])
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_no_score_of_nan(self, spec: str, value: float) -> None:

@@ -133,6 +133,26 @@ def pairs_of(
     return list(zip(left, right, strict=True))
 
 
+def comparable_pairs(
+    expected: Sequence[Outputs], actual: Sequence[Outputs], name: str, samples: Samples
+) -> list[tuple[Array, Array]]:
+    """Return what :func:`pairs_of` does, where there is anything to compare.
+
+    Raises:
+        InvalidArgument: the original gives only NaN and infinity, or nothing at all.
+        QuantizationError: see :func:`pairs_of`.
+    """
+    pairs = pairs_of(expected, actual, name, samples)
+    if not any(has_value(before) for before, _ in pairs):
+        raise InvalidArgument(f"the original gives no finite value in '{name}' for this data: nothing can be compared")
+    return pairs
+
+
+def has_value(array: Array) -> bool:
+    """Tell whether anything in an array is no NaN and no infinity."""
+    return array.size > 0 and (not DType.of(array).is_float or bool(np.isfinite(array.astype(np.float64)).any()))
+
+
 def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:
     """Return both as float64 [rows, values]; where the original is not finite, both are 0, and so do not count.
 

@@ -12,11 +12,11 @@ from ingot.quant.metric.base import (
     Comparison,
     Metric,
     Outputs,
+    comparable_pairs,
     find_output,
     finite_pair,
     flat_rows,
     float_outputs,
-    pairs_of,
 )
 from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.metric.ranks import rank
@@ -50,7 +50,7 @@ class Agreement(Metric):
         found = [
             bootstrap.compare(
                 bootstrap.constant(self._best),
-                self._measure(name, pairs_of(expected, actual, name, samples)),
+                self._measure(name, comparable_pairs(expected, actual, name, samples)),
                 samples.rows,
             )
             for name in self._outputs
@@ -181,7 +181,7 @@ class Similarity(Metric):
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         self.check(samples)
         name = self._output
-        pairs = [finite_pair(name, *pair) for pair in pairs_of(expected, actual, name, samples)]
+        pairs = [finite_pair(name, *pair) for pair in comparable_pairs(expected, actual, name, samples)]
         left, right = (flat_rows([pair[side] for pair in pairs], name, "similarity") for side in (0, 1))
         if len(left) > self.MOST:
             chosen = np.sort(np.random.default_rng(0).permutation(len(left))[: self.MOST])

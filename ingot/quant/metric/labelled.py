@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.metric import bootstrap
-from ingot.quant.metric.base import Comparison, Metric, Outputs, find_output, flat_rows, pairs_of
+from ingot.quant.metric.base import Comparison, Metric, Outputs, comparable_pairs, find_output, flat_rows
 from ingot.quant.metric.fidelity import decide, threshold
 from ingot.quant.metric.ranks import spearman
 from ingot.quant.samples import Samples
@@ -43,7 +43,7 @@ class Labelled(Metric):
 
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         labels = self.read_labels(samples)
-        pairs = pairs_of(expected, actual, self.output, samples)
+        pairs = comparable_pairs(expected, actual, self.output, samples)
         before, after = (flat_rows([pair[side] for pair in pairs], self.output, self.kind) for side in (0, 1))
         left, right = self.statistics(before, after, labels)
         return bootstrap.compare(left, right, samples.rows, self.resamples, self.lower_is_better)
