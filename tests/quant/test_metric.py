@@ -393,6 +393,36 @@ class TestFunctions:
         with pytest.raises(QuantizationError, match=r"of the original is nan; it must be a finite number"):
             compare(lambda outputs, data: np.nan, CLASSES, {"y": logits}, {"y": logits})
 
+    @pytest.mark.parametrize("widths", [(3, 3), (3, 4)])
+    def test_a_function_cannot_change_what_it_is_given(self, widths: tuple[int, int]) -> None:
+        takes = signature("y:float32[batch,n]")
+        parts: list[dict[str, Array]] = [
+            {"y": np.ones((32, widths[0]), np.float32)},
+            {"y": np.ones((8, widths[1]), np.float32)},
+        ]
+
+        def writes(outputs: Any, data: Any) -> float:
+            outputs["y"][0][...] = 0
+            return 1.0
+
+        def writes_labels(outputs: Any, data: Any) -> float:
+            data["labels"][...] = 0
+            return 1.0
+
+        def empties(outputs: Any, data: Any) -> float:
+            rows = outputs.pop("y")
+            count = len(rows)
+            if isinstance(rows, list):  # of several sizes
+                rows.clear()
+            return float(count)
+
+        rows = samples(takes, 40, labels=np.arange(40))
+        for function in (writes, writes_labels):
+            with pytest.raises(InvalidArgument, match=r"failed: ValueError: assignment destination is read-only"):
+                parse_metric(function, takes).compare(parts, parts, rows)
+        assert parse_metric(empties, takes).compare(parts, parts, rows).after.value == 40
+        assert all((part["y"] == 1).all() for part in parts)
+
     def test_its_identity_changes_with_its_code(self) -> None:
         def made(body: str) -> str:
             space: dict[str, Any] = {}
