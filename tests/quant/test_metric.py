@@ -223,6 +223,22 @@ class TestLabels:
         found = compare("top5", CLASSES, {"y": scores}, {"y": -scores}, labels=np.array([5, 9, 4, 8]))
         assert (found.before.value, found.after.value) == (0.75, 0.25)
 
+    @pytest.mark.parametrize(("metric", "right"), [("accuracy", 40), ("top5", 80)])
+    def test_an_original_at_chance_is_told_of(self, metric: str, right: int) -> None:
+        labels = np.repeat(np.arange(10), [40, 10, 10, 10, 10, 4, 4, 4, 4, 4])
+        rows = samples(CLASSES, 100, labels=labels)
+        chosen = parse_metric(metric, CLASSES)
+
+        def told(scores: Array) -> tuple[str, ...]:
+            parts = batches(y=scores)
+            return chosen.notes(parts, chosen.compare(parts, parts, rows).before, rows)
+
+        useless = np.tile(-np.arange(10, dtype=np.float32), (100, 1))
+        (note,) = told(useless)
+        assert note.startswith(f"the original is right in {right} % of the rows, no more than by always answering the ")
+        assert len(told(-useless)) == 1
+        assert told(np.eye(10, dtype=np.float32)[labels]) == ()
+
     def test_f1_is_the_mean_of_the_classes(self) -> None:
         takes = signature("y:float32[batch,3]")
         labels = np.array([0, 0, 0, 1, 1, 0])
@@ -271,6 +287,7 @@ class TestLabels:
             ("accuracy", np.array(list("abcdefgh")), "are of type string"),
             ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),
             ("accuracy", np.arange(8) - 1, "hold the class -1"),
+            ("accuracy", np.arange(8, dtype=np.uint64) + 2**63, "hold the class 9223372036854775815, which is beyond"),
             ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; give one class a row"),
             (
                 "accuracy:labels=z",
@@ -308,6 +325,17 @@ class TestBroken:
         said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
         with pytest.raises(InvalidArgument, match="the original gives no finite value in 'y' for this data: nothing"):
             compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
+
+    def test_rows_without_a_value_are_told_of(self) -> None:
+        _, logits = answers()
+        logits[3:5] = np.nan
+        logits[7, 2] = -np.inf
+        parts = batches(y=logits)
+        for spec in ("cosine", "top1"):
+            metric, rows = parse_metric(spec, CLASSES), samples(CLASSES)
+            before = metric.compare(parts, parts, rows).before
+            assert metric.notes(parts, before, rows) == ("the original gives no finite value in 'y' for 2 of 200 rows",)
+            assert metric.notes(batches(y=answers()[1]), before, rows) == ()
 
     def test_the_worst_output_may_not_be_one_that_says_nothing(self) -> None:
         takes = signature("y:float32[batch,10]", "n:int64[batch,0]")

@@ -64,6 +64,16 @@ class Metric(ABC):
             InvalidArgument: labels are missing or wrong, or there are too few rows.
         """
 
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Return what should be known of the original's answers before a drop from them is believed.
+
+        Args:
+            expected: the original's answers, one mapping a batch of ``samples.batches()``.
+            before: their score.
+            samples: what it was asked.
+        """
+        return ()
+
     @abstractmethod
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         """Compare two models' answers.

@@ -12,11 +12,14 @@ from ingot.quant.metric.base import (
     Comparison,
     Metric,
     Outputs,
+    Score,
     comparable_pairs,
     find_output,
     finite_pair,
     flat_rows,
     float_outputs,
+    has_value,
+    rows_of,
 )
 from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.metric.ranks import rank
@@ -56,6 +59,16 @@ class Agreement(Metric):
             for name in self._outputs
         ]
         return max(found, key=lambda item: item.drop.value)
+
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Tell of rows without a finite value: they count for equal, whatever the other model gives."""
+        told: list[str] = []
+        for name in self._outputs:
+            rows = [row for part in rows_of(expected, name, samples.signature) for row in part]
+            lost = sum(not has_value(row) for row in rows)
+            if lost:
+                told.append(f"the original gives no finite value in '{name}' for {lost} of {len(rows)} rows")
+        return tuple(told)
 
 
 def cosine(signature: Signature, output: str | None) -> Metric:
