@@ -70,14 +70,14 @@ def _compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> A
     left, right = _joined(expected), _joined(actual)
     error = arrays.departure(left, right)
     centre = find_centre(expected)
-    moved = move(left, (left, right), centre)
     sound = np.isfinite(left)
+    seen = move(left, right, centre)
     if not sound.all():  # what the original masks, by minus infinity for one, has no direction
-        left, right, *moved = (np.where(sound, array, 0.0) for array in (left, right, *moved))
+        left, right = np.where(sound, left, 0.0), np.where(sound, right, 0.0)
     several = left.shape[1] > 1
     return Agreement(
         tensor=name,
-        cosine=_cosine(*moved, joined=centre is not None or not several),
+        cosine=_cosine(*seen, joined=centre is not None or not several),
         error=error,
         top1=float((left.argmax(axis=1) == right.argmax(axis=1)).mean()) if several else None,
         sqnr=_sqnr(left, right),

@@ -38,12 +38,11 @@ def find_centre(parts: Sequence[Array]) -> Array | None:
     return mean if alike and spread > _ROUNDING * size else None
 
 
-def move(original: Array, arrays: Sequence[Array], centre: Array | None) -> list[Array]:
-    """Return arrays [rows, values] as seen from a centre; what is not finite in the original stays 0."""
-    if centre is None:
-        return list(arrays)
-    _, sound = _finite(original)
-    return [_from(array, sound, centre) for array in arrays]
+def move(original: Array, other: Array, centre: Array | None) -> tuple[Array, Array]:
+    """Return both as float64 [rows, values] as seen from a centre; 0 where the original is not finite."""
+    left, sound = _finite(original)
+    right = np.where(sound, other.reshape(left.shape).astype(np.float64), 0.0)
+    return (left, right) if centre is None else (_from(left, sound, centre), _from(right, sound, centre))
 
 
 def _from(values: Array, sound: Array, centre: Array) -> Array:

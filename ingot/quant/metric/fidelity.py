@@ -114,7 +114,7 @@ def _cosine(name: str, pairs: Pairs) -> bootstrap.Statistic:
     centre = find_centre([before for before, _ in pairs])
     single = centre is not None or all(before[0].size == 1 for before, _ in pairs)
     for before, after in pairs:
-        left, right = move(before, finite_pair(name, before, after), centre)
+        left, right = move(before, finite_pair(name, before, after)[1], centre)
         sums = [(left * right).sum(1), (left * left).sum(1), (right * right).sum(1), (left != right).any(1)]
         parts.append(np.stack(sums, axis=1))  # [rows, 4]
     columns = np.concatenate(parts)
