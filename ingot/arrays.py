@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -115,25 +117,56 @@ def departure(expected: Array, actual: Array, floor: float = SCALE_FLOOR) -> flo
     return float(np.abs(left[finite] - right[finite]).max(initial=0.0)) / scale
 
 
+def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file for reading, unless it is a device, a pipe or a folder, which may never give anything, or never end.
+
+    Args:
+        path: the file.
+        follow: whether it may be a symbolic link.
+
+    Raises:
+        OSError: it is not there, is no such file, or may not be read.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError("it is no regular file")
+
+
 def load_npz(path: str | Path) -> dict[str, Array]:
     """Read the arrays of an ``.npz`` file; pickled objects are refused.
 
     Raises:
         NotFound: there is no such file.
-        InvalidArgument: it is no ``.npz``, or holds Python objects.
+        InvalidArgument: it is no ``.npz``, holds Python objects or two arrays of one name, or is encrypted.
     """
     try:
-        with Path(path).open("rb") as file:  # opened here, since numpy leaves a damaged file open
+        with open_regular(path) as file:  # opened here, since numpy leaves a damaged file open
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise InvalidArgument(
                     f"{path} holds one array without a name; save it with numpy.savez(path, name=array)"
                 )
-            return {name: _native(loaded[name]) for name in loaded.files}
+            return {name: _native(array) for name, array in _members(loaded)}
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError) as error:
         raise InvalidArgument(f"{path} is not an .npz file of plain arrays: {error}") from error
+
+
+def _members(loaded: Any) -> Iterator[tuple[str, Array]]:
+    seen: set[str] = set()
+    for name in loaded.files:
+        if name in seen:
+            raise ValueError(f"it holds '{name}' twice")
+        seen.add(name)
+        array = loaded[name]
+        if not isinstance(array, np.ndarray):  # numpy gives other files as they are
+            raise ValueError(f"'{name}' in it is no .npy")
+        yield name, array
 
 
 def _native(array: Array) -> Array:

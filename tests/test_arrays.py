@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +170,15 @@ class TestDeparture:
         assert worst_error(expected, {"a": np.array([1.1]), "b": np.array([1.5])}) == ("b", 0.5)
 
 
+def npy(array: Array) -> bytes:
+    file = BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+NPY = npy(np.arange(3))
+
+
 class TestNpz:
     def test_arrays_come_back_with_text_as_bytes(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(3), words=np.array(["a", "\u00e9"]), raw=np.array([[b"q"]]))
@@ -189,6 +200,39 @@ class TestNpz:
     def test_python_objects_are_refused(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.array([{}], dtype=object))
         with pytest.raises(InvalidArgument, match=r"not an \.npz file of plain arrays"):
+            load_npz(tmp_path / "a.npz")
+
+    @pytest.mark.parametrize(
+        ("members", "message"),
+        [
+            ((("x.npy", NPY), ("x.npy", NPY)), "it holds 'x' twice"),
+            ((("x.npy", NPY), ("x", NPY)), "it holds 'x' twice"),
+            ((("x.npy", NPY), ("notes.txt", b"of mine")), r"'notes\.txt' in it is no \.npy"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    def test_members_that_are_not_one_array_a_name(
+        self, tmp_path: Path, members: tuple[tuple[str, bytes], ...], message: str
+    ) -> None:
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+            for name, content in members:
+                file.writestr(name, content)
+        with pytest.raises(InvalidArgument, match=message):
+            load_npz(tmp_path / "a.npz")
+
+    def test_an_encrypted_file_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npz"
+        np.savez(path, x=np.arange(3))
+        raw = bytearray(path.read_bytes())
+        for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            raw[raw.index(mark) + offset] |= 1  # the flag of encryption, in both headers
+        path.write_bytes(raw)
+        with pytest.raises(InvalidArgument, match="password"):
+            load_npz(path)
+
+    def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a.npz")
+        with pytest.raises(InvalidArgument, match="it is no regular file"):
             load_npz(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("compressed", [False, True])

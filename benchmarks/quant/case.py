@@ -1,4 +1,4 @@
-"""The models that are quantized: how each gets its weights and its data, and what may be lost."""
+"""The models that are quantized: how each gets its weights and its data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from benchmarks.quant import data, train
 from benchmarks.quant.data import Parts
 from benchmarks.quant.models import MODELS, bert
 
-DROP = 0.005
-COSINE = 0.99
-
 
 @dataclass(frozen=True)
 class Case:
@@ -32,7 +29,7 @@ class Case:
         inputs: as in ``export_model``.
         load: returns the three parts of the data.
         finish: gives the module its weights.
-        metric: ``accuracy`` (drop at most half a point), ``similarity`` or ``cosine`` (with fp32's outputs, .99).
+        metric: by which :mod:`benchmarks.quant.judge` judges: ``accuracy``, ``similarity`` or ``cosine``.
         transformer: whether it has attention, which NNCF wants to be told.
     """
 

@@ -1,7 +1,7 @@
 """One way in a process of its own: ``python -m benchmarks.quant.worker WAY CASE_FOLDER FOLDER [--prepare BUDGET]``.
 
 With ``--prepare`` it makes the model. Without, it loads it and obeys commands, one JSON object a line: ``time`` (rows,
-calls) is answered with seconds, ``predict`` (rows a call, a file to write) with nothing, ``quit`` ends it.
+calls) is answered with seconds, ``predict`` (rows a call, a file to write) with nothing. It ends with its input.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ def main() -> None:
     inputs = case.inputs("held_out")
     print(json.dumps({}), file=answers, flush=True)
     for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "quit":
-            break
-        print(json.dumps(_obey(run, inputs, command)), file=answers, flush=True)
+        print(json.dumps(_obey(run, inputs, json.loads(line))), file=answers, flush=True)
 
 
 def _obey(run: Run, inputs: dict[str, Any], command: dict[str, Any]) -> dict[str, Any]:

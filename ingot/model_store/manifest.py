@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArchive, InvalidArgument
@@ -47,6 +47,14 @@ MAX_DOCUMENT_BYTES = 4 << 20  # OCI registries refuse larger manifests
 MAX_LAYERS = 100_000
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+# An archive may come from anybody, and what was measured is computed with: such numbers are finite and bounded.
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A number of things."""
+Number = Annotated[float, Field(gt=-1e150, lt=1e150)]
+"""A measured value."""
+Seconds = Annotated[float, Field(gt=1e-12, lt=1e9)]
+"""How long something took: more than a picosecond, and less than some years."""
 Format = Literal["onnx", "aoti", "pt2", "partitioned"]
 """What a variant's first weight layer is: an ONNX graph, an AOTInductor package, a PyTorch program,
 or a :class:`~ingot.model_store.plan.Plan`.
@@ -148,14 +156,14 @@ class ParityEvidence(_Record):
     tensor: str
     error: float
     tolerance: float
-    cases: int
+    cases: Count
 
 
 class BatchLatency(_Record):
     """The median time of one engine call at a batch size."""
 
-    rows: int
-    seconds: float
+    rows: Count
+    seconds: Seconds
 
 
 class Agreement(_Record):
@@ -173,12 +181,22 @@ class Agreement(_Record):
     sqnr: float | None = None
 
 
+def _finite(item: Agreement) -> Agreement:
+    if not all(value is None or abs(value) < 1e150 for value in (item.cosine, item.error, item.top1, item.sqnr)):
+        raise ValueError("an agreement must be of finite numbers")
+    return item
+
+
+OutputAgreement = Annotated[Agreement, AfterValidator(_finite)]
+"""One that is kept: what is only measured may be infinite."""
+
+
 class Interval(_Record):
     """A measured value and its 95 % interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
 
 
 class MetricEvidence(_Record):
@@ -192,8 +210,8 @@ class MetricEvidence(_Record):
     before: Interval
     after: Interval
     drop: Interval
-    budget: float
-    rows: int
+    budget: Number
+    rows: Count
     held_out: bool = False
     data: str = ""
 
@@ -208,7 +226,7 @@ class Evidence(_Record):
     machine: str = ""
     parity: tuple[ParityEvidence, ...] = ()
     latency: tuple[BatchLatency, ...] = ()
-    agreement: tuple[Agreement, ...] = ()
+    agreement: tuple[OutputAgreement, ...] = ()
     baseline: tuple[BatchLatency, ...] = ()
     holds: bool | None = None
     metric: MetricEvidence | None = None

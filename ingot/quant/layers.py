@@ -69,10 +69,6 @@ class Layer:
         """How many weights."""
         return tensor(self.weight).size
 
-    @property
-    def depthwise(self) -> bool:
-        return self.operator == "Conv" and integer(self.node, "group", 1) > 1 and self.shape[1] == 1
-
     def number(self, name: str, default: float) -> float:
         """Return a real attribute of the node."""
         attribute = self.node.attributes.get(name)
@@ -82,7 +78,8 @@ class Layer:
 def find(model: ir.Model) -> tuple[Layer, ...]:
     """Return the layers of a model's main graph in the order of the graph.
 
-    Weights below 16 bits, or of no floating-point type, make no layer. A weight that two nodes share makes two.
+    Weights below 16 bits, of no floating-point type, or without any value make no layer. A weight that two nodes share
+    makes two.
     """
     found: list[Layer] = []
     names: dict[str, int] = {}
@@ -149,8 +146,9 @@ def _layer(node: ir.Node) -> Layer | None:
     weight = node.inputs[place] if len(node.inputs) > place else None
     if weight is None or not constant(weight) or not is_float(weight):
         return None
-    rank = len(shape(weight))
-    if rank < 2 or (node.op_type == "Gather" and (rank != 2 or integer(node, "axis", 0) != 0)):
+    sizes = shape(weight)
+    rank = len(sizes)
+    if rank < 2 or 0 in sizes or (node.op_type == "Gather" and (rank != 2 or integer(node, "axis", 0) != 0)):
         return None
     if node.op_type == "Gemm":
         axis = 0 if integer(node, "transB", 0) else 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import math
 import random
 import subprocess
 import tarfile
@@ -440,6 +441,10 @@ def test_skopeo_reads_and_copies_the_file(path: Path, tmp_path: Path, require_to
     assert [variant.name for variant in again.variants] == ["int8", "fp32"]
 
 
+INTERVAL = {"value": 0.9, "low": 0.8, "high": 1.0}
+METRIC = {"name": "top1", "before": INTERVAL, "after": INTERVAL, "drop": INTERVAL, "budget": 0.1, "rows": 5}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -448,6 +453,17 @@ def test_skopeo_reads_and_copies_the_file(path: Path, tmp_path: Path, require_to
         ({"features": ["states"]}, "newer Ingot, for: states"),
         ({"golden_tolerance": 1e30}, "golden_tolerance"),
         ({"signature": {"inputs": [], "outputs": [], "batch": "batch"}}, "batch dimension"),
+        *(
+            ({"evidence": {part: [{"rows": 1, "seconds": seconds}]}}, rf"evidence\.{part}\.0\.seconds")
+            for part in ("latency", "baseline")
+            for seconds in (0, 1e-320, 1e300, -1, math.nan, math.inf)
+        ),
+        ({"evidence": {"latency": [{"rows": -1, "seconds": 1}]}}, r"evidence\.latency\.0\.rows"),
+        ({"evidence": {"agreement": [{"tensor": "y", "cosine": math.nan, "error": 0}]}}, "finite numbers"),
+        ({"evidence": {"agreement": [{"tensor": "y", "cosine": 1, "error": 0, "sqnr": math.inf}]}}, "finite numbers"),
+        ({"evidence": {"metric": METRIC | {"rows": -1}}}, r"evidence\.metric\.rows"),
+        ({"evidence": {"metric": METRIC | {"budget": math.nan}}}, r"evidence\.metric\.budget"),
+        ({"evidence": {"metric": METRIC | {"drop": INTERVAL | {"low": -1e300}}}}, r"evidence\.metric\.drop\.low"),
     ],
 )
 def test_a_serving_json_that_makes_no_sense(change: dict[str, Any], says: str) -> None:

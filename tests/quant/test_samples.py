@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,31 @@ class TestContainers:
         (folder / "000000.safetensors").write_bytes(encode(requests[:2]))
         (folder / "000001.safetensors").write_bytes(encode(requests[2:]))
         self.same(tmp_path, rows, labels=False)
+
+    def test_recorded_rows_that_are_not_finite_are_left_out(self, tmp_path: Path) -> None:
+        takes = signature("x:float32[seq,batch]", "table:float32[2]")
+        x, table = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
+        odd = x.copy()
+        odd[0, 1], odd[1, 2] = np.nan, -np.inf
+        requests = [{"x": odd, "table": table}, {"x": x, "table": table * np.inf}, {"x": x, "table": table}]
+        path = tmp_path / "0.safetensors"
+        path.write_bytes(encode([Golden(inputs, {}) for inputs in requests]))
+        for data in (tmp_path, path):
+            samples = Samples.read(takes, data)
+            (batch,) = samples.batches()
+            assert np.array_equal(batch.inputs["x"], np.concatenate([x[:, :1], x], axis=1))
+            assert samples.notes == ("5 rows that hold NaN or infinity were left out",)
+        path.write_bytes(encode([Golden(inputs, {}) for inputs in requests[1:2]]))
+        with pytest.raises(InvalidArgument, match="it gives no rows; 3 rows that hold NaN or infinity were left out"):
+            Samples.read(takes, tmp_path)
+        alone = [{"x": np.full((size, 2), value, np.float32)} for size, value in ((2, 1), (3, np.nan))]
+        path.write_bytes(encode([Golden(inputs, {}) for inputs in alone]))
+        assert Samples.read(ALONE, tmp_path).rows == 1
+
+    def test_recorded_answers_are_not_kept_in_memory(self, rows: Array, tmp_path: Path) -> None:
+        (tmp_path / "0.safetensors").write_bytes(encode([Golden({"x": rows}, {"y": np.ones((50, 100))})]))
+        (batch,) = Samples.read(X, tmp_path).batches(50)
+        assert batch.inputs["x"].base is None
 
     def test_bfloat16_of_torch(self) -> None:
         value = torch.tensor([[1.5, 2.25]], dtype=torch.bfloat16)
@@ -265,6 +291,41 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match=r"request 0 of \S*0\.safetensors, lacks the input 'x'; it holds: z"):
             Samples.read(X, tmp_path)
 
+    def test_files_that_may_never_end(self, tmp_path: Path) -> None:
+        traffic = tmp_path / "traffic"
+        traffic.mkdir()
+        (tmp_path / "outside").write_bytes(encode([Golden({"x": np.ones((2, 8), np.float32)}, {})]))
+        for path in (
+            tmp_path / "pipe.npz",
+            tmp_path / "x.npy",
+            tmp_path / "pipe.safetensors",
+            traffic / "0.safetensors",
+        ):
+            os.mkfifo(path)
+            with pytest.raises(InvalidArgument, match=rf"{path.name}.* it is no regular file"):
+                Samples.read(X, traffic if path.parent == traffic else path)
+        (traffic / "0.safetensors").unlink()
+        (traffic / "0.safetensors").symlink_to(tmp_path / "outside")
+        with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic: it is a symbolic link"):
+            Samples.read(X, traffic)
+        assert Samples.read(X, traffic / "0.safetensors").rows == 2  # the user's own word
+        (traffic / "0.safetensors").unlink()
+        with (traffic / "0.safetensors").open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic: it is larger than 256 MiB"):
+            Samples.read(X, traffic)
+
+    def test_what_cannot_be_made_an_array(self) -> None:
+        ring: list[Any] = []
+        ring.append(ring)
+        tensors: list[Any] = [np.ones(1)]
+        tensors.append(tensors)
+        meta, conjugate = torch.ones(2, 8, device="meta"), torch.ones(2, 8, dtype=torch.complex64).conj()
+        items: list[Any] = [ring, tensors, meta, conjugate, {"x": meta}, {"x": ring}, {"x": {}}]
+        for item in items:
+            with pytest.raises(InvalidArgument, match="item 0 of the calibration data"):
+                Samples.read(X, [item])
+
     def test_an_extra_that_is_not_there(self) -> None:
         samples = Samples.read(X, {"x": np.ones((5, 8), np.float32), "y": np.arange(5)})
         with pytest.raises(InvalidArgument, match="has no array 'labels'; it holds: y"):
@@ -353,6 +414,22 @@ class TestImages:
         with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot\[images\]'"):
             Samples.read(signature(self.SPEC), folder)
 
+    @pytest.mark.parametrize("transform", [None, "resize=100"])
+    def test_a_line_is_not_scaled_to_cover_a_square(self, tmp_path: Path, transform: str | None) -> None:
+        pytest.importorskip("PIL.Image").new("L", (1, 65000)).save(tmp_path / "line.png")
+        with pytest.raises(InvalidArgument, match=r"line\.png of 1 x 65000 pixels would be scaled to .* too large"):
+            Samples.read(signature("x:uint8[batch,1,100,100]"), tmp_path, transform=transform)
+
+    def test_an_image_beyond_the_memory_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = pytest.importorskip("PIL.Image")
+
+        def full(*_: Any, **__: Any) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(image.Image, "resize", full)
+        with pytest.raises(InvalidArgument, match=r"not enough memory for the image .*1\.png"):
+            Samples.read(signature(self.SPEC), folder)
+
     def test_more_than_8_bits_are_refused(self, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image")
         image.fromarray(np.full((4, 4), 1000, np.uint16)).save(tmp_path / "deep.png")
@@ -371,6 +448,8 @@ class TestImages:
             ("layout=hwc", "layout=hwc of the transform is not known; known: nchw, nhwc"),
             ("color=gray", "images of color=gray and layout=nchw cannot be fed"),
             ("crop=4x6,crop=4x6", "says crop twice"),
+            ("resize=65536x65536", "resize=65536x65536 of the transform is too large"),
+            ("resize=65536", "resize=65536 of the transform is too large"),
         ],
     )
     def test_transforms_that_cannot_be(self, folder: Path, transform: str, message: str) -> None:
@@ -383,6 +462,7 @@ class TestImages:
             (X, r"images cannot be fed to the input x:float32\[batch,8\]"),
             (TEXT, r"the model takes several inputs \(ids, mask\)"),
             (signature("x:int64[batch,3,4,6]"), "it must be float or uint8"),
+            (signature("x:float32[batch,3,65536,65536]"), "is too large for images"),
         ],
     )
     def test_models_that_take_no_images(self, folder: Path, takes: Signature, message: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.quant import case as cases
+from benchmarks.quant import judge
 from benchmarks.quant.ways import INGOT_ORT, CaseFolder, Run, ort
 from benchmarks.quant.worker import THREADS
 from ingot.cli.quantize import seconds
@@ -30,7 +31,7 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
     labelled = found.metric == "accuracy"
     config = QuantConfig(
         metric="accuracy:labels=y" if labelled else None,
-        max_drop=cases.DROP if labelled else 1 - cases.COSINE,
+        max_drop=judge.DROP if labelled else 1 - judge.COSINE,
         threads=THREADS,
         engines=("onnxruntime",) if way == INGOT_ORT else None,
         budget=seconds(budget),

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field
 
-from ingot.model_store.manifest import Agreement, BatchLatency
+from ingot.model_store.manifest import BatchLatency, Count, Number, OutputAgreement
 
 DOCUMENT = "quantization.json"
 """The name of the report in an archive."""
 
-# A report may come from anybody, and is computed with to be shown: all numbers are finite and bounded.
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of things."""
-Number = Annotated[float, Field(gt=-1e150, lt=1e150)]
-"""A measured value."""
-
-
-def _plausible(item: BatchLatency) -> BatchLatency:
-    if not (0 <= item.rows < 1 << 63 and 1e-12 < item.seconds < 1e9):
-        raise ValueError("a latency must be of a number of rows, and between a picosecond and some years")
-    return item
-
-
-def _finite(item: Agreement) -> Agreement:
-    if not all(value is None or abs(value) < 1e150 for value in (item.cosine, item.error, item.top1, item.sqnr)):
-        raise ValueError("an agreement must be of finite numbers")
-    return item
-
-
 Verdict = Literal["quantized", "nothing faster", "budget broken"]
 """Whether a quantization gave a new variant, and if not, why."""
-Latency = Annotated[BatchLatency, AfterValidator(_plausible)]
-OutputAgreement = Annotated[Agreement, AfterValidator(_finite)]
 
 
 class _Record(BaseModel):
@@ -103,7 +82,7 @@ class Candidate(_Record):
     name: str
     recipe: dict[str, Any] = {}
     size: Count = 0
-    latency: tuple[Latency, ...] = ()
+    latency: tuple[BatchLatency, ...] = ()
     speedups: dict[Count, Number] = {}
     score: Score | None = None
     drop: Score | None = None
@@ -192,7 +171,7 @@ class Report(_Record):
     drop: Score | None = None
     threads: Count = 0
     size: Count = 0
-    baseline: tuple[Latency, ...] = ()
+    baseline: tuple[BatchLatency, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     layers: tuple[Layer, ...] = ()
     audit: Audit | None = None
@@ -222,7 +201,7 @@ class Side(_Record):
     format: str = ""
     digest: str = ""
     size: Count = 0
-    latency: tuple[Latency, ...] = ()
+    latency: tuple[BatchLatency, ...] = ()
 
     @property
     def label(self) -> str:

@@ -14,6 +14,8 @@ from ingot.quant.report.plots import Bar, Curve, Kind, Point
 
 # A longer table of layers is folded.
 _LONGEST = 40
+# A speed-up below this, or its inverse, is none: latencies lie between a picosecond and some years.
+_LEAST = 1e-21
 _COLORS = 6  # that plots have; more schemes share the last
 
 
@@ -99,7 +101,7 @@ def _lower_is_better(report: Report) -> bool:
 def _milliseconds(item: Candidate, baseline: Sequence[BatchLatency]) -> float | None:
     """Return a candidate's time by its speed-up: candidates were timed at different moments of the machine."""
     original, speedup = words.latency(baseline), words.mean(item.speedups.values())
-    if original is not None and speedup:
+    if original is not None and speedup is not None and _LEAST < speedup < 1 / _LEAST:
         return original / speedup * 1e3
     seconds = words.latency(item.latency)
     return None if seconds is None else seconds * 1e3

@@ -77,14 +77,13 @@ def _plain(layer: Layer) -> bool:
     )
 
 
-def watched(model: ir.Model, layers: Collection[Layer], between: bool = True) -> tuple[str, ...]:
+def watched(model: ir.Model, layers: Collection[Layer]) -> tuple[str, ...]:
     """Return the values whose ranges :func:`apply` asks for."""
     nodes = {layer.node for layer in layers}
-    near = [node for node in model.graph if node in nodes or (between and node.op_type in (*_COMPUTED, *_CLAMPS))]
+    near = [node for node in model.graph if node in nodes or node.op_type in (*_COMPUTED, *_CLAMPS)]
     found: dict[str, None] = {}
     for node in near:
-        values = [*node.inputs, *node.outputs] if between else [node.inputs[0]]
-        values += node.outputs if node.op_type == "Conv" else ()
+        values = [*node.inputs, *node.outputs]
         values += [clamped(value) for value in node.outputs] if node.op_type == "Conv" else ()
         found.update({value.name or "": None for value in values if value is not None and _varies(value)})
     return tuple(found)

@@ -58,7 +58,7 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
     if transform is not None and (recorded or arrays):
         return None
     if recorded:
-        return Source(traffic.read(recorded, what), where, bounded=True)
+        return Source(traffic.read(recorded, what), where, bounded=True, recorded=True)
     if arrays:
         named = {path.stem: files.load_npy(path) for path in arrays}
         return Source(iter([(f"{what}{where}", named)]), where)
@@ -74,7 +74,7 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
 def _open_file(signature: Signature, path: Path, what: str) -> Source:
     where, suffix = f" in {path}", path.suffix.lower()
     if suffix == ".safetensors":
-        return Source(traffic.read([path], what), where, bounded=True)
+        return Source(traffic.read([path.resolve()], what), where, bounded=True, recorded=True)
     if suffix == ".npy":
         array = files.load_npy(path)
         if len(signature.inputs) > 1:

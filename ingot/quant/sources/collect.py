@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.arrays import to_bytes
 from ingot.errors import InvalidArgument
-from ingot.quant.sources.items import Batch, check_item, name_arrays
+from ingot.quant.sources.items import Batch, check_item, name_arrays, sound_rows
 from ingot.tensors import Array, Signature
 
 MAX_BYTES = 2 << 30
@@ -27,6 +27,7 @@ class Source:
         where: what messages add to name the source, such as " in data.npz".
         single: whether an item may be one row, without the batch dimension.
         bounded: whether the limit of rows holds for it.
+        recorded: whether it is what clients once sent, of which rows with NaN or infinity are left out.
         classes: the names of the classes that labels count.
         notes: what should be known of how it is read.
     """
@@ -35,6 +36,7 @@ class Source:
     where: str = ""
     single: bool = False
     bounded: bool = False
+    recorded: bool = False
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -61,7 +63,7 @@ def collect(signature: Signature, source: Source, what: str, limit: int) -> tupl
         InvalidArgument: there are no rows, items differ in what they hold, or one does not fit the model.
     """
     groups: dict[Hashable, list[Batch]] = {}
-    rows, size = 0, 0
+    rows, size, lost = 0, 0, 0
     extras: set[str] | None = None
     notes: tuple[str, ...] = ()
     for name, batch in _batches(signature, source):
@@ -72,6 +74,12 @@ def collect(signature: Signature, source: Source, what: str, limit: int) -> tupl
         if extras is not None and (odd := extras ^ set(batch.extras)):
             raise InvalidArgument(f"{name} and those before it differ: '{min(odd)}' is only in some of them")
         extras = set(batch.extras)
+        if source.recorded:
+            sound = sound_rows(signature, batch)
+            lost += batch.rows - len(sound)
+            if not len(sound):
+                continue
+            batch = pick(signature, batch, sound)
         if source.bounded and rows + batch.rows > limit:
             batch = pick(signature, batch, np.arange(limit - rows))
             notes = (f"only the first {limit} rows of the data were read",)
@@ -79,14 +87,17 @@ def collect(signature: Signature, source: Source, what: str, limit: int) -> tupl
         size += sum(array.nbytes for array in (*batch.inputs.values(), *batch.extras.values()))
         key = len(groups) if signature.batch is None else _key(signature, batch)
         groups.setdefault(key, []).append(batch)
+    left_out = f"{lost} rows that hold NaN or infinity were left out" if lost else ""
     if not rows:
-        raise InvalidArgument(f"{what} is empty: it gives no rows")
+        raise InvalidArgument(f"{what} is empty: it gives no rows" + (f"; {left_out}" if lost else ""))
+    notes += (left_out,) if lost else ()
     return [_join(signature, groups.pop(key)) for key in list(groups)], notes
 
 
 def _batches(signature: Signature, source: Source) -> Iterator[tuple[str, Batch]]:
     for name, item in source.items:
-        for batch in check_item(signature, name_arrays(signature, item, name), name, source.single):
+        arrays = name_arrays(signature, item, name)
+        for batch in check_item(signature, arrays, name, single=source.single, finite=not source.recorded):
             yield name, batch
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.arrays import load_npz
+from ingot.arrays import load_npz, open_regular
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array
 
@@ -20,7 +20,7 @@ def load_npy(path: Path) -> Array:
         InvalidArgument: it is no ``.npy``, or holds Python objects.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             loaded = np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError) as error:
         raise InvalidArgument(f"{path} is not an .npy file of a plain array: {error}") from error

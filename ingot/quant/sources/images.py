@@ -12,7 +12,7 @@ import numpy as np
 from ingot.errors import InvalidArgument, missing_package
 from ingot.quant.sources.collect import MAX_BYTES, Source
 from ingot.quant.sources.items import LABELS
-from ingot.quant.sources.transform import ImageTransform
+from ingot.quant.sources.transform import MAX_PIXELS, ImageTransform
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -73,7 +73,7 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
     """Return one image as the model takes it, [C, H, W] or [H, W, C].
 
     Raises:
-        InvalidArgument: the file is damaged, or holds more than 8 bits a value.
+        InvalidArgument: the file is damaged, holds more than 8 bits a value, or would be scaled to a huge image.
     """
     from PIL import Image
 
@@ -85,9 +85,14 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
             if image.mode.startswith(("I", "F")):
                 raise InvalidArgument(f"the image {path} has more than 8 bits a value; convert it, or use an .npz")
             picture = image.convert("L" if steps.color == "gray" else "RGB")
+        return _values(_fit(picture, steps, path), steps, dtype)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InvalidArgument(f"the image {path} cannot be read: {error}; repair it or take it away") from error
-    picture = _fit(picture, steps)
+    except MemoryError as error:
+        raise InvalidArgument(f"there is not enough memory for the image {path}; take it away") from error
+
+
+def _values(picture: Any, steps: ImageTransform, dtype: DType) -> Array:
     values: Array = np.asarray(picture, np.float32)  # [H, W] or [H, W, 3]
     values = values[..., None] if values.ndim == 2 else values
     if steps.color == "bgr":
@@ -100,7 +105,7 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
     return np.ascontiguousarray(values if steps.layout == "nhwc" else values.transpose(2, 0, 1))
 
 
-def _fit(picture: Any, steps: ImageTransform) -> Any:
+def _fit(picture: Any, steps: ImageTransform, path: Path) -> Any:
     """Scale a picture and cut its middle out."""
     from PIL import Image
 
@@ -116,6 +121,12 @@ def _fit(picture: Any, steps: ImageTransform) -> Any:
         short = min(height, width)
         target = (target * height // short, target * width // short)
     if target != (height, width):
+        # Pillow scales the width first. A line of pixels that is to cover a square would fill the memory.
+        if max(target[0], height) * target[1] > MAX_PIXELS:
+            raise InvalidArgument(
+                f"the image {path} of {width} x {height} pixels would be scaled to {target[1]} x {target[0]}, which is "
+                "too large; take it away, or give another resize"
+            )
         methods = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
         methods |= {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
         picture = picture.resize((target[1], target[0]), methods[steps.interpolation])

@@ -46,7 +46,10 @@ def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
     if isinstance(item, Mapping):
         named = {str(name): value for name, value in item.items()}
     else:
-        parts = list(_flatten(item))
+        try:
+            parts = list(_flatten(item))
+        except RecursionError:
+            raise InvalidArgument(f"{what} holds itself, or is nested too deeply; give arrays") from None
         if len(parts) not in (len(names), len(names) + 1):
             raise InvalidArgument(
                 f"{what} holds {len(parts)} arrays; the model takes {len(names)} ({', '.join(names)}), and one more "
@@ -57,7 +60,7 @@ def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
     for name, value in named.items():
         try:
             arrays[name] = to_array(value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # the last is PyTorch's, such as of a "meta" tensor
             raise InvalidArgument(f"'{name}' in {what} cannot be made an array: {error}") from error
     return arrays
 
@@ -77,7 +80,9 @@ def to_array(value: Any) -> Array:
     return text.reshape(array.shape)
 
 
-def check_item(signature: Signature, arrays: Mapping[str, Array], what: str, single: bool) -> Iterator[Batch]:
+def check_item(
+    signature: Signature, arrays: Mapping[str, Array], what: str, *, single: bool, finite: bool
+) -> Iterator[Batch]:
     """Yield an item's rows: all at once, or case by case for a model without a batch.
 
     Args:
@@ -85,6 +90,7 @@ def check_item(signature: Signature, arrays: Mapping[str, Array], what: str, sin
         arrays: the inputs, and others by name.
         what: the item, for messages.
         single: whether the inputs may be those of one row, without the batch dimension.
+        finite: whether NaN and infinity are refused.
 
     Raises:
         InvalidArgument: an input is missing, empty, not finite, or of another type or shape; an extra has another
@@ -99,7 +105,7 @@ def check_item(signature: Signature, arrays: Mapping[str, Array], what: str, sin
     for name, array in inputs.items():
         if array.size == 0:
             raise InvalidArgument(f"{what} is empty: '{name}' has shape {list(array.shape)}")
-        if array.dtype.kind not in "biuO" and DType.of(array).is_float and not np.isfinite(array).all():
+        if finite and not _is_finite(array).all():
             raise InvalidArgument(f"{what} holds NaN or infinity in '{name}'; leave those rows out")
     if signature.batch is None:
         yield from _cases(signature, inputs, extras, what)
@@ -111,6 +117,25 @@ def check_item(signature: Signature, arrays: Mapping[str, Array], what: str, sin
     bounds = {**signature.ranges, signature.batch: Range()}  # the data is fed in batches that the model takes
     rows = _check(dataclasses.replace(signature, ranges=bounds), inputs, what)[signature.batch]
     yield Batch(inputs, _check_extras(extras, rows, lone, what), rows)
+
+
+def sound_rows(signature: Signature, batch: Batch) -> Array:
+    """Return the numbers of the rows that hold neither NaN nor infinity in any input."""
+    axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
+    sound = np.ones(batch.rows, bool)
+    for name, array in batch.inputs.items():
+        finite = _is_finite(array)
+        if name in axes:
+            sound &= np.moveaxis(finite, axes[name], 0).reshape(batch.rows, -1).all(axis=1)
+        else:
+            sound &= bool(finite.all())  # what all rows share spoils all
+    return np.flatnonzero(sound)
+
+
+def _is_finite(array: Array) -> Array:
+    if array.dtype.kind in "biuO" or not DType.of(array).is_float:
+        return np.ones(array.shape, bool)
+    return np.isfinite(array)
 
 
 def _cases(

@@ -19,6 +19,9 @@ _CHOICES = {
     "color": ("rgb", "bgr", "gray"),
     "interpolation": ("bilinear", "bicubic", "nearest", "lanczos"),
 }
+MAX_PIXELS = 1 << 26
+"""The most pixels that an image is scaled to, or that are cut out of it: more are a mistake, and fill the memory."""
+
 _OPTIONS = ("resize", "crop", "mean", "std", "scale", *_CHOICES)
 
 
@@ -110,7 +113,10 @@ def _sizes(name: str, text: str) -> tuple[int, ...]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) <= 1 << 16 for part in parts):
         raise InvalidArgument(f"{name}={text} of the transform is no size; write {name}=224 or {name}=224x320")
-    return tuple(map(int, parts))
+    sizes = tuple(map(int, parts))
+    if sizes[0] * sizes[-1] > MAX_PIXELS:
+        raise InvalidArgument(f"{name}={text} of the transform is too large: at most {MAX_PIXELS} pixels are fed")
+    return sizes
 
 
 def _resize(options: Mapping[str, str]) -> int | tuple[int, int] | None:
@@ -123,7 +129,11 @@ def _resize(options: Mapping[str, str]) -> int | tuple[int, int] | None:
 def _crop(options: Mapping[str, str], size: list[Dim], spec: TensorSpec) -> tuple[int, int] | None:
     if "crop" not in options:
         height, width = size
-        return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        if not isinstance(height, int) or not isinstance(width, int):
+            return None
+        if height * width > MAX_PIXELS:
+            raise InvalidArgument(f"the input {spec} is too large for images; use an .npz")
+        return height, width
     sizes = _sizes("crop", options["crop"])
     crop = (sizes[0], sizes[-1])
     if any(isinstance(have, int) and have != want for have, want in zip(size, crop, strict=True)):
