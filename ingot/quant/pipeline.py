@@ -141,7 +141,8 @@ def run(
             progress=progress,
         )
     ) as bench:
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
+        notes = (*given.notes, *bench.notes)
+        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
         if isinstance(config.recipe, HalfRecipe):
             report, result = halves.add(work, config.recipe, progress)
             return Quantized(result, report)
@@ -153,7 +154,7 @@ def run(
         if kept.resumed:
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
         found = Search(bench, config, kept, progress).run()
-        report, added = packing.add(work, found, *_verdict(found, config), progress)
+        report, added = packing.add(work, found, *_verdict(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
 
@@ -188,7 +189,8 @@ def _compile(
         progress=progress,
     )
     with contextlib.closing(bench):
-        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
+        notes = (*given.notes, *bench.notes)
+        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
         found = compiled.attempt(task, program, recipe, progress)
         faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
         report, added = compiled.add(task, program, recipe, found, " and ".join(faults))
@@ -236,6 +238,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     if not plan.schemes:
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer left that the recipe takes"
+            f"{_double(bench.source)}"
         )
     progress(f"Trying {plan.name}")
     trial = bench.attempt(plan)
@@ -266,12 +269,19 @@ def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Q
     return found
 
 
-def _verdict(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
+def _double(source: Source) -> str:
+    """Return why a model in float64 has no layers, as the end of a sentence."""
+    return "; layers in float64 are not quantized: cast the model to float32 first" if source.double else ""
+
+
+def _verdict(found: Found, source: Source, config: QuantConfig) -> tuple[Verdict, str]:
     if found.chosen is not None:
         return "quantized", ""
     if not found.trials:
         return "nothing faster", (
-            "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
+            f"nothing in this model can be quantized{_double(source)}"
+            if found.complete
+            else "the time was up before anything was tried"
         )
     fast = [trial for trial in found.trials if not trial.failure and trial.faster]
     if not fast:
