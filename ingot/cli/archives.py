@@ -32,9 +32,10 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what an archive holds, with every blob's digest checked."""
+    name, variant_name = split_variant(model)
     if report is not None:
         check_out(report)
-    name, variant_name = split_variant(model)
+        check_apart(report, model=name)
     archive = open_archive(name, store)
     if variant_name is not None:
         archive.variant(variant_name)
@@ -149,8 +150,22 @@ def check_out(out: Path) -> None:
         raise InvalidArgument(f"cannot write {out}: there is no folder {out.parent}")
     if out.is_dir():
         raise InvalidArgument(f"cannot write {out}: it is a folder; name a file such as {out / 'model.ingot'}")
+    if out.exists() and not out.is_file():
+        raise InvalidArgument(f"cannot write {out}: it is a device, pipe or socket; name a file")
     if not os.access(out.parent, os.W_OK):
         raise InvalidArgument(f"cannot write {out}: the folder {out.parent} is read-only")
+
+
+def check_apart(out: Path, **others: str | Path | None) -> None:
+    """Raise InvalidArgument if a file to write is another file of the command.
+
+    Args:
+        out: the file.
+        others: files by what they are; None and names that are no files count for nothing.
+    """
+    for what, other in others.items():
+        if other is not None and Path(other).expanduser().resolve() == out.resolve():
+            raise InvalidArgument(f"cannot write {out}: it is the file of the {what} too; name another")
 
 
 def _latency(variant: Variant, archive: Archive) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out, open_variant, split_variant
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, open_variant, split_variant
 from ingot.cli.output import note, print_json, progress, say
 
 
@@ -48,14 +48,19 @@ def compare(
 ) -> None:
     """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
     from ingot.cli.report import check_suffix, save
+    from ingot.quant import space
 
+    names = split_variant(before)[0], split_variant(after)[0]
     if report is not None:
         check_suffix(report)
         check_out(report)
-    with progress("Opening") as step:
+        check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
+    with progress("Opening") as step, space.watched():
         sides = open_variant(before, store), open_variant(after, store)
         from ingot.quant.comparison import compare as run
+        from ingot.quant.options import check_threads
 
+        check_threads(threads)
         result = run(
             *sides,
             data,
@@ -65,11 +70,12 @@ def compare(
             device=device,
             threads=threads,
             allow_code=allow_code,
-            names=(split_variant(before)[0], split_variant(after)[0]),
+            names=names,
             progress=step,
         )
     if report is not None:
-        save(report, result)
+        with space.watched(report.parent):
+            save(report, result)
         note(f"the comparison is in {report}")
     if as_json:
         print_json(result.model_dump(mode="json"))

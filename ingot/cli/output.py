@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from ingot.layout import duration as duration
 
@@ -33,8 +34,13 @@ def progress(first: str, *, log: bool = False) -> Iterator[Callable[[str], None]
         note(first)
         yield note
         return
-    with stderr.status(first) as status:
-        yield lambda step: status.update(step)
+    with stderr.status(_plain(first)) as status:
+        yield lambda step: status.update(_plain(step))
+
+
+def _plain(step: str) -> Text:
+    """Return a step as it is: it may name layers and files, in which brackets are no markup."""
+    return Text(printable(step))
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out, describe, open_archive
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe, open_archive
 from ingot.cli.output import note, print_json, printable, progress, say, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.errors import InvalidArgument
@@ -86,13 +86,16 @@ def quantize(
     Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
     interrupted search goes on where it was when the same command is run again.
     """
+    given = {"model": model, "calibration": calibrate, "validation": validate}
     check_out(out)
+    check_apart(out, **given)
     if report is not None:
         check_out(report)
         check_suffix(report)
+        check_apart(report, **given, archive=out)
     journal = out.with_name(f".{out.name}.search")
     with progress("Importing", log=True) as step:
-        from ingot.quant import QuantConfig, run
+        from ingot.quant import QuantConfig, run, space
 
         config = QuantConfig(
             recipe=_recipe(recipe, option or []),
@@ -117,9 +120,11 @@ def quantize(
             progress=step,
         )
         step("Writing")
-        result.archive.save(out)
+        with space.watched(out.parent):
+            result.archive.save(out)
         if report is not None:
-            save(report, result.report)
+            with space.watched(report.parent):
+                save(report, result.report)
         if result.journal is not None:
             result.journal.remove()
     if as_json:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ingot.errors import InvalidArgument
+from ingot.quant import options
 from ingot.quant.plan import EngineName, Plan, Scheme, fitting
 from ingot.quant.ranges import Method
 from ingot.quant.source import Source
@@ -31,6 +32,7 @@ class Recipe:
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        options.settle(self)
         kinds = get_type_hints(type(self))
         for item in fields(self):
             value, choices = getattr(self, item.name), get_args(kinds[item.name])
@@ -272,12 +274,11 @@ class QuantConfig:
             raise InvalidArgument(
                 f"{self.recipe!r} is no recipe; give one such as StaticInt8(), or None to try them all"
             )
-        if not self.max_drop >= 0:
-            raise InvalidArgument(f"the largest drop is {self.max_drop}; it cannot be below 0")
+        options.settle(self)
+        options.check_drop(self.max_drop)
+        options.check_threads(self.threads)
         if not self.batches or min(self.batches) < 1:
             raise InvalidArgument(f"the batch sizes are {list(self.batches)}; give one or more, each 1 or more")
-        if self.threads is not None and self.threads < 1:
-            raise InvalidArgument(f"{self.threads} threads cannot run a model; give 1 or more, or None for one a core")
         if self.seed < 0:
             raise InvalidArgument(f"the seed is {self.seed}; it cannot be below 0")
         for engine in self.engines if self.engines is not None else ():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
-from ingot.quant import halves, modules, packing
+from ingot.quant import halves, modules, packing, space, verdicts
 from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
 from ingot.quant.given import Given, prepare
@@ -23,7 +23,7 @@ from ingot.quant.report import Report, Verdict
 from ingot.quant.samples import Data
 from ingot.quant.search import Found, Search
 from ingot.quant.source import Source
-from ingot.quant.trial import Workbench, is_faster
+from ingot.quant.trial import Workbench
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
@@ -62,7 +62,7 @@ def quantize(
     config: QuantConfig | Recipe | None = None,
     validate: Data | None = None,
     transform: str | None = None,
-    journal: Path | None = None,
+    journal: str | os.PathLike[str] | None = None,
     progress: Progress = lambda step: None,
 ) -> Archive:
     """Add a quantized variant to an archive: the fastest that keeps its accuracy, or one by a named recipe.
@@ -85,7 +85,8 @@ def quantize(
     Raises:
         InvalidArgument: the data does not fit the model or the metric, a layer to keep does not exist, or the
             archive is quantized already.
-        QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it.
+        QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it. Or no
+            candidate of the search can be run.
     """
     result = run(
         archive, data, config=config, validate=validate, transform=transform, journal=journal, progress=progress
@@ -95,6 +96,7 @@ def quantize(
     return result.archive
 
 
+@space.watched()
 def run(
     archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
@@ -102,7 +104,7 @@ def run(
     config: QuantConfig | Recipe | None = None,
     validate: Data | None = None,
     transform: str | None = None,
-    journal: Path | None = None,
+    journal: str | os.PathLike[str] | None = None,
     progress: Progress = lambda step: None,
 ) -> Quantized:
     """Do what :func:`quantize` does, and return the report and the verdict too.
@@ -110,8 +112,11 @@ def run(
     The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
     """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
-    if journal is not None and not journal.parent.is_dir():
-        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {journal.parent}")
+    if journal is not None and not isinstance(journal, str | os.PathLike):
+        raise InvalidArgument(f"the journal is of type {type(journal).__name__}; give the path of a file")
+    kept_in = Path(journal) if journal is not None else None
+    if kept_in is not None and not kept_in.parent.is_dir():
+        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {kept_in.parent}")
     _check_engine(config)
     if isinstance(archive, str | os.PathLike):
         original = Archive.open(archive)
@@ -150,11 +155,13 @@ def run(
             found, reason = _named(bench, config.recipe, config, progress)
             report, added = packing.add(work, found, "quantized", reason, progress)
             return Quantized(added or local, report)
-        kept = Journal(journal, _identity(source, given, metric, config))
+        kept = Journal(kept_in, _identity(source, given, metric, config))
         if kept.resumed:
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
         found = Search(bench, config, kept, progress).run()
-        report, added = packing.add(work, found, *_verdict(found, source, config), progress)
+        if found.failed:
+            kept.remove()  # what is wrong may have been mended when it is tried again
+        report, added = packing.add(work, found, *verdicts.of_search(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
 
@@ -192,7 +199,7 @@ def _compile(
         notes = (*given.notes, *bench.notes)
         task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
         found = compiled.attempt(task, program, recipe, progress)
-        faults = _judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
+        faults = verdicts.judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
         report, added = compiled.add(task, program, recipe, found, " and ".join(faults))
     return Quantized(added, report)
 
@@ -238,7 +245,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     if not plan.schemes:
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer left that the recipe takes"
-            f"{_double(bench.source)}"
+            f"{verdicts.double(bench.source)}"
         )
     progress(f"Trying {plan.name}")
     trial = bench.attempt(plan)
@@ -249,50 +256,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
             f"{_TITLES[plan.engine]} computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
     trial = bench.time_again([trial], 0.3)[0]
-    return Found(trial, (trial,)), " and ".join(_judge(recipe, trial.speedups, trial.drop, config))
-
-
-def _judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:
-    """Return what is wrong with a recipe's result.
-
-    Raises:
-        QuantizationError: something is, and it is not forced.
-    """
-    found: list[str] = []
-    if not is_faster(speedups):
-        by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
-        found.append(f"is not faster than the original on this machine ({by_batch})")
-    if drop > config.max_drop + 1e-9:
-        found.append(packing.loss(drop, config.max_drop))
-    if found and not config.force:
-        raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(found)}; force keeps it (--force)")
-    return found
-
-
-def _double(source: Source) -> str:
-    """Return why a model in float64 has no layers, as the end of a sentence."""
-    return "; layers in float64 are not quantized: cast the model to float32 first" if source.double else ""
-
-
-def _verdict(found: Found, source: Source, config: QuantConfig) -> tuple[Verdict, str]:
-    if found.chosen is not None:
-        return "quantized", ""
-    if not found.trials:
-        return "nothing faster", (
-            f"nothing in this model can be quantized{_double(source)}"
-            if found.complete
-            else "the time was up before anything was tried"
-        )
-    fast = [trial for trial in found.trials if not trial.failure and trial.faster]
-    if not fast:
-        return "nothing faster", "no candidate is faster than the original on this machine"
-    best = min(fast, key=lambda trial: trial.drop)
-    if best.holds(config.max_drop):
-        return "nothing faster", "no candidate was faster than the original when it was timed once more"
-    return "budget broken", (
-        f"no candidate that is faster keeps the metric within {config.max_drop:g}; the most exact is "
-        f"'{best.plan.name}': it loses {best.drop:.4g} and is {best.speed:.2f} times as fast"
-    )
+    return Found(trial, (trial,)), " and ".join(verdicts.judge(recipe, trial.speedups, trial.drop, config))
 
 
 def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig) -> dict[str, object]:

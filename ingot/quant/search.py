@@ -8,18 +8,19 @@ bisection. A family is only mended while it could still beat the best that holds
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.errors import IngotError
-from ingot.quant import sensitivity
-from ingot.quant.config import QuantConfig, installed, with_embeddings
+from ingot.quant import sensitivity, space
+from ingot.quant.config import QuantConfig, installed
+from ingot.quant.families import families, refinements
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
-from ingot.quant.plan import EngineName, Plan, Scheme, fitting
+from ingot.quant.plan import Plan, fitting
 from ingot.quant.sensitivity import Noise
-from ingot.quant.source import Source
 from ingot.quant.trial import FASTER, Trial, Workbench
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ _COARSENED = 3
 _UNJOINED = 1.2
 # Speeds closer than this are equal; then the more exact one wins.
 _EQUAL = 1.03
+
+# Drops closer than this are equal: the order of sums depends on the threads.
+_CLOSE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Found:
     trials: tuple[Trial, ...]
     noises: tuple[Noise, ...] = ()
     complete: bool = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing of all that was tried can be run."""
+        return bool(self.trials) and all(trial.failure for trial in self.trials)
 
 
 class Search:
@@ -71,6 +80,7 @@ class Search:
         self._trials: dict[str, Trial] = {}
         self._noises: dict[str, list[Noise]] = {}
         self._origins: dict[str, str] = {}  # the plans of which others keep some layers
+        self._unproven: set[str] = set()  # the plans of which only the journal says what they are worth
         self._kept = choose(bench.source.names, config.keep)
 
     def run(self) -> Found:
@@ -80,8 +90,7 @@ class Search:
             self._explore()
         except _TimeUp:
             complete = False
-        finalists = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:_FINALISTS]
-        chosen = self._best(finalists)
+        chosen = self._best(self._finalists())
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
         return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
 
@@ -109,6 +118,27 @@ class Search:
         for trial in filter(self._good, self._trials.values()):
             models.setdefault((trial.latency, trial.size), trial)
         return list(models.values())
+
+    def _finalists(self) -> list[Trial]:
+        """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
+        while True:
+            found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:_FINALISTS]
+            unproven = [trial for trial in found if trial.plan.key in self._unproven]
+            if not unproven:
+                return found
+            for trial in unproven:
+                self._measure_again(trial)
+
+    def _measure_again(self, known: Trial) -> None:
+        """Put what a plan is worth now in the place of what the journal says."""
+        self._progress(f"Measuring {known.plan.name} again")
+        trial = self._attempt(known.plan)
+        self._unproven.discard(trial.plan.key)
+        self._trials[trial.plan.key] = trial
+        if trial.failure:
+            log.warning("'%s' failed, though the journal says otherwise: %s", trial.plan.name, trial.failure)
+        elif not math.isclose(trial.drop, known.drop, rel_tol=_CLOSE, abs_tol=_CLOSE):
+            log.warning("'%s' loses %.4g, and by the journal %.4g", trial.plan.name, trial.drop, known.drop)
 
     def _best(self, finalists: Sequence[Trial]) -> Trial | None:
         if not finalists:
@@ -138,9 +168,17 @@ class Search:
             self._check_time()
             tried = len(self._trials)
             self._progress(f"Trying {plan.name}" + (f" ({tried} tried{self._so_far()})" if tried else ""))
-            trial = self._bench.attempt(plan)
-            self._journal.add(trial)
+            trial = self._attempt(plan)
+        else:
+            self._unproven.add(plan.key)
         self._trials[plan.key] = trial
+        return trial
+
+    def _attempt(self, plan: Plan) -> Trial:
+        trial = self._bench.attempt(plan)
+        if space.is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
+            raise space.fault()
+        self._journal.add(trial)
         return trial
 
     @property
@@ -222,56 +260,6 @@ class Search:
 
 class _TimeUp(Exception):
     """The search's time is over."""
-
-
-def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("onnxruntime",)) -> Iterator[Plan]:
-    """Yield the plans that a search begins with.
-
-    Args:
-        source: the model.
-        has_data: whether ranges can be learnt.
-        engines: what may run them. OpenVINO takes static ranges only: it has no kernels for those of each call.
-    """
-    if "onnxruntime" in engines:
-        yield from _for_onnxruntime(source, has_data)
-    if "openvino" in engines and has_data:
-        for plan in _static(source, fitting(source, "static"), ()):
-            yield replace(plan, engine="openvino", name=f"{plan.name}, OpenVINO")
-
-
-def _static(source: Source, static: Sequence[str], dynamic: Sequence[str]) -> Iterator[Plan]:
-    """Yield plans with static ranges; layers that cannot have them get those of each call."""
-    if static:
-        schemes: dict[str, Scheme] = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
-        yield with_embeddings(source, Plan("static int8", schemes))
-        yield with_embeddings(source, Plan("static int8, layers alone", schemes, between=False))
-
-
-def _for_onnxruntime(source: Source, has_data: bool) -> Iterator[Plan]:
-    static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
-    convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
-    if has_data:
-        yield from _static(source, static, dynamic)
-    if dynamic:
-        yield with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
-        if has_data and convolutions:
-            schemes: dict[str, Scheme] = dict.fromkeys(dynamic, "dynamic")
-            schemes |= dict.fromkeys(convolutions, "static")
-            yield with_embeddings(source, Plan("static convolutions, dynamic products", schemes))
-    products = fitting(source, "int8", [layer.name for layer in source.layers if layer.operator != "Gather"])
-    if products:
-        yield with_embeddings(source, Plan("int8 weights", dict.fromkeys(products, "int8")))
-        yield with_embeddings(source, Plan("int4 weights", dict.fromkeys(products, "int4"), block=32))
-
-
-def refinements(plan: Plan) -> Iterator[Plan]:
-    """Yield forms of a plan that may be more exact and cost little or no speed."""
-    if not plan.needs_data:
-        return
-    yield replace(plan, method="mse", name=f"{plan.name}, least squares")
-    yield replace(plan, method="percentile", name=f"{plan.name}, percentile")
-    yield replace(plan, correct=True, name=f"{plan.name}, corrected biases")
-    yield replace(plan, migrate=0.8, name=f"{plan.name}, migrated outliers")
 
 
 def fewest(most: int, enough: Callable[[int], bool]) -> int | None:

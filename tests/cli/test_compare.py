@@ -60,6 +60,9 @@ def test_a_model_and_its_quantized_form(
         (["digits.ingot", "digits.ingot", "--batch", "0"], "a call cannot be timed with 0 rows"),
         (["digits.ingot", "digits.ingot", "--report", "a.pdf"], "end its name in .html, .json, .txt"),
         (["digits.ingot", "digits.ingot", "--report", "no/a.html"], "there is no folder no"),
+        (["a.html", "b.ingot", "--report", "a.html"], "cannot write a.html: it is the file of the first model too"),
+        (["a.ingot", "b.ingot", "--data", "d.txt", "--report", "d.txt"], "d.txt: it is the file of the data too"),
+        (["digits.ingot", "digits.ingot", "--threads", "100000"], "100000 threads cannot run a model; give"),
         (["digits.ingot", "digits.ingot", "--metric", "acuracy"], "did you mean accuracy?"),
     ],
 )

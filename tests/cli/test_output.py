@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import pytest
+import io
 
-from ingot.cli.output import duration, say, size
+import pytest
+from rich.console import Console
+
+from ingot.cli.output import duration, progress, say, size
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,14 @@ def test_a_result_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     text = "[bold]x[/] " * 40
     say(text)
     assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_a_step_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr("ingot.cli.output.stderr", terminal)
+    with progress("Opening [/x]") as step:
+        step("Trying [bold]a[/] \x1b[31m")
+        terminal.print("")
+    assert isinstance(terminal.file, io.StringIO)
+    shown = terminal.file.getvalue()
+    assert "Trying [bold]a[/] \\x1b[31m" in shown

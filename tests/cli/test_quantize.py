@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ingot.cli.main import app
-from ingot.errors import Code, IngotError
+from ingot.errors import Code, IngotError, InvalidArgument
 from ingot.model_store import Archive
 from ingot.quant.report import Report
 from tests.quant import small_models
@@ -177,7 +177,7 @@ class TestSearch:
         (tmp_path / "q.ingot").write_text("something else")
         succeeded(quantize("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot"))
         assert len(Archive.open(tmp_path / "q.ingot").variants) == 2
-        message = refused(quantize("q.ingot", "--calibrate", "data.npz", "-o", "q.ingot"))
+        message = refused(quantize("q.ingot", "--calibrate", "data.npz", "-o", "again.ingot"))
         assert message.endswith("has a variant 'int8' already; quantize the archive that it was made from")
         Archive.open(tmp_path / "q.ingot").verify()
 
@@ -217,12 +217,15 @@ class TestRecipes:
 
 
 class TestInterrupted:
-    def test_the_same_command_goes_on(self, quantize: Quantize, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_the_same_command_goes_on(self, quantize: Quantize, tmp_path: Path, number: int, code: int) -> None:
         args = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
         with subprocess.Popen(
             _command(*args, wait=0.3),
             cwd=tmp_path,
-            env=_environment(tmp_path),
+            env={**_environment(tmp_path), "TMPDIR": str(temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -231,12 +234,13 @@ class TestInterrupted:
             for line in process.stderr or ():
                 seen.append(line)
                 if line.startswith("Trying dynamic int8 (2 tried"):
-                    process.send_signal(signal.SIGINT)
+                    process.send_signal(number)
                     break
             out, rest = process.communicate(timeout=60)
-        assert process.returncode == 130, seen
+        assert process.returncode == code, seen
         assert out == ""
         assert "Traceback" not in rest
+        assert not list(temporary.iterdir())
         assert [path.name for path in tmp_path.iterdir() if "q.ingot" in path.name] == [".q.ingot.search"]
 
         result = quantize(*args)
@@ -257,7 +261,9 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     args = ["quantize", "m.ingot", "--calibrate", "data.npz", "-o", str(tmp_path / "q.ingot")]
     with monkeypatch.context() as patch:
         patch.setattr(Archive, "save", full)
-        assert isinstance(CliRunner().invoke(app, args).exception, OSError)
+        error = CliRunner().invoke(app, args).exception
+        assert isinstance(error, InvalidArgument)
+        assert str(error) == f"no space is left in {tmp_path}: make room, or name another folder"
     assert [path.name for path in tmp_path.iterdir()] == [".q.ingot.search"]
     assert CliRunner().invoke(app, args).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["q.ingot"]
@@ -294,6 +300,15 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--engine", "tensorrt"], "there is no engine 'tensorrt' to quantize for; there are: onnxruntime, openvino"),
         (["--report", "r.pdf"], "a report cannot be written as r.pdf; end its name in .html, .json, .txt"),
         (["--report", "no/r.html"], "cannot write no/r.html: there is no folder no"),
+        (["-o", "m.ingot"], "cannot write m.ingot: it is the file of the model too; name another"),
+        (["-o", "./m.ingot"], "cannot write m.ingot: it is the file of the model too"),
+        (["--calibrate", "data.npz", "-o", "data.npz"], "cannot write data.npz: it is the file of the calibration too"),
+        (["--validate", "x.html", "--report", "x.html"], "it is the file of the validation too; name another"),
+        (["-o", "k.html", "--report", "k.html"], "cannot write k.html: it is the file of the archive too"),
+        (["-o", "/dev/null"], "cannot write /dev/null: it is a device, pipe or socket; name a file"),
+        (["--report", "/dev/null"], "cannot write /dev/null: it is a device"),
+        (["--threads", "100000"], "100000 threads cannot run a model; give "),
+        (["--max-drop", "inf"], "the largest drop is inf; give what the metric may lose"),
         (["-o", "no/q.ingot"], "cannot write no/q.ingot: there is no folder no"),
     ],
 )

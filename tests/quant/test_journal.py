@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -78,7 +81,11 @@ def test_a_line_that_was_cut_off_is_tried_again_and_spoils_nothing(path: Path, c
     assert again.get(SECOND.plan) == SECOND
 
 
-@pytest.mark.parametrize("line", ["", "17", "null", "[]", '{"key": 1', '{"name": "x"}', "\udcff", '"key"'])
+@pytest.mark.parametrize(
+    "line",
+    ["", "17", "null", "[]", '{"key": 1', '{"name": "x"}', "\udcff", '"key"', "[" * 100_000, '{"key": "\\ud800"}'],
+    ids=lambda line: line[:9],
+)
 def test_damaged_lines_are_left_out(path: Path, line: str) -> None:
     Journal(path, SEARCH).add(FIRST)
     with path.open("ab") as stream:
@@ -90,7 +97,33 @@ def test_damaged_lines_are_left_out(path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"latency": 3}, {"comparison": "x"}, {"comparison": {"before": 1}}, {"audit": None}]
+    "change",
+    [
+        {"latency": 3},
+        {"latency": [{"rows": 1, "seconds": 0}, {"rows": 8, "seconds": 1.5}]},
+        {"latency": [{"rows": 1, "seconds": -1}, {"rows": 8, "seconds": 1.5}]},
+        {"latency": [{"rows": 1, "seconds": 1e-320}, {"rows": 8, "seconds": 1.5}]},
+        {"latency": [{"rows": 1, "seconds": math.nan}, {"rows": 8, "seconds": 1.5}]},
+        {"latency": [{"rows": 2, "seconds": 0.5}, {"rows": 8, "seconds": 1.5}]},
+        {"latency": [{"rows": 1, "seconds": 0.5}, {"rows": 1, "seconds": 1.5}]},
+        {"latency": []},
+        {"baseline": []},
+        {"latency": [], "baseline": []},
+        {"comparison": "x"},
+        {"comparison": None},
+        {"comparison": {"before": 1}},
+        {"comparison": {"before": {"value": 1, "low": 1, "high": 1}}},
+        {"comparison": {name: {"value": math.nan, "low": 1, "high": 1} for name in ("before", "after", "drop")}},
+        {"comparison": {name: {"value": "1", "low": 1, "high": 1} for name in ("before", "after", "drop")}},
+        {"audit": None},
+        {"audit": {"quantized": {"QGemm": -1}, "floats": []}},
+        {"outputs": [{"tensor": "y", "cosine": math.inf, "error": 0}]},
+        {"size": "123"},
+        {"size": 1 << 70},
+        {"failure": 3},
+        {"failure": "it failed, and was measured"},
+    ],
+    ids=str,
 )
 def test_a_result_that_is_none_is_not_known(path: Path, change: dict[str, object]) -> None:
     Journal(path, SEARCH).add(FIRST)
@@ -99,12 +132,53 @@ def test_a_result_that_is_none_is_not_known(path: Path, change: dict[str, object
     assert Journal(path, SEARCH).get(FIRST.plan) is None
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04\xff\xfe data", b"a,b\n1,2\n", b"{}\n", b"[1]\n"])
+@pytest.mark.parametrize("content", [b"PK\x03\x04\xff\xfe data", b"a,b\n1,2\n", b"{}\n", b"[1]\n", b"[" * 100_000])
 def test_a_file_of_another_kind_is_not_overwritten(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InvalidArgument, match="is no journal of a search"):
         Journal(path, SEARCH)
     assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "link to nothing", "device"])
+def test_no_regular_file(path: Path, kind: str) -> None:
+    other = path.with_name("other")
+    if kind == "link":
+        other.write_text(json.dumps(SEARCH) + "\n")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null")
+    else:
+        path.symlink_to(other)
+    with pytest.raises(InvalidArgument, match=f"the journal {path} is no regular file"):
+        Journal(path, SEARCH)
+    assert other.exists() == (kind == "link")
+    if kind == "link":
+        assert other.read_text() == json.dumps(SEARCH) + "\n"
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC, errno.EROFS])
+def test_a_place_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    journal = Journal(path, SEARCH)
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("ingot.quant.journal.os.open", refuse)
+    for act in (lambda: journal.add(FIRST), lambda: Journal(path, SEARCH)):
+        with pytest.raises(InvalidArgument, match=f"the journal {path} cannot be kept: "):
+            act()
+
+
+def test_one_that_is_too_large(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(65 << 20)
+    with pytest.raises(InvalidArgument, match="larger than 64 MiB"):
+        Journal(path, SEARCH)
 
 
 def test_it_is_removed_at_the_end(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,46 @@ class TestVerdicts:
         assert not result.report.chosen.holds
 
 
+class TestFailures:
+    def test_a_search_of_which_nothing_can_be_run(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not taken for one that finds nothing faster, nor remembered when the cause is mended."""
+        make_faster(monkeypatch)
+        journal = tmp_path / "journal"
+        with monkeypatch.context() as patch:
+            patch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan, failure="the engine is broken"))
+            message = r"none of the \d+ candidates can be run; 'static int8' failed: the engine is broken"
+            with pytest.raises(QuantizationError, match=message):
+                quantize(classifier, {"x": rows()}, journal=journal)
+        assert quantize(classifier, {"x": rows()}, journal=journal).verdict == "quantized"
+
+    @pytest.mark.parametrize("recipe", [None, DynamicInt8()])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+            InvalidArgument("/tmp/x cannot be written: No space left on device"),
+            RuntimeError("[ONNXRuntimeError] : 1 : FAIL : write: No space left on device"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_a_full_disk(
+        self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, recipe: Any
+    ) -> None:
+        def fail(*arguments: object, **options: object) -> None:
+            raise error
+
+        make_faster(monkeypatch)
+        journal = str(tmp_path / "journal")
+        with monkeypatch.context() as patch:
+            patch.setattr("ingot.quant.trial.onnx_graph.pack", fail)
+            with pytest.raises(InvalidArgument, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
+                quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
+        assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"
+
+
 class TestJournal:
     def test_an_interrupted_search_goes_on(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,8 +206,10 @@ class TestJournal:
                 quantize(classifier, {"x": rows()}, journal=journal)
         assert journal.is_file()
 
+        later: list[str] = []
+
         def going_on(bench: Workbench, plan: Any) -> Any:
-            assert plan.key not in tried
+            later.append(plan.key)
             return attempt(bench, plan)
 
         monkeypatch.setattr(Workbench, "attempt", going_on)
@@ -173,6 +217,8 @@ class TestJournal:
         result = quantize(classifier, {"x": rows()}, journal=journal, progress=steps.append)
         assert "Going on after 2 candidates of an interrupted search" in steps
         assert result.verdict == "quantized"
+        assert later[0] not in tried  # what is known is measured again at the end, if it is among the best
+        assert len(later) == len(set(later))
         assert {item.name for item in result.report.candidates} >= {"static int8", "static int8, layers alone"}
         assert journal.exists()  # until what was found is safe
         assert result.journal is not None
@@ -225,6 +271,8 @@ class TestJournal:
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
             quantize(classifier, {"x": rows()}, journal=tmp_path / "nowhere" / "journal")
+        with pytest.raises(InvalidArgument, match="the journal is of type int; give the path of a file"):
+            quantize(classifier, {"x": rows()}, journal=7)  # type: ignore[arg-type]
 
 
 class TestRefusedData:
@@ -341,6 +389,20 @@ class TestRefusedConfigurations:
             ({"budget": 0}, "the time budget is 0 s; it must be more than 0"),
             ({"budget": float("nan")}, "the time budget is nan s"),
             ({"threads": 0}, "0 threads cannot run a model"),
+            ({"threads": 100_000}, r"100000 threads cannot run a model; give \d+ at most, 16 a core"),
+            ({"max_drop": float("inf")}, "the largest drop is inf; give what the metric may lose, such as 0.01"),
+            ({"max_drop": 1e200}, r"the largest drop is 1e\+200; give"),
+            ({"max_drop": "0.01"}, "max_drop is '0.01'; it must be a number"),
+            ({"budget": "5m"}, "budget is '5m'; it must be a number or None"),
+            ({"batches": ("8",)}, r"batches is \('8',\); it must be a tuple, each a whole number"),
+            ({"batches": 8}, "batches is 8; it must be a tuple, each a whole number"),
+            ({"threads": 1.5}, "threads is 1.5; it must be a whole number or None"),
+            ({"threads": True}, "threads is True; it must be a whole number or None"),
+            ({"seed": None}, "seed is None; it must be a whole number"),
+            ({"keep": "layers.3"}, "keep is 'layers.3'; it must be a tuple, each text"),
+            ({"engines": "openvino"}, "engines is 'openvino'; it must be a tuple, each text or None"),
+            ({"engines": ("tensorrt",)}, "there is no engine 'tensorrt' to quantize for"),
+            ({"force": "no"}, "force is 'no'; it must be True or False"),
             ({"seed": -1}, "the seed is -1; it cannot be below 0"),
             ({"recipe": "static-int8"}, r"'static-int8' is no recipe; give one such as StaticInt8\(\)"),
         ],
@@ -349,11 +411,19 @@ class TestRefusedConfigurations:
         with pytest.raises(InvalidArgument, match=message):
             QuantConfig(**options)
 
+    def test_numbers_and_lists_of_any_kind(self) -> None:
+        config = QuantConfig(max_drop=np.float32(0.5), batches=[np.int64(8)], seed=np.uint8(3), threads=1, budget=5)  # type: ignore[arg-type]
+        assert (config.max_drop, config.batches, config.seed) == (0.5, (8,), 3)
+
     @pytest.mark.parametrize(
         ("kind", "options", "message"),
         [
             (StaticInt8, {"calibration": "median"}, "calibration of static-int8 is 'median'; it must be one of minmax"),
             (StaticInt8, {"activations": "u7"}, "activations of static-int8 is 'u7'; it must be one of u8, s8, u16"),
+            (StaticInt8, {"migrate": "0.5"}, "migrate is '0.5'; it must be a number"),
+            (StaticInt8, {"per_channel": "no"}, "per_channel is 'no'; it must be True or False"),
+            (StaticInt8, {"calibration": ["minmax"]}, r"calibration is \('minmax',\); it must be text"),
+            (DynamicInt8, {"keep": "layers.3"}, "keep is 'layers.3'; it must be a tuple, each text"),
             (StaticInt8, {"migrate": 2}, "migrate is 2; it must be from 0 to 1"),
             (WeightInt8, {"block": 7}, "the block is 7; it must be 16, 32"),
             (BFloat16, {"device": "tpu"}, "device of bf16 is 'tpu'; it must be one of cuda, any"),
@@ -370,7 +440,7 @@ class TestRefusedConfigurations:
             ("accuracy:lables=y", "'lables=y' of the metric"),
             ("cosine:output=nope", "the model has no output 'nope'"),
             ("nowhere:score", "nowhere"),
-            (7, "a metric is a name or a function"),
+            (7, "metric is 7; it must be text or a function or None"),
         ],
     )
     def test_of_the_metric(self, classifier: Archive, metric: Any, message: str) -> None:

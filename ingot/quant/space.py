@@ -1,0 +1,48 @@
+"""What is told where a disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.errors import InvalidArgument
+
+_CODES = (errno.ENOSPC, errno.EDQUOT)
+# What the system says, which ONNX Runtime and compilers repeat in messages of their own.
+_WORDS = tuple(os.strerror(code) for code in _CODES)
+
+
+def is_full(error: BaseException | str) -> bool:
+    """Tell whether an error, or the message of one, is that a disk is full."""
+    if isinstance(error, OSError) and error.errno in _CODES:
+        return True
+    return any(words in str(error) for words in _WORDS)
+
+
+def fault(folder: Path | None = None) -> InvalidArgument:
+    """Return the error for a full disk; ``folder`` None is that of temporary files."""
+    if folder is not None:
+        return InvalidArgument(f"no space is left in {folder.resolve()}: make room, or name another folder")
+    return InvalidArgument(
+        f"no space is left in {tempfile.gettempdir()}, where models are made: make room, or set TMPDIR to a folder "
+        "with more"
+    )
+
+
+@contextlib.contextmanager
+def watched(folder: Path | None = None) -> Iterator[None]:
+    """Make any error of a full disk one that names the folder and the remedy; see :func:`fault`.
+
+    Raises:
+        InvalidArgument: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise fault(folder) from error
