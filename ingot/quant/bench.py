@@ -53,6 +53,7 @@ class Bench:
         self._expected = self._answers(self.original)
         # Also tells that the metric can be taken of these answers, before anything else is done.
         self.before = metric.compare(self._expected, self._expected, evaluation).before
+        self.notes = metric.notes(self._expected, self.before, evaluation)
 
     @property
     def original(self) -> Engine:

@@ -81,6 +81,7 @@ def compare(
         actual = [right.run(batch.inputs) for batch in samples.batches()]
         outputs, notes = by_output(signature, expected, actual, samples)
         scores = chosen.compare(expected, actual, samples)
+        notes = [*chosen.notes(expected, scores.before, samples), *notes]
         progress("Timing both in turn")
         example = next(samples.batches(1)).inputs
         latencies = profile.measure_together([left, right], signature, example, sizes)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
 from ingot.quant.config import QuantConfig
 from ingot.quant.metric import Metric
 from ingot.quant.samples import Data, Samples
 from ingot.quant.synthetic import synthetic
+from ingot.tensors import Array
 
 # Rows that ranges are learnt from; more change nothing.
 _CALIBRATION = 256
@@ -107,10 +113,30 @@ def _validated(
     if main is None:
         _check_recipe(config)
         return Given(None, evaluation, notes=(*notes, *_without_data(config)))
-    same = main.digest == other.digest
-    if same:
-        notes = (*notes, "the metric was taken of the data that ranges were learnt from")
-    return Given(main.take(_CALIBRATION, config.seed), evaluation, held_out=not same, notes=notes)
+    calibration = main.take(_CALIBRATION, config.seed)
+    learnt = set(_row_hashes(calibration))
+    shared = sum(row in learnt for row in _row_hashes(evaluation))
+    if shared:
+        notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric are rows that ranges were learnt from")
+    return Given(calibration, evaluation, held_out=not shared, notes=notes)
+
+
+def _row_hashes(samples: Samples) -> Iterator[bytes]:
+    """Yield what tells each row's inputs from all others; what came with them, such as labels, teaches no ranges."""
+    signature = samples.signature
+    axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
+    for batch in samples.batches():
+        whole = {name: _hash(array) for name, array in batch.inputs.items() if name not in axes}
+        rows = {name: np.moveaxis(array, axes[name], 0) for name, array in batch.inputs.items() if name in axes}
+        for row in range(batch.rows):
+            state = hashlib.sha256()
+            for name in sorted(batch.inputs):
+                state.update(whole[name] if name in whole else _hash(rows[name][row : row + 1]))
+            yield state.digest()
+
+
+def _hash(array: Array) -> bytes:
+    return hashlib.sha256(repr(array.shape).encode() + arrays.to_bytes(array)).digest()
 
 
 def _check_recipe(config: QuantConfig) -> None:

@@ -92,6 +92,16 @@ def find(model: ir.Model) -> tuple[Layer, ...]:
     return tuple(found)
 
 
+def has_double(model: ir.Model) -> bool:
+    """Tell whether a node's weight is in float64, which makes it no layer."""
+    for node in model.graph:
+        place = _WEIGHTED[node.op_type][0] if node.op_type in _WEIGHTED else None
+        weight = node.inputs[place] if place is not None and len(node.inputs) > place else None
+        if weight is not None and weight.const_value is not None and weight.const_value.dtype == ir.DataType.DOUBLE:
+            return True
+    return False
+
+
 def is_quantized(model: ir.Model) -> bool:
     """Tell whether a graph holds integer arithmetic or conversions to integers already."""
     return any(node.op_type in _QUANTIZED for node in model.graph.all_nodes())

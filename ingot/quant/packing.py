@@ -17,7 +17,6 @@ from ingot.quant import sensitivity
 from ingot.quant.bench import Bench
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.metric import Comparison
-from ingot.quant.metric import Score as Value
 from ingot.quant.plan import LABELS, Plan
 from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
 from ingot.quant.report.page import html
@@ -285,11 +284,14 @@ def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | N
     """Return the record of a metric before and after."""
     if values is None:
         return None
+    before, after, drop = (Score.of(score) for score in (values.before, values.after, values.drop))
+    if before is None or after is None or drop is None:  # infinite: JSON has no such number
+        return None
     return MetricEvidence(
         name=work.metric,
-        before=_interval(values.before),
-        after=_interval(values.after),
-        drop=_interval(values.drop),
+        before=_interval(before),
+        after=_interval(after),
+        drop=_interval(drop),
         budget=work.config.max_drop,
         rows=work.bench.evaluation.rows,
         held_out=work.held_out,
@@ -302,6 +304,6 @@ def _origin(samples: Samples) -> str:
     return Path(samples.where.removeprefix(" in ")).name or "data in memory"
 
 
-def _interval(score: Value) -> Interval:
+def _interval(score: Score) -> Interval:
     """Return the record of a metric's value."""
     return Interval(value=score.value, low=score.low, high=score.high)

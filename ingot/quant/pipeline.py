@@ -146,7 +146,8 @@ def run(
             progress=progress,
         )
     ) as bench:
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
+        notes = (*given.notes, *bench.notes)
+        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
         if isinstance(config.recipe, HalfRecipe):
             report, result = halves.add(work, config.recipe, progress)
             return Quantized(result, report)
@@ -160,7 +161,7 @@ def run(
         found = Search(bench, config, kept, progress).run()
         if found.failed:
             kept.remove()  # what is wrong may have been mended when it is tried again
-        report, added = packing.add(work, found, *verdicts.of_search(found, config), progress)
+        report, added = packing.add(work, found, *verdicts.of_search(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
 
@@ -195,7 +196,8 @@ def _compile(
         progress=progress,
     )
     with contextlib.closing(bench):
-        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, given.notes)
+        notes = (*given.notes, *bench.notes)
+        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
         found = compiled.attempt(task, program, recipe, progress)
         faults = verdicts.judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
         report, added = compiled.add(task, program, recipe, found, " and ".join(faults))
@@ -243,6 +245,7 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     if not plan.schemes:
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer left that the recipe takes"
+            f"{verdicts.double(bench.source)}"
         )
     progress(f"Trying {plan.name}")
     trial = bench.attempt(plan)

@@ -31,6 +31,7 @@ class Source:
         if graph_layers.is_quantized(model):
             raise InvalidArgument("the model is quantized already; quantize the floating-point variant instead")
         self.opset = model.opset_imports.get("", 1)
+        self.double = graph_layers.has_double(model)
         self.layers = tuple(graph_layers.find(model))
         self._model = model
 

@@ -9,6 +9,7 @@ from ingot.quant import packing
 from ingot.quant.config import QuantConfig, Recipe
 from ingot.quant.report import Verdict
 from ingot.quant.search import Found
+from ingot.quant.source import Source
 from ingot.quant.trial import is_faster
 
 
@@ -29,7 +30,12 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
     return found
 
 
-def of_search(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
+def double(source: Source) -> str:
+    """Return why a model in float64 has no layers, as the end of a sentence; empty for others."""
+    return "; layers in float64 are not quantized: cast the model to float32 first" if source.double else ""
+
+
+def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdict, str]:
     """Return what a search came to, and that in words.
 
     Raises:
@@ -39,7 +45,9 @@ def of_search(found: Found, config: QuantConfig) -> tuple[Verdict, str]:
         return "quantized", ""
     if not found.trials:
         return "nothing faster", (
-            "nothing in this model can be quantized" if found.complete else "the time was up before anything was tried"
+            f"nothing in this model can be quantized{double(source)}"
+            if found.complete
+            else "the time was up before anything was tried"
         )
     if found.failed:
         first = found.trials[0]

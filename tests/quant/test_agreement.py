@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ingot.model_store.manifest import Agreement
-from ingot.quant.agreement import agreement
-from ingot.tensors import Array, DType
+from ingot.quant.agreement import agreement, by_output
+from ingot.quant.samples import Samples
+from ingot.tensors import Array, DType, Signature, parse_spec
 
 
 def one(expected: Array, actual: Array) -> Agreement:
@@ -53,11 +54,29 @@ def test_every_floating_point_output_is_compared_and_no_other() -> None:
     assert items["score"].cosine < 0
 
 
-def test_one_value_a_row_is_compared_over_all_rows() -> None:
-    item = one(np.array([1.0, -2]), np.array([3.0, -4]))
-    assert item.cosine == pytest.approx(11 / (5**0.5 * 5))
+def test_one_value_a_row_is_compared_over_all_rows_from_their_mean() -> None:
+    item = one(np.array([1.0, -2, 4]), np.array([3.0, -4, 5]))
+    assert item.cosine == pytest.approx(27 / (18 * 45) ** 0.5)
     assert item.top1 is None
     assert one(np.array(2.0), np.array(-2.0)).cosine == pytest.approx(-1)
+
+
+def test_a_constant_answer_does_not_agree() -> None:
+    for shape in ((50,), (50, 4)):
+        answers = 200000 + 3000 * np.random.default_rng(0).standard_normal(shape)
+        assert one(answers, np.full(shape, 200000.0)).cosine < 0.2
+        assert one(answers, answers + 1).cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize("said", [np.full((4, 2), np.nan), np.full(4, np.inf), np.ones((4, 0))])
+def test_an_output_without_a_finite_value_has_no_agreement(said: Array) -> None:
+    assert agreement([{"y": said}], [{"y": said}]) == ()
+    width = "" if said.ndim == 1 else f",{said.shape[1]}"
+    specs = [parse_spec(text)[0] for text in ("x:float32[batch]", f"y:float64[batch{width}]")]
+    takes = Signature((specs[0],), (specs[1],), "batch")
+    samples = Samples.read(takes, {"x": np.ones(4, np.float32)})
+    found, notes = by_output(takes, [{"y": said}], [{"y": said}], samples)
+    assert (found, notes) == ((), ["the first gives no finite value in 'y': nothing can be compared"])
 
 
 def test_half_types_are_compared_in_full() -> None:

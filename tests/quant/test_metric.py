@@ -79,11 +79,28 @@ class TestAgreement:
         assert found.after.high - found.after.value == pytest.approx(error, rel=0.2)
         assert found.after.value - found.after.low == pytest.approx(error, rel=0.2)
 
-    def test_of_one_value_a_row_all_rows_are_one_vector(self) -> None:
-        before, after = np.array([1.0, -2], np.float32), np.array([3.0, -4], np.float32)
+    def test_of_one_value_a_row_all_rows_are_one_vector_from_their_mean(self) -> None:
+        before, after = np.array([1.0, -2, 4], np.float32), np.array([3.0, -4, 5], np.float32)
         found = compare("cosine", VALUE, {"y": before}, {"y": after})
-        assert found.after.value == pytest.approx(11 / (5**0.5 * 5))
-        assert compare("cosine", VALUE, {"y": before * 0}, {"y": before * 0}).after.value == 1
+        assert found.after.value == pytest.approx(27 / (18 * 45) ** 0.5)  # of [0, -3, 3] and [2, -5, 4]
+        for same in (before * 0, before * 0 + 7):  # a constant has only its direction from 0
+            assert compare("cosine", VALUE, {"y": same}, {"y": same}).after.value == 1
+            assert compare("cosine", VALUE, {"y": same}, {"y": same - 3}).after.value < 0.1 + (same[0] > 0)
+
+    @pytest.mark.parametrize("takes", [VALUE, CLASSES])
+    def test_answers_that_hardly_vary_are_seen_from_their_mean(self, takes: Signature) -> None:
+        shape = (ROWS,) if takes is VALUE else (ROWS, 10)
+        before = (200000 + 3000 * RNG.standard_normal(shape)).astype(np.float32)
+        close = (before + 100 * RNG.standard_normal(shape)).astype(np.float32)
+        before[3] = np.nan  # counts for neither
+        assert compare(None, takes, {"y": before}, {"y": before}).after.value == pytest.approx(1)
+        assert 0.99 < compare(None, takes, {"y": before}, {"y": close}).after.value < 0.9999
+        for useless in (np.full_like(before, 200000), np.full_like(before, 7), before - 200000, before * 2):
+            assert compare(None, takes, {"y": before}, {"y": np.nan_to_num(useless)}).drop.value > 0.5
+
+    def test_rounding_is_no_answer(self) -> None:
+        before = (1000 + RNG.standard_normal(ROWS) / 10000).astype(np.float32)
+        assert compare(None, VALUE, {"y": before}, {"y": before[::-1]}).after.value == pytest.approx(1)
 
     def test_the_worst_output_counts(self) -> None:
         takes = signature("y:float32[batch,10]", "z:float32[batch,10]", "n:int64[batch]")
@@ -206,6 +223,22 @@ class TestLabels:
         found = compare("top5", CLASSES, {"y": scores}, {"y": -scores}, labels=np.array([5, 9, 4, 8]))
         assert (found.before.value, found.after.value) == (0.75, 0.25)
 
+    @pytest.mark.parametrize(("metric", "right"), [("accuracy", 40), ("top5", 80)])
+    def test_an_original_at_chance_is_told_of(self, metric: str, right: int) -> None:
+        labels = np.repeat(np.arange(10), [40, 10, 10, 10, 10, 4, 4, 4, 4, 4])
+        rows = samples(CLASSES, 100, labels=labels)
+        chosen = parse_metric(metric, CLASSES)
+
+        def told(scores: Array) -> tuple[str, ...]:
+            parts = batches(y=scores)
+            return chosen.notes(parts, chosen.compare(parts, parts, rows).before, rows)
+
+        useless = np.tile(-np.arange(10, dtype=np.float32), (100, 1))
+        (note,) = told(useless)
+        assert note.startswith(f"the original is right in {right} % of the rows, no more than by always answering the ")
+        assert len(told(-useless)) == 1
+        assert told(np.eye(10, dtype=np.float32)[labels]) == ()
+
     def test_f1_is_the_mean_of_the_classes(self) -> None:
         takes = signature("y:float32[batch,3]")
         labels = np.array([0, 0, 0, 1, 1, 0])
@@ -254,6 +287,7 @@ class TestLabels:
             ("accuracy", np.array(list("abcdefgh")), "are of type string"),
             ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),
             ("accuracy", np.arange(8) - 1, "hold the class -1"),
+            ("accuracy", np.arange(8, dtype=np.uint64) + 2**63, "hold the class 9223372036854775815, which is beyond"),
             ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; give one class a row"),
             (
                 "accuracy:labels=z",
@@ -284,6 +318,34 @@ class TestLabels:
 
 
 class TestBroken:
+    @pytest.mark.parametrize("spec", [None, "cosine", "sqnr", "similarity", "top1", "accuracy", "top5", "f1", "mae"])
+    @pytest.mark.parametrize("value", [np.nan, -np.inf, None])
+    def test_an_original_that_says_nothing_is_no_measure(self, spec: str | None, value: float | None) -> None:
+        takes = CLASSES if value is not None else signature("y:float32[batch,n]")
+        said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
+        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'y' for this data: nothing"):
+            compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
+
+    def test_rows_without_a_value_are_told_of(self) -> None:
+        _, logits = answers()
+        logits[3:5] = np.nan
+        logits[7, 2] = -np.inf
+        parts = batches(y=logits)
+        for spec in ("cosine", "top1"):
+            metric, rows = parse_metric(spec, CLASSES), samples(CLASSES)
+            before = metric.compare(parts, parts, rows).before
+            assert metric.notes(parts, before, rows) == ("the original gives no finite value in 'y' for 2 of 200 rows",)
+            assert metric.notes(batches(y=answers()[1]), before, rows) == ()
+
+    def test_the_worst_output_may_not_be_one_that_says_nothing(self) -> None:
+        takes = signature("y:float32[batch,10]", "n:int64[batch,0]")
+        _, logits = answers(8)
+        outputs = {"y": logits, "n": np.ones((8, 0), np.int64)}
+        assert compare("cosine", takes, outputs, outputs).drop.value == pytest.approx(0)
+        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'n'"):
+            compare("top1", takes, outputs, outputs)
+        assert compare("top1:output=y", takes, outputs, outputs).drop.value == 0
+
     @pytest.mark.parametrize("spec", ["cosine", "sqnr", "similarity", "mae"])
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_no_score_of_nan(self, spec: str, value: float) -> None:
@@ -358,6 +420,36 @@ class TestFunctions:
             compare(fails, CLASSES, {"y": logits}, {"y": logits})
         with pytest.raises(QuantizationError, match=r"of the original is nan; it must be a finite number"):
             compare(lambda outputs, data: np.nan, CLASSES, {"y": logits}, {"y": logits})
+
+    @pytest.mark.parametrize("widths", [(3, 3), (3, 4)])
+    def test_a_function_cannot_change_what_it_is_given(self, widths: tuple[int, int]) -> None:
+        takes = signature("y:float32[batch,n]")
+        parts: list[dict[str, Array]] = [
+            {"y": np.ones((32, widths[0]), np.float32)},
+            {"y": np.ones((8, widths[1]), np.float32)},
+        ]
+
+        def writes(outputs: Any, data: Any) -> float:
+            outputs["y"][0][...] = 0
+            return 1.0
+
+        def writes_labels(outputs: Any, data: Any) -> float:
+            data["labels"][...] = 0
+            return 1.0
+
+        def empties(outputs: Any, data: Any) -> float:
+            rows = outputs.pop("y")
+            count = len(rows)
+            if isinstance(rows, list):  # of several sizes
+                rows.clear()
+            return float(count)
+
+        rows = samples(takes, 40, labels=np.arange(40))
+        for function in (writes, writes_labels):
+            with pytest.raises(InvalidArgument, match=r"failed: ValueError: assignment destination is read-only"):
+                parse_metric(function, takes).compare(parts, parts, rows)
+        assert parse_metric(empties, takes).compare(parts, parts, rows).after.value == 40
+        assert all((part["y"] == 1).all() for part in parts)
 
     def test_its_identity_changes_with_its_code(self) -> None:
         def made(body: str) -> str:

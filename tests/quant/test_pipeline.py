@@ -64,6 +64,18 @@ class TestVerdicts:
         assert (result.verdict, result.archive.digest) == ("nothing faster", table.digest)
         assert result.reason == "nothing in this model can be quantized"
 
+    def test_a_model_in_double_precision(self) -> None:
+        data, told = {"x": rows().astype(np.float64)}, "layers in float64 are not quantized: cast the model to float32"
+        assert told in quantize(small_models.classifier(np.float64), data).reason
+        with pytest.raises(QuantizationError, match=told):
+            quantize(small_models.classifier(np.float64), data, config=StaticInt8())
+
+    def test_an_original_that_knows_nothing_of_the_labels_is_told_of(self, classifier: Archive) -> None:
+        labels = np.random.default_rng(0).permutation(np.arange(200) % 5 == 0).astype(np.int64)
+        config = QuantConfig(metric="accuracy:labels=y", max_drop=1)
+        report = quantize(classifier, validate={"x": rows(200), "y": labels}, config=config).report
+        assert any("no more than by always answering the most frequent class" in note for note in report.notes)
+
     def test_the_accuracy_budget_cannot_be_met(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
         config, data = exacting(classifier)

@@ -304,7 +304,14 @@ class TestData:
     def test_the_same_data_for_both_is_not_held_out(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows()}, validate={"x": rows()}).report
         assert not report.data.held_out
-        assert "the metric was taken of the data that ranges were learnt from" in report.notes
+        assert "64 of the 64 rows of the metric are rows that ranges were learnt from" in report.notes
+
+    def test_rows_that_are_in_both_are_not_held_out(self, classifier: Archive, labelled: dict[str, Any]) -> None:
+        mixed = np.concatenate([rows(40, seed=5), labelled["x"][[7, 90]]])
+        config = QuantConfig(StaticInt8(), metric="accuracy:labels=y", max_drop=0.05)
+        report = quantize(classifier, {"x": mixed}, validate=labelled, config=config).report
+        assert not report.data.held_out
+        assert "2 of the 200 rows of the metric are rows that ranges were learnt from" in report.notes
 
     def test_little_data_serves_for_both_and_it_is_said(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows(3)}).report

@@ -263,6 +263,9 @@ class TestRefusals:
     def test_files(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match=r"nope\.npy"):
             Samples.read(X, tmp_path / "nope.npy")
+        for empty in ("", " "):
+            with pytest.raises(InvalidArgument, match="the path of the calibration data is empty; give one"):
+                Samples.read(X, empty)
         (tmp_path / "data.csv").write_text("1,2")
         with pytest.raises(InvalidArgument, match=r"data\.csv is none of the kinds of data that are known: \.npz"):
             Samples.read(X, tmp_path / "data.csv")

@@ -64,6 +64,16 @@ class Metric(ABC):
             InvalidArgument: labels are missing or wrong, or there are too few rows.
         """
 
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Return what should be known of the original's answers before a drop from them is believed.
+
+        Args:
+            expected: the original's answers, one mapping a batch of ``samples.batches()``.
+            before: their score.
+            samples: what it was asked.
+        """
+        return ()
+
     @abstractmethod
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         """Compare two models' answers.
@@ -131,6 +141,26 @@ def pairs_of(
                 f"{list(before.shape)}"
             )
     return list(zip(left, right, strict=True))
+
+
+def comparable_pairs(
+    expected: Sequence[Outputs], actual: Sequence[Outputs], name: str, samples: Samples
+) -> list[tuple[Array, Array]]:
+    """Return what :func:`pairs_of` does, where there is anything to compare.
+
+    Raises:
+        InvalidArgument: the original gives only NaN and infinity, or nothing at all.
+        QuantizationError: see :func:`pairs_of`.
+    """
+    pairs = pairs_of(expected, actual, name, samples)
+    if not any(has_value(before) for before, _ in pairs):
+        raise InvalidArgument(f"the original gives no finite value in '{name}' for this data: nothing can be compared")
+    return pairs
+
+
+def has_value(array: Array) -> bool:
+    """Tell whether anything in an array is no NaN and no infinity."""
+    return array.size > 0 and (not DType.of(array).is_float or bool(np.isfinite(array.astype(np.float64)).any()))
 
 
 def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:

@@ -12,12 +12,16 @@ from ingot.quant.metric.base import (
     Comparison,
     Metric,
     Outputs,
+    Score,
+    comparable_pairs,
     find_output,
     finite_pair,
     flat_rows,
     float_outputs,
-    pairs_of,
+    has_value,
+    rows_of,
 )
+from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.metric.ranks import rank
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
@@ -49,16 +53,30 @@ class Agreement(Metric):
         found = [
             bootstrap.compare(
                 bootstrap.constant(self._best),
-                self._measure(name, pairs_of(expected, actual, name, samples)),
+                self._measure(name, comparable_pairs(expected, actual, name, samples)),
                 samples.rows,
             )
             for name in self._outputs
         ]
         return max(found, key=lambda item: item.drop.value)
 
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Tell of rows without a finite value: they count for equal, whatever the other model gives."""
+        told: list[str] = []
+        for name in self._outputs:
+            rows = [row for part in rows_of(expected, name, samples.signature) for row in part]
+            lost = sum(not has_value(row) for row in rows)
+            if lost:
+                told.append(f"the original gives no finite value in '{name}' for {lost} of {len(rows)} rows")
+        return tuple(told)
+
 
 def cosine(signature: Signature, output: str | None) -> Metric:
-    """Mean cosine similarity of the rows, each flattened; of one value a row, that of all rows as one vector."""
+    """Mean cosine similarity of the rows, each flattened.
+
+    Of one value a row, and where the original's rows hardly vary, it is that of all rows as one vector, after the mean
+    of the original's has been taken from both; see :func:`ingot.quant.metric.centre.find_centre`.
+    """
     return Agreement(_titled("cosine", output), 1.0, _cosine, _floats(signature, output, "cosine"))
 
 
@@ -93,8 +111,10 @@ def _floats(signature: Signature, output: str | None, metric: str) -> list[str]:
 
 def _cosine(name: str, pairs: Pairs) -> bootstrap.Statistic:
     parts: list[Array] = []
-    single = all(before[0].size == 1 for before, _ in pairs)
-    for left, right in (finite_pair(name, *pair) for pair in pairs):
+    centre = find_centre([before for before, _ in pairs])
+    single = centre is not None or all(before[0].size == 1 for before, _ in pairs)
+    for before, after in pairs:
+        left, right = move(before, finite_pair(name, before, after)[1], centre)
         sums = [(left * right).sum(1), (left * left).sum(1), (right * right).sum(1), (left != right).any(1)]
         parts.append(np.stack(sums, axis=1))  # [rows, 4]
     columns = np.concatenate(parts)
@@ -104,7 +124,7 @@ def _cosine(name: str, pairs: Pairs) -> bootstrap.Statistic:
 def _direction(sums: Array) -> Array:
     """Return the cosine of [n, (product, square, square, share that differs)]; equal zeros agree."""
     norms = np.sqrt(sums[:, 1]) * np.sqrt(sums[:, 2])
-    return np.where(sums[:, 3] == 0, 1.0, sums[:, 0] / np.maximum(norms, 1e-12))
+    return np.where(sums[:, 3] == 0, 1.0, sums[:, 0] / np.maximum(norms, 1e-100))
 
 
 def _top1(name: str, pairs: Pairs) -> bootstrap.Statistic:
@@ -174,7 +194,7 @@ class Similarity(Metric):
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         self.check(samples)
         name = self._output
-        pairs = [finite_pair(name, *pair) for pair in pairs_of(expected, actual, name, samples)]
+        pairs = [finite_pair(name, *pair) for pair in comparable_pairs(expected, actual, name, samples)]
         left, right = (flat_rows([pair[side] for pair in pairs], name, "similarity") for side in (0, 1))
         if len(left) > self.MOST:
             chosen = np.sort(np.random.default_rng(0).permutation(len(left))[: self.MOST])

@@ -32,7 +32,7 @@ class Function(Metric):
 
     Args:
         function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes come
-            as a list. It is called for resampled rows too.
+            as a list. The arrays cannot be written to. It is called for resampled rows too.
         name: what to call it.
     """
 
@@ -61,7 +61,7 @@ class Function(Metric):
 
     def _call(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> float:
         try:
-            return float(self._function(dict(outputs), dict(extras)))
+            return float(self._function(_lent(outputs), _lent(extras)))
         except Exception as error:  # it is the user's code, which may raise anything
             raise InvalidArgument(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
 
@@ -123,8 +123,20 @@ def _outputs(batches: Sequence[Outputs], signature: Signature) -> dict[str, Colu
 
 def _column(parts: Sequence[Array]) -> Column:
     if len({part.shape[1:] for part in parts}) == 1:
-        return np.concatenate(parts)
-    return [row for part in parts for row in part]
+        return _locked(np.concatenate(parts))
+    return [_locked(row) for part in parts for row in part]
+
+
+def _locked(array: Array) -> Array:
+    """Return a view that cannot be written to: what one call changed, the next one would take for the model's."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _lent(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Return what the user's function may do with as it likes."""
+    return {name: [*column] if isinstance(column, list) else column for name, column in columns.items()}
 
 
 def _draw(columns: Mapping[str, Column], index: Array) -> dict[str, Column]:

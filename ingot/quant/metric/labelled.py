@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.metric import bootstrap
-from ingot.quant.metric.base import Comparison, Metric, Outputs, find_output, flat_rows, pairs_of
+from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, comparable_pairs, find_output, flat_rows
 from ingot.quant.metric.fidelity import decide, threshold
 from ingot.quant.metric.ranks import spearman
 from ingot.quant.samples import Samples
@@ -43,7 +43,7 @@ class Labelled(Metric):
 
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         labels = self.read_labels(samples)
-        pairs = pairs_of(expected, actual, self.output, samples)
+        pairs = comparable_pairs(expected, actual, self.output, samples)
         before, after = (flat_rows([pair[side] for pair in pairs], self.output, self.kind) for side in (0, 1))
         left, right = self.statistics(before, after, labels)
         return bootstrap.compare(left, right, samples.rows, self.resamples, self.lower_is_better)
@@ -96,6 +96,8 @@ class Classes(Labelled):
             )
         if labels.ndim != 1:
             raise self.wrong(samples, f"have the shape {list(labels.shape)}; give one class a row")
+        if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
+            raise self.wrong(samples, f"hold the class {labels.max()}, which is beyond int64; count classes from 0")
         labels = labels.astype(np.int64)
         if (labels == labels[0]).all():
             raise self.wrong(samples, f"hold one class only ({labels[0]}): nothing can be told from them")
@@ -110,6 +112,20 @@ class Classes(Labelled):
             raise self.wrong(
                 samples, f"hold the class {odd}; the output '{self.output}' has {classes}, from 0 to {classes - 1}"
             )
+
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Tell of an original that knows no more of the classes than which are frequent."""
+        if self.kind == "f1":  # which does not reward that
+            return ()
+        count, which = (5, "five most frequent classes") if self.kind == "top5" else (1, "most frequent class")
+        _, counts = np.unique(self.read_labels(samples), return_counts=True)
+        if before.value > np.sort(counts)[-count:].sum() / samples.rows + 1e-9:
+            return ()
+        share = f"{100 * before.value:.0f} % of the rows"
+        return (
+            f"the original is right in {share}, no more than by always answering the {which}: no drop can be told from "
+            "it",
+        )
 
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
         if self.kind == "top5":

@@ -28,6 +28,8 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         NotFound: there is no such file or folder.
         InvalidArgument: it is nothing that can be read, or a transform is given for what are no images.
     """
+    if isinstance(data, str) and not data.strip():  # which is also what an unset variable of a shell leaves
+        raise InvalidArgument(f"the path of {what} is empty; give one, '.' for the present folder, or leave it out")
     folder = Path(data) if isinstance(data, str | Path) else None
     if folder is not None and folder.is_dir():
         found = _open_folder(signature, folder, transform, what, limit)
