@@ -51,11 +51,12 @@ def test_the_formula_became_the_operator_and_the_graph_is_quantized_around_it(va
         assert [(function.domain, function.name) for function in model.functions] == [OPERATOR]
     makers = {output: node for node in model.graph.node for output in node.output}
     for node in model.graph.node:
-        if (node.domain, node.op_type) == OPERATOR:  # it takes the two halves of a quantized convolution's output
-            halves = [makers[name] for name in node.input[:2]]
-            assert [(half.op_type, makers[half.input[0]].op_type) for half in halves] == [
-                ("Split", "DequantizeLinear")
-            ] * 2
+        if (node.domain, node.op_type) == OPERATOR:
+            # It takes the two halves of what a quantized layer gives: integers of a convolution, floats of a product.
+            left, right = (makers[name] for name in node.input[:2])
+            assert left is right
+            assert left.op_type == "Split"
+            assert makers[left.input[0]].op_type in ("DequantizeLinear", "Gemm")
         if node.op_type in ("Conv", "Gemm"):
             assert [makers[name].op_type for name in node.input[:2]] == ["DequantizeLinear"] * 2
 

@@ -380,13 +380,9 @@ def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatc
             self._engine.close()
 
     monkeypatch.setattr(Built, "load", lambda *arguments: Broken(load(*arguments)))
-    for config in (QuantConfig(DynamicInt8()), QuantConfig(DynamicInt8(), force=True)):
+    for config in (QuantConfig(DynamicInt8()), QuantConfig(DynamicInt8(), force=True), QuantConfig()):
         with pytest.raises(QuantizationError, match="gives NaN"):
             quantize(classifier, {"x": rows()}, config=config)
-    result = quantize(classifier, {"x": rows()})
-    assert result.verdict == "nothing faster"
-    assert all("gives NaN" in item.rejected for item in result.report.candidates)
-    assert result.archive.digest == classifier.digest
 
 
 def test_for_openvino_too_where_it_is_installed(
