@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import socket
 import ssl
 import time
@@ -73,10 +75,8 @@ class Client:
         base = httpx.URL(address.url)
         self._base = base.copy_with(host=_HUB_REGISTRY) if base.host in _HUB else base
         self._authorizer = Authorizer(address, credentials, self._ask)
-        context = httpx.create_ssl_context()
-        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
         self._http = httpx.Client(
-            verify=context,
+            verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
             # A compressed answer could be a bomb, and its digest would be another one.
             headers={"User-Agent": f"ingot/{version('ingot')}", "Accept-Encoding": "identity"},
@@ -251,6 +251,21 @@ def allowed(address: RegistryAddress, url: httpx.URL) -> bool:
     return url.scheme == "https"
 
 
+@functools.cache
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return the authorities whose certificates are believed: httpx's, the system's, or those of the environment.
+
+    Raises:
+        InvalidArgument: what the environment names cannot be read.
+    """
+    try:
+        context = httpx.create_ssl_context()
+        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
+    except OSError as error:
+        raise InvalidArgument(f"SSL_CERT_FILE={file or ''} (or SSL_CERT_DIR={folder or ''}) cannot be read") from error
+    return context
+
+
 def _read(response: httpx.Response, limit: int, address: RegistryAddress) -> bytes:
     """Return a response's body.
 
@@ -268,26 +283,27 @@ def _read(response: httpx.Response, limit: int, address: RegistryAddress) -> byt
     return bytes(content)
 
 
+def _begin(response: httpx.Response, limit: int) -> bytes:
+    """Return the beginning of a response's body, whatever comes of the rest."""
+    content, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
+    with contextlib.suppress(httpx.TransportError):
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > limit or time.monotonic() > end:
+                break
+    return bytes(content)
+
+
 def _discard(response: httpx.Response) -> None:
     """Read what little there is, so that the connection can be used again, and close the response."""
-    count = 0
-    for chunk in response.iter_raw():
-        count += len(chunk)
-        if count > _MAX_ERROR_BYTES:
-            break
+    _begin(response, _MAX_ERROR_BYTES)
     response.close()
 
 
 def _error_text(response: httpx.Response) -> str:
     """Return what a registry says of an error, cut to what a person reads."""
-    content = bytearray()
-    with contextlib.suppress(httpx.TransportError):
-        for chunk in response.iter_raw():
-            content += chunk
-            if len(content) > _MAX_ERROR_BYTES:
-                break
-    text = content.decode(errors="replace")
-    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+    text = _begin(response, _MAX_ERROR_BYTES).decode(errors="replace")
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         first = json.loads(text)["errors"][0]
         text = str(first.get("message") or first["code"])
     return " ".join(text.split())[:_MAX_ERROR_TEXT]

@@ -12,7 +12,7 @@ import httpx
 from ingot.errors import InvalidArgument
 from ingot.model_store.registry.client import Answer, Client, Request
 
-MAX_PAGES = 1000
+MAX_PAGES = 200
 MAX_ITEMS = 10_000
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
 

@@ -70,7 +70,7 @@ class Registry:
         """
         request = Request("GET", self._client.url("_catalog?n=1000"), Scope())
         try:
-            found = listed(self._client, request, "repositories", allow=(401, 403, 404, 405, 501))
+            found = listed(self._client, request, "repositories", allow=(404, 405, 501))
         except InvalidArgument as error:
             raise Unsupported(f"{self.address} does not list its models: {error}; name one") from error
         if found is None:
@@ -105,7 +105,7 @@ class Registry:
         descriptor, content = found
         archive = self._archive(blobs, descriptor, content, ref)
         if tag is None:
-            tag = next((tag for tag, digest in self.tags(ref.name).items() if digest == descriptor.digest), None)
+            tag = self._tag_of(descriptor.digest, ref.name)
         return archive, Reference(ref.name, tag, descriptor.digest, ref.variant, self.address)
 
     def push(
@@ -223,6 +223,12 @@ class Registry:
         if tags:
             raise NotFound(f"'{ref}' has no version; name one of its tags: {_some(tags)}")
         raise self._missing(blobs, ref)
+
+    def _tag_of(self, digest: str, name: str) -> str | None:
+        try:
+            return next((tag for tag, there in self.tags(name).items() if there == digest), None)
+        except InvalidArgument:  # some give what is asked for and list nothing
+            return None
 
     def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
         tags = self._tags(blobs)
