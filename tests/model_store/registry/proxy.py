@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class Fault:
     """Keep this header of the request to oneself."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """A request, and how much of its and of its answer's body went by."""
 
@@ -61,7 +62,7 @@ class Reply:
 class Server(ThreadingHTTPServer):
     """Passes requests to another port of this machine, or has them answered by a function.
 
-    ``log`` has what went by, in the order in which it ended.
+    ``log`` has what went by, in the order in which it began.
     """
 
     daemon_threads = True
@@ -100,8 +101,12 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(*, upstream: int = 0, answer: Callable[[Asked], Reply] | None = None) -> Iterator[Server]:
+def serving(
+    *, upstream: int = 0, answer: Callable[[Asked], Reply] | None = None, context: ssl.SSLContext | None = None
+) -> Iterator[Server]:
     server = Server(upstream=upstream, answer=answer)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -116,33 +121,24 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Server
-    sent = received = 0
-
-    def handle_one_request(self) -> None:
-        self.sent = self.received = 0
-        super().handle_one_request()
+    asked: Asked
 
     def _serve(self) -> None:
         size = int(self.headers.get("Content-Length", 0))
         fault = self.server.fault(f"{self.command} {self.path}", size) or Fault("", 0)
-        body = b""
-        try:
-            if self.server.answer is not None:
-                body = self.rfile.read(size)
-                self._reply(self.server.answer(self._asked(body)), fault)
-            elif fault.status:
-                self.rfile.read(size)
-                self._reply(Reply(fault.status), fault)
-            else:
-                self._pass_on(fault)
-        finally:
-            with self.server.lock:
-                self.server.log.append(self._asked(body))
+        self.asked = Asked(self.command, self.path, dict(self.headers))
+        with self.server.lock:
+            self.server.log.append(self.asked)
+        if self.server.answer is not None:
+            self.asked.body = self.rfile.read(size)
+            self._reply(self.server.answer(self.asked), fault)
+        elif fault.status:
+            self.rfile.read(size)
+            self._reply(Reply(fault.status), fault)
+        else:
+            self._pass_on(fault)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
-
-    def _asked(self, body: bytes) -> Asked:
-        return Asked(self.command, self.path, dict(self.headers), body, self.sent, self.received)
 
     def _reply(self, reply: Reply, fault: Fault) -> None:
         self.send_response(reply.status)
@@ -184,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         while left:
             count = min(left, _CHUNK)
             if fault.drop_sent is not None:
-                count = min(count, fault.drop_sent - self.sent)
+                count = min(count, fault.drop_sent - self.asked.sent)
             if not count:
                 self._break()
                 return False
@@ -192,21 +188,21 @@ class _Handler(BaseHTTPRequestHandler):
             if not chunk:  # the client has gone
                 self.close_connection = True
                 return False
+            self.asked.sent += len(chunk)
             connection.send(chunk)
-            self.sent += len(chunk)
             left -= len(chunk)
         return True
 
     def _give(self, body: Iterator[bytes], fault: Fault) -> None:
         for chunk in body:
-            if fault.corrupt is not None and self.received <= fault.corrupt < self.received + len(chunk):
-                at = fault.corrupt - self.received
+            if fault.corrupt is not None and self.asked.received <= fault.corrupt < self.asked.received + len(chunk):
+                at = fault.corrupt - self.asked.received
                 chunk = chunk[:at] + bytes((chunk[at] ^ 255,)) + chunk[at + 1 :]
             if fault.drop_received is not None:
-                chunk = chunk[: fault.drop_received - self.received]
+                chunk = chunk[: fault.drop_received - self.asked.received]
+            self.asked.received += len(chunk)
             self.wfile.write(chunk)
-            self.received += len(chunk)
-            if self.received == fault.drop_received:
+            if self.asked.received == fault.drop_received:
                 self._break()
                 return
         if fault.longer:

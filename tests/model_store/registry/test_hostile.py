@@ -275,6 +275,19 @@ def test_a_digest_that_the_registry_makes_up_is_refused(place: Registry, fake: F
         place.push(archive(b"new"), "tiny:2")
 
 
+@pytest.mark.parametrize("code", ["DIGEST_INVALID", "MANIFEST_BLOB_UNKNOWN"])
+def test_a_manifest_is_sent_again_when_its_blobs_are_not_visible_yet(place: Registry, fake: Fake, code: str) -> None:
+    """docker-registry says so while another client uploads one of the same blobs."""
+    refusals = [json.dumps({"errors": [{"code": code, "message": "no"}]}).encode()]
+    fake.before.append(
+        lambda asked: Reply(400, body=refusals.pop())
+        if refusals and asked.method == "PUT" and "/manifests/" in asked.path
+        else None
+    )
+    place.push(archive(b"new"), "tiny:2")
+    assert not refusals
+
+
 def test_a_blob_of_another_size_is_not_taken_for_ours(place: Registry, fake: Fake) -> None:
     fake.blobs[MODEL.variants[0].weights[0].digest] = b"short"
     with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, its manifest says 5000"):
