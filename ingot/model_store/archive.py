@@ -227,7 +227,13 @@ class Archive:
         return tuple(attachments.contents(self.blobs, self.attached, self.descriptor))
 
     def with_signature(self, envelope: bytes) -> Archive:
-        """Return this archive with a signature attached, for a place's ``attach``, or to be saved."""
+        """Return this archive with a signature attached, for a place's ``attach``, or to be saved.
+
+        Raises:
+            InvalidArgument: it has as many as it can have.
+        """
+        if len(self.attached) >= attachments.MAX_ATTACHMENTS:
+            raise InvalidArgument(f"the archive has {len(self.attached)} signatures already; it can have no more")
         added = BlobFolder.scratch()
         descriptor = attachments.make(added, self.descriptor, envelope)
         return Archive(_Overlay(added, self.blobs), self.descriptor, (*self.attached, descriptor))
