@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out, split_variant
+from ingot.cli.archives import Json, StoreOption, check_out, is_file, open_place, split_variant
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, InvalidArgument
 
@@ -164,17 +164,18 @@ def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
 
 def _find(model: str, store: Path | None) -> _Found:
     """Return the archive that a user named."""
-    from ingot.model_store import Archive, Reference, Store
+    from ingot.model_store import Archive, Reference
 
     name, variant = split_variant(model)
     if variant is not None:
         raise InvalidArgument(f"'{model}': a signature is of a whole archive; leave #{variant} out")
-    if name.endswith(".ingot") or name.startswith((".", "/", "~")):
+    if is_file(name):
         path = Path(name).expanduser()
         archive = Archive.open(path)
         return _Found(archive, Reference(archive.name), path=path)
-    place = Store(store)
-    return _Found(*place.find(name), place=place)
+    reference = Reference.parse(name)
+    place = open_place(reference, store)
+    return _Found(*place.find(reference), place=place)
 
 
 def _private_key(path: Path) -> PrivateKey:

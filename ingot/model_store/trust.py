@@ -192,7 +192,7 @@ class Policy:
             )
         return (
             f"'{shown}' is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. Whoever "
-            "holds one of them can sign it (ingot sign); to accept another, add it to the rule"
+            "holds one of them can sign it: ingot sign"
         )
 
     def _place(self, rule: Rule) -> str:
