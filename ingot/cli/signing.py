@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +35,7 @@ class _Found:
 
     @property
     def title(self) -> str:
-        return str(self.path or self.reference)
+        return str(self.path or replace(self.reference, digest=None))
 
     def attach(self, envelope: bytes) -> None:
         signed = self.archive.with_signature(envelope)
@@ -182,9 +182,10 @@ def _private_key(path: Path) -> PrivateKey:
     from ingot.model_store.keys import PrivateKey, read_file
 
     pem = read_file(path.expanduser())
+    key = PrivateKey.parse(pem, str(path), _password)
     if b"ENCRYPTED" not in pem and path.expanduser().stat().st_mode & 0o077:
         note(f"{path} can be read by other users of this machine; chmod 600 {path}")
-    return PrivateKey.parse(pem, str(path), _password)
+    return key
 
 
 def _password() -> str:

@@ -156,13 +156,17 @@ def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) 
     """
     try:
         # Opening a pipe would wait for its writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise InvalidArgument(f"{path} is not a file")
             if trusted and mode & stat.S_IWOTH:
                 raise InvalidArgument(f"{path} can be changed by every user of this machine; chmod o-w {path}")
-            content = stream.read(limit + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                content = stream.read(limit + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, ValueError) as error:

@@ -125,10 +125,11 @@ def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
         nonlocal told
         if (now := time.monotonic()) - told >= _REPORT_SECONDS:
             told = now
-            log.info("model %s: %d of %d MB have the right digests", model, transfer.moved >> 20, transfer.total >> 20)
+            log.info("model %s: %.0f of %.0f MB read and right", model, transfer.moved / 1e6, transfer.total / 1e6)
 
-    archive.check_own()
     wanted = archive.variants if variant is None else (archive.variant(variant),)
+    for item in wanted:
+        item.check_own()
     layers = {layer.digest: layer for item in wanted for layer in item.manifest.layers}
     transfer = Transfer(report)
     transfer.expect(sum(layer.size for layer in layers.values()))
@@ -139,4 +140,6 @@ def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
 
     # Hashing takes most of the time, and other threads run meanwhile.
     transfer.each(read, sorted(layers.values(), key=lambda item: -item.size), min(8, devices.cpu_count()))
-    log.info("model %s: %d MB have the right digests, %.1f s", model, transfer.total >> 20, time.monotonic() - began)
+    log.info(
+        "model %s: its %.1f MB have the right digests (%.2f s)", model, transfer.total / 1e6, time.monotonic() - began
+    )
