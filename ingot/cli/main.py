@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, export, infer, maintenance, quantize, serve, tags, transfers
+from ingot.cli import archives, compare, demo, export, infer, maintenance, quantize, serve, signing, tags, transfers
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
-_LONG = ("export", "quantize", "compare", "push", "pull", "copy", "save", "load")
+_LONG = ("export", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
 app.command()(export.export)
 app.command()(quantize.quantize)
 app.command()(compare.compare)
@@ -41,6 +41,9 @@ app.command()(tags.rollback)
 app.command()(tags.remove)
 app.command()(maintenance.fsck)
 app.command()(maintenance.gc)
+app.command()(signing.keygen)
+app.command()(signing.sign)
+app.command()(signing.verify)
 app.command()(serve.serve)
 app.command()(infer.infer)
 app.command()(demo.demo)
