@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, export, infer, quantize, serve
+from ingot.cli import archives, compare, demo, export, importing, infer, quantize, serve
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -24,8 +24,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
-_LONG = ("export", "quantize", "compare")
+_LONG = ("export", "import", "quantize", "compare")
 app.command()(export.export)
+app.command("import")(importing.import_model)
 app.command()(quantize.quantize)
 app.command()(compare.compare)
 app.command()(archives.inspect)
