@@ -54,12 +54,20 @@ def _root(
         context.with_resource(_terminable())
 
 
+class _Terminated(BaseException):
+    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM end the command as an error does, so that it leaves no temporary folders."""
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise _Terminated(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -75,6 +83,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
+    except _Terminated as error:
+        sys.exit(error.code)
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
     except Exception as error:

@@ -174,7 +174,11 @@ class _Reader:
             from ingot.model_store.importers import onnx_data
         except ModuleNotFoundError as error:
             raise missing_package(str(error.name), "importing models", "export") from error
-        for place in onnx_data.locations(file):
+        try:
+            places = onnx_data.locations(file)
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error).replace(str(file), called)) from error
+        for place in places:
             name = self._base + place
             if name not in self._members.sizes:
                 raise NotFound(f"{called} has tensors in the file '{place[:200]}', which is not in the archive")
