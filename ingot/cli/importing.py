@@ -122,6 +122,8 @@ def _plan(
     ref = None if reference is None else Reference.parse(reference)
     if ref is not None and (ref.digest or ref.variant):
         raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+    if ref is not None and ref.registry is not None:
+        raise InvalidArgument(f"'{ref}' is in a registry; import into the store, and copy it there from that")
     if len(found) > 1:
         _check_several(found, ref, out)
     if out is not None:
