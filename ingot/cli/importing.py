@@ -123,7 +123,7 @@ def _plan(
     if ref is not None and (ref.digest or ref.variant):
         raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
     if ref is not None and ref.registry is not None:
-        raise InvalidArgument(f"'{ref}' is in a registry; import into the store, and copy it there from that")
+        raise InvalidArgument(f"'{ref}' is in a registry; import into the store, then: ingot copy NAME:TAG {ref}")
     if len(found) > 1:
         _check_several(found, ref, out)
     if out is not None:

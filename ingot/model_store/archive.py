@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, goldens, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, chunks, read, read_document
+from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read, read_document
 from ingot.model_store.files import atomic_file
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
@@ -297,11 +297,12 @@ class Archive:
         with self._named():
             return self.copy_to(BlobFolder.scratch())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], transfer: Transfer | None = None) -> None:
         """Write the archive as one file, an OCI layout in an uncompressed tar. The file appears whole or not at all.
 
         Raises:
             InvalidArgument: the folder does not exist or cannot be written.
+            InvalidArchive: a blob is missing or damaged.
         """
         path = Path(path)
         blobs, entries = self.blobs, [_named_entry(self.descriptor, self.name)]
@@ -312,12 +313,14 @@ class Archive:
             blobs, descriptors[listing.digest] = _Overlay(added, blobs), listing
             entries.append(_named_entry(listing, attachments_tag(self.digest)))
         index = manifest.encode(Index(manifests=tuple(entries)))
+        transfer = transfer or Transfer()
+        transfer.expect(sum(item.size for item in descriptors.values()))
         try:
             with atomic_file(path) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
                 _add(tar, "oci-layout", len(manifest.LAYOUT), BytesIO(manifest.LAYOUT))
                 _add(tar, "index.json", len(index), BytesIO(index))
                 for descriptor in descriptors.values():
-                    with blobs.open(descriptor) as blob:
+                    with CheckedReader(blobs, descriptor, transfer) as blob:
                         _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
         except OSError as error:
             raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
@@ -394,7 +397,7 @@ def _variant(blobs: Blobs, entry: Descriptor) -> Variant:
     return Variant(serving, document, entry, blobs)
 
 
-def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO) -> None:
+def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | CheckedReader) -> None:
     # Fixed owner, mode and time: the same archive always gives the same file.
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644

@@ -76,6 +76,38 @@ def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
         raise damaged(descriptor)
 
 
+class CheckedReader:
+    """A blob as a file that raises InvalidArchive at its last byte if its content is damaged.
+
+    Args:
+        blobs: where the blob is.
+        descriptor: which one.
+        transfer: is told of what is read.
+    """
+
+    def __init__(self, blobs: Blobs, descriptor: Descriptor, transfer: Transfer):
+        self._stream = blobs.open(descriptor)
+        self._descriptor = descriptor
+        self._transfer = transfer
+        self._sha = hashlib.sha256()
+        self._left = descriptor.size
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._stream.read(size)
+        self._sha.update(chunk)
+        self._left -= len(chunk)
+        self._transfer.advance(len(chunk))
+        if self._left == 0 and self._sha.hexdigest() != self._descriptor.hex:
+            raise damaged(self._descriptor)
+        return chunk
+
+    def __enter__(self) -> CheckedReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
 def damaged(descriptor: Descriptor) -> InvalidArchive:
     """Return the error for a blob whose content has not the digest that it is called by."""
     title = next(iter(descriptor.annotations.values()), descriptor.media_type)

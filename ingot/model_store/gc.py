@@ -69,7 +69,7 @@ def collect(
 def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry_run: bool) -> set[str]:
     """Return the digests of all blobs that one model needs, and forget attachments to archives that are gone."""
     tags = store.of(name)
-    with contextlib.nullcontext() if dry_run else tags.locked():
+    with contextlib.nullcontext() if dry_run else tags.locked() as change:
         there = tags.read()
         archives = {entry.digest: entry for tag, entry in there.items() if not is_attachments_tag(tag)}
         marked: set[str] = set()
@@ -82,13 +82,13 @@ def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry
                     "see ingot fsck, then push the archive again or remove its tags"
                 ) from error
         for digest in set(_recent(tags, there, since, keep_moves)) - set(archives):
-            descriptor = store.descriptor(digest)
-            with contextlib.suppress(InvalidArchive):  # collected before, by a shorter grace than now
+            with contextlib.suppress(InvalidArchive):  # collected before, when less was kept than now
+                descriptor = store.descriptor(digest)
                 marked |= _blobs(store, descriptor, there)
                 archives[digest] = descriptor
         for tag in there:
-            if is_attachments_tag(tag) and tag not in map(attachments_tag, archives) and not dry_run:
-                tags.replace(tag, None, "remove")
+            if change is not None and is_attachments_tag(tag) and tag not in map(attachments_tag, archives):
+                change.replace(tag, None, "remove")
     return marked
 
 

@@ -29,7 +29,7 @@ from ingot.model_store.files import atomic_file
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import Reference, attachments_tag, is_attachments_tag, is_version, version_key
-from ingot.model_store.tags import ANY, Action, Move, Tags, targets
+from ingot.model_store.tags import ANY, Action, Change, Move, Tags, targets
 from ingot.model_store.transfer import Transfer
 
 
@@ -109,7 +109,7 @@ class Store:
             TagMoved: the alias is not what is expected; it is left alone.
         """
         archive, found = self.find(reference)
-        target = Reference.parse(f"{found.name}:{alias}")
+        target = alias_of(found.name, alias)
         with self._writing(), self.leases.hold(_digests(archive)):
             return self._move(found.name, str(target.tag), archive, "promote", expect)
 
@@ -144,8 +144,8 @@ class Store:
         if ref.tag is None or ref.variant:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
         found = self.resolve(ref)
-        with self._writing(), self.of(ref.name).locked():
-            self.of(ref.name).replace(ref.tag, None, "remove", expect=found.digest or expect)
+        with self._writing(), self.of(ref.name).locked() as change:
+            change.replace(ref.tag, None, "remove", expect=found.digest if expect == ANY and found.digest else expect)
         return found
 
     def attach(self, archive: Archive, name: str) -> None:
@@ -158,8 +158,8 @@ class Store:
             raise NotFound(f"the store at {self.root} has no '{name}@{archive.digest}'")
         with self._writing(), self.leases.hold(_digests(archive)):
             archive.copy_attached(self.blobs)
-            with self.of(name).locked():
-                self._attach(name, archive)
+            with self.of(name).locked() as change:
+                self._attach(change, archive)
 
     def get(self, reference: str | Reference) -> Archive:
         """Return the archive that a reference names; without a tag, the highest version.
@@ -222,12 +222,12 @@ class Store:
         return moves
 
     def next_version(self, name: str) -> str:
-        """Return the lowest whole version above all that a model has; ``1`` for a new one."""
-        return next_version(self.tags(name))
+        """Return the lowest whole version above all that a model has, or had; ``1`` for a new one."""
+        return next_version({*self.tags(name), *(move.tag for move in self.of(name).history())})
 
     def of(self, name: str) -> Tags:
         """Return the tags of a model as they are kept."""
-        return Tags(self.root / "repos" / name)
+        return Tags(name, self.root / "repos" / name)
 
     def descriptor(self, digest: str) -> Descriptor:
         """Return the descriptor of an archive by its digest alone.
@@ -281,20 +281,19 @@ class Store:
             raise InvalidArgument(f"the store at {self.root} cannot be written: {error.strerror or error}") from error
 
     def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
-        tags = self.of(name)
-        with tags.locked():
+        with self.of(name).locked() as change:
             self._check_free(name, tag, archive.digest)
-            tags.replace(tag, archive.descriptor, action, expect=expect)
+            change.replace(tag, archive.descriptor, action, expect=expect)
             if archive.attached and action == "push":
-                self._attach(name, archive)
+                self._attach(change, archive)
         return Reference(name, tag, archive.digest)
 
-    def _attach(self, name: str, archive: Archive) -> None:
-        tags, tag = self.of(name), attachments_tag(archive.digest)
-        listing = tags.read().get(tag)
+    def _attach(self, change: Change, archive: Archive) -> None:
+        tag = attachments_tag(archive.digest)
+        listing = change.tags.read().get(tag)
         before = attachments.listed(self.blobs, listing) if listing else ()
         merged = manifest.encode(attachments.merge(before, archive.attached))
-        tags.replace(tag, self.blobs.put(merged, manifest.INDEX), "push")
+        change.replace(tag, self.blobs.put(merged, manifest.INDEX), "push")
 
     def _check_free(self, name: str, tag: str, digest: str) -> None:
         """Raise AlreadyExists if a tag is a version that holds, or held before it was removed, another archive."""
@@ -308,8 +307,23 @@ class Store:
         if taken not in (None, digest):
             raise AlreadyExists(
                 f"'{name}:{tag}' {'holds' if tag in entries else 'held'} another archive ({str(taken)[:19]}...) and a "
-                f"version never changes; push as another version, such as {name}:{next_version(entries)}"
+                f"version never changes; push as another version, such as {name}:{self.next_version(name)}"
             )
+
+
+def alias_of(name: str, alias: str) -> Reference:
+    """Return the reference of a model's tag.
+
+    Raises:
+        InvalidArgument: ``alias`` is no tag.
+    """
+    try:
+        ref = Reference.parse(f"{name}:{alias}")
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod") from error
+    if not ref.pushable:
+        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod")
+    return ref
 
 
 def choose(tags: dict[str, str], ref: Reference) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
@@ -49,13 +49,15 @@ class Tags:
     """The tags of one model.
 
     Args:
+        name: the model's.
         folder: where they are kept; made by the first change.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, name: str, folder: Path):
+        self.name = name
         self.folder = folder
-        self._index = folder / "index.json"
-        self._reflog = folder / "reflog.jsonl"
+        self.index = folder / "index.json"
+        self.reflog = folder / "reflog.jsonl"
 
     def read(self) -> dict[str, Descriptor]:
         """Return tag -> archive, in the order in which they were added; empty when there is no such model.
@@ -65,12 +67,12 @@ class Tags:
             InvalidArgument: it cannot be read.
         """
         try:
-            raw = self._index.read_bytes()
+            raw = self.index.read_bytes()
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise InvalidArgument(f"the store's {self._index} cannot be read: {error.strerror}") from error
-        entries = manifest.decode(Index, raw, str(self._index)).manifests
+            raise InvalidArgument(f"the store's {self.index} cannot be read: {error.strerror}") from error
+        entries = manifest.decode(Index, raw, str(self.index)).manifests
         return {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
 
     def history(self) -> list[Move]:
@@ -80,11 +82,11 @@ class Tags:
             InvalidArgument: the log cannot be read.
         """
         try:
-            lines = self._reflog.read_bytes().split(b"\n")
+            lines = self.reflog.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise InvalidArgument(f"the store's {self._reflog} cannot be read: {error.strerror}") from error
+            raise InvalidArgument(f"the store's {self.reflog} cannot be read: {error.strerror}") from error
         moves = []
         for line in lines:
             try:
@@ -93,10 +95,36 @@ class Tags:
                 continue
         return moves
 
+    @contextmanager
+    def locked(self) -> Iterator[Change]:
+        """Keep other processes from changing the tags, and yield what changes them.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("ab+", buffering=0) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            change = Change(self, lock)
+            if os.fstat(lock.fileno()).st_size:
+                change.recover()
+            yield change
+
+
+class Change:
+    """Changes tags that are locked; see :meth:`Tags.locked`.
+
+    Args:
+        tags: the tags.
+        lock: the lock file. It holds a mark while the index may have been written, and the log not yet.
+    """
+
+    def __init__(self, tags: Tags, lock: IO[bytes]):
+        self.tags = tags
+        self._lock = lock
+
     def replace(self, tag: str, new: Descriptor | None, action: Action, *, expect: str = ANY) -> Descriptor | None:
         """Point a tag at an archive, or at nothing, if it points to what is expected.
-
-        Call it within :meth:`locked`.
 
         Returns:
             What it pointed to before.
@@ -106,11 +134,11 @@ class Tags:
             InvalidArgument: there are too many tags.
             OSError: the folder cannot be written.
         """
-        tags = self.read()
+        tags = self.tags.read()
         old = tags.get(tag)
         there = old.digest if old else NONE
         if expect not in (ANY, there):
-            raise TagMoved(f"'{self.folder.name}:{tag}' is {there}, not {expect}: somebody else has moved it")
+            raise TagMoved(f"'{self.tags.name}:{tag}' is {there}, not {expect}: somebody else has moved it")
         if (new and new.digest) == (old and old.digest):
             return old
         if new is None:
@@ -119,58 +147,37 @@ class Tags:
             tags[tag] = new
         if len(tags) > MAX_TAGS:
             raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
-        with self._busy():
-            self._write(tags)
-            if not is_attachments_tag(tag):
-                self._log(Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action))
+        self._lock.write(b"*")
+        self._write(tags)
+        if not is_attachments_tag(tag):
+            self._log(Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action))
+        self._lock.truncate(0)
         return old
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from changing the tags.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("ab+", buffering=0) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock.fileno()).st_size:
-                self.recover()
-                lock.truncate(0)
-            self._lock = lock
-            yield
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Leave a mark in the lock file unless the index and the log have both been written."""
-        self._lock.write(b"*")
-        yield
-        self._lock.truncate(0)
-
     def recover(self) -> None:
-        """Log the moves that were made, but not logged, by a process that was killed. Call it within :meth:`locked`."""
+        """Log the moves that were made, but not logged, by a process that was killed."""
         logged: dict[str, str | None] = {}
-        for move in self.history():
+        for move in self.tags.history():
             logged[move.tag] = move.new
-        there = {tag: entry.digest for tag, entry in self.read().items() if not is_attachments_tag(tag)}
+        there = {tag: entry.digest for tag, entry in self.tags.read().items() if not is_attachments_tag(tag)}
         for tag in {**logged, **there}:
             if logged.get(tag) != there.get(tag):
                 self._log(Move(**_now(), tag=tag, old=logged.get(tag), new=there.get(tag), action="recover"))
+        self._lock.truncate(0)
 
     def _write(self, tags: dict[str, Descriptor]) -> None:
         entries = tuple(
             entry.model_copy(update={"annotations": {manifest.REF_NAME: tag}}) for tag, entry in tags.items()
         )
-        layout = self.folder / "oci-layout"
+        layout = self.tags.folder / "oci-layout"
         if not layout.exists():
             with atomic_file(layout, durable=True) as stream:
                 stream.write(manifest.LAYOUT)
-        with atomic_file(self._index, durable=True) as stream:
+        with atomic_file(self.tags.index, durable=True) as stream:
             stream.write(manifest.encode(Index(manifests=entries)))
 
     def _log(self, move: Move) -> None:
-        with self._reflog.open("ab+") as log:
+        with self.tags.reflog.open("ab+") as log:
             if log.seek(0, os.SEEK_END):
                 log.seek(-1, os.SEEK_END)
                 if log.read(1) != b"\n":  # the last line was cut short

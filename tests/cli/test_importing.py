@@ -168,7 +168,7 @@ def test_a_reference_and_a_file_for_one_model_each(run_ingot: RunIngot, tmp_path
         (["repo", "x"], "holds models of several names, not one 'x'"),
         (["repo/b", "x:1", "-o", "a.ingot"], "goes to the store or to a file; leave out the reference, or --out"),
         (["repo/b", "x:1#fp32"], "'x:1#fp32' cannot be pushed to; write name:tag"),
-        (["repo/b", "oci://host/x:1"], "'oci://host/x:1' is in a registry; import into the store, and copy it there"),
+        (["repo/b", "oci://host/x:1"], "'oci://host/x:1' is in a registry; import into the store, then: ingot copy"),
         (["repo/b", "-o", "no/a.ingot"], "there is no folder no"),
         (["repo/b", "x:1"], "repo/b/1/model.onnx"),
     ):
