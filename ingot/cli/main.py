@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -38,29 +38,36 @@ app = typer.Typer(
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
 _LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
-app.command()(export.export)
-app.command("import")(importing.import_model)
-app.command()(quantize.quantize)
-app.command()(compare.compare)
-app.command()(archives.inspect)
-app.command()(transfers.push)
-app.command()(transfers.pull)
-app.command()(transfers.copy)
-app.command()(transfers.save)
-app.command()(transfers.load)
-app.command("list")(tags.list_models)
-app.command()(tags.history)
-app.command()(tags.promote)
-app.command()(tags.rollback)
-app.command()(tags.remove)
-app.command()(maintenance.fsck)
-app.command()(maintenance.gc)
-app.command()(signing.keygen)
-app.command()(signing.sign)
-app.command()(signing.verify)
-app.command()(serve.serve)
-app.command()(infer.infer)
-app.command()(demo.demo)
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Make models": {
+        "export": export.export,
+        "import": importing.import_model,
+        "quantize": quantize.quantize,
+        "compare": compare.compare,
+    },
+    "Look at and move archives": {
+        "inspect": archives.inspect,
+        "push": transfers.push,
+        "pull": transfers.pull,
+        "copy": transfers.copy,
+        "save": transfers.save,
+        "load": transfers.load,
+    },
+    "Name and keep them": {
+        "list": tags.list_models,
+        "history": tags.history,
+        "promote": tags.promote,
+        "rollback": tags.rollback,
+        "remove": tags.remove,
+        "fsck": maintenance.fsck,
+        "gc": maintenance.gc,
+    },
+    "Vouch for them": {"keygen": signing.keygen, "sign": signing.sign, "verify": signing.verify},
+    "Serve them": {"serve": serve.serve, "infer": infer.infer, "demo": demo.demo},
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def _version(wanted: bool) -> None:

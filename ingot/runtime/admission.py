@@ -71,6 +71,15 @@ class Gate:
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, variant, served[0]))
 
+    def check(self, archive: Archive, reference: Reference) -> None:
+        """Hold an archive that is not here yet against the policy, so that nothing is downloaded in vain.
+
+        Raises:
+            Untrusted: the policy does not trust it.
+        """
+        if self._policy is not None:
+            self._policy.check(archive, reference)
+
     def admit_file(self, path: Path, served: tuple[str, str]) -> Admission:
         """Hold a bare ``.onnx`` file, which carries no signature, against the policy.
 

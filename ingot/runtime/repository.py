@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ from pathlib import Path
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
+from ingot.model_store.places import open_place
 from ingot.model_store.references import Reference, name_from, version_key
 from ingot.model_store.trust import Policy
 from ingot.runtime.admission import Gate
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
@@ -45,8 +49,9 @@ class Repository:
         """Add a model that is yet to be loaded.
 
         Args:
-            source: a store reference (``digits:1``), an archive file (``./digits.ingot``), either with ``#variant``,
-                or an ``.onnx`` file; ``NAME=SOURCE`` serves it under another name.
+            source: a store reference (``digits:1``), one of a registry (``oci://host/digits:1``), which is pulled into
+                the store, an archive file (``./digits.ingot``), each with or without ``#variant``, or an ``.onnx``
+                file; ``NAME=SOURCE`` serves it under another name.
 
         Raises:
             NotFound: there is no such reference or file.
@@ -127,7 +132,9 @@ class Repository:
 
     def _find(self, source: str) -> tuple[Archive, Reference]:
         try:
-            return self._store.find(source)
+            place, reference = open_place(source, self._store)
+            archive, found = place.find(reference)
+            return (archive, found) if place is self._store else self._pull(archive, found)
         except (NotFound, InvalidArgument) as error:
             if os.path.isfile(source):  # noqa: PTH113 - Path.is_file raises on names that are too long
                 raise InvalidArgument(
@@ -135,6 +142,15 @@ class Repository:
                     "them) and references such as digits:1"
                 ) from error
             raise
+
+    def _pull(self, archive: Archive, found: Reference) -> tuple[Archive, Reference]:
+        """Return an archive of a registry from the store, which it is brought to: files there can be mapped."""
+        self._gate.check(archive, found)
+        if found.tag is None:
+            raise InvalidArgument(f"'{found}' has no tag; promote it to one, or pull it and serve it from the store")
+        log.info("pulling %s, %.1f MB in all, into the store", found, archive.size / 1e6)
+        pushed = self._store.push(archive, Reference(found.name, found.tag))
+        return self._store.get(pushed), found
 
 
 def _user_path(text: str) -> Path:
