@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 import ingot
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
-from ingot.model_store import Archive, Store, signing
+from ingot.model_store import Archive, BlobFolder, Store, signing
 from ingot.model_store.keys import PrivateKey
 from ingot.model_store.trust import Policy
 from ingot.runtime import Repository
@@ -116,10 +116,10 @@ def test_of_a_variant_that_is_named_no_other_is_read(store: Store, policy: Path)
         assert server.models == ["double"]
 
 
-def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(policy: Path) -> None:
-    made = archive([Made("fp32", graph=doubling(1) + b"a" * 64)])
+def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(policy: Path, tmp_path: Path) -> None:
+    made = signed(archive([Made("fp32", graph=doubling(1) + b"a" * 64)]))
     with pytest.raises(InvalidArchive, match="refers to a blob not its own"):
-        ingot.serve(signed(made), trust=policy, **FREE)
+        ingot.serve(made.copy_to(BlobFolder(tmp_path / "blobs")), trust=policy, **FREE)
 
 
 def test_a_changed_signature_is_refused(store: Store, policy: Path) -> None:
