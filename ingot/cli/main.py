@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, export, infer, quantize, serve
+from ingot.cli import archives, compare, demo, diff, export, infer, quantize, serve
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -31,6 +31,7 @@ app.command()(compare.compare)
 app.command()(archives.inspect)
 app.command()(archives.push)
 app.command("list")(archives.list_models)
+app.command()(diff.diff)
 app.command()(serve.serve)
 app.command()(infer.infer)
 app.command()(demo.demo)
