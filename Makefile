@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
-	@echo "make test-long            the tests that compile, which make test leaves out"
+	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make lint                ruff and mypy alone"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make clean               remove .venv and all caches"

@@ -58,7 +58,7 @@ def save(path: Path, record: Record) -> None:
 
 def put(path: Path, content: str) -> None:
     """Write a text file, which appears whole or not at all."""
-    from ingot.model_store.blobs import atomic_file
+    from ingot.model_store.files import atomic_file
 
     with atomic_file(path) as stream:
         stream.write(content.encode())

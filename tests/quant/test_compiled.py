@@ -1,4 +1,4 @@
-"""Recipes that compile an archive's PyTorch program, through the front doors. One compiled model serves all tests but the long ones."""
+"""Recipes that compile a PyTorch program, through the front doors. One compiled model serves all but the long tests."""
 
 from __future__ import annotations
 
