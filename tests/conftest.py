@@ -5,12 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.model_store.registry.servers import HTPASSWD, PASSWORD, USER, docker_registry
 from tests.support import ROOT, RequireTool, RunIngot
 
 if TYPE_CHECKING:
@@ -88,3 +90,20 @@ def require_tool() -> RequireTool:
         return path or pytest.skip(f"the tool '{name}' is not installed")
 
     return find
+
+
+@pytest.fixture(scope="session")
+def registry(require_tool: RequireTool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real registry that all may write to."""
+    with docker_registry(require_tool("docker-registry"), tmp_path_factory.mktemp("registry")) as port:
+        yield f"oci://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def registry_with_password(
+    require_tool: RequireTool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, str]]:
+    """The address, the user and the password of a real registry that lets nobody else in."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with docker_registry(require_tool("docker-registry"), folder, htpasswd=HTPASSWD) as port:
+        yield f"oci://127.0.0.1:{port}", USER, PASSWORD

@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, diff, export, infer, maintenance, quantize, serve, tags, transfers
+from ingot.cli import (
+    archives,
+    compare,
+    demo,
+    diff,
+    export,
+    importing,
+    infer,
+    maintenance,
+    quantize,
+    serve,
+    signing,
+    tags,
+    transfers,
+)
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -24,8 +38,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
-_LONG = ("export", "quantize", "compare", "push", "pull", "copy", "save", "load")
+_LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
 app.command()(export.export)
+app.command("import")(importing.import_model)
 app.command()(quantize.quantize)
 app.command()(compare.compare)
 app.command()(archives.inspect)
@@ -42,6 +57,9 @@ app.command()(tags.rollback)
 app.command()(tags.remove)
 app.command()(maintenance.fsck)
 app.command()(maintenance.gc)
+app.command()(signing.keygen)
+app.command()(signing.sign)
+app.command()(signing.verify)
 app.command()(serve.serve)
 app.command()(infer.infer)
 app.command()(demo.demo)
@@ -64,12 +82,20 @@ def _root(
         context.with_resource(_terminable())
 
 
+class _Terminated(BaseException):
+    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM end the command as an error does, so that it leaves no temporary folders."""
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise _Terminated(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -85,6 +111,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
+    except _Terminated as error:
+        sys.exit(error.code)
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
     except Exception as error:

@@ -36,6 +36,10 @@ def serve(
             show_default="False",
         ),
     ] = False,
+    trust: Annotated[
+        Path | None,
+        typer.Option(help="A trust policy: serve only what it trusts, digests checked.", show_default="None"),
+    ] = None,
     ort_library: Annotated[
         Path | None, typer.Option(help="A library of custom operators for ONNX Runtime.", show_default="None")
     ] = None,
@@ -95,6 +99,7 @@ def serve(
         "grpc_port": grpc_port,
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
+        "trust": trust,
         "ort_library": ort_library,
         "variant_choice": variant_choice,
         "choice_time": choice_time,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ingot.model_store.archive import Archive
 from ingot.model_store.references import Reference
+from ingot.model_store.store import Store
 from ingot.model_store.tags import ANY
 from ingot.model_store.transfer import Transfer
 
@@ -57,3 +58,21 @@ class Place(Protocol):
     def attach(self, archive: Archive, name: str) -> None:
         """Store what is attached to an archive that is there already, beside what was attached before."""
         ...
+
+
+def open_place(reference: str | Reference, store: Store) -> tuple[Place, Reference]:
+    """Return where a reference leads, and the reference, parsed.
+
+    Args:
+        reference: ``name:tag`` of the local store, or ``oci://host/name:tag``.
+        store: the local one.
+
+    Raises:
+        InvalidArgument: it is no reference.
+    """
+    ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
+    if ref.registry is None:
+        return store, ref
+    from ingot.model_store.registry import Registry
+
+    return Registry(ref.registry), ref

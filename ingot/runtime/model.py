@@ -15,6 +15,7 @@ from pathlib import Path
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
+from ingot.runtime.admission import Admission
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
@@ -54,6 +55,7 @@ class Model:
         signature: what requests are checked against; None takes the engine's own reading of the file.
         settings: device, instances and limits.
         metrics: where to count.
+        admission: what is checked before anything is opened, and what clients are told of it.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Model:
         signature: Signature | None = None,
         settings: Settings | None = None,
         metrics: Metrics | None = None,
+        admission: Admission | None = None,
     ):
         self.name = name
         self.version = version
@@ -77,6 +80,7 @@ class Model:
         self._choose = choose
         self._signature = signature
         self._settings = settings or Settings()
+        self._admission = admission or Admission(self._settings)
         metrics = metrics or Metrics()
         self._variant_info = metrics.variant_info
         labels = (name, version)
@@ -97,9 +101,11 @@ class Model:
         self._quiet = asyncio.Event()
 
     @classmethod
-    def of_file(cls, name: str, version: str, path: Path, settings: Settings, metrics: Metrics) -> Model:
+    def of_file(cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
-        return cls(name, version, only(Form.of_file(path), settings), settings=settings, metrics=metrics)
+        settings = admission.settings
+        choose = only(Form.of_file(path), settings)
+        return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
     def of_variant(
@@ -107,22 +113,24 @@ class Model:
         name: str,
         version: str,
         variant: Variant,
-        settings: Settings,
+        admission: Admission,
         metrics: Metrics,
         reason: Reason = "requested",
     ) -> Model:
         """Return a model that serves one variant of an archive, whose blobs are files."""
+        settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
         choose = only(Form.of_variant(variant, settings), settings, reason)
-        return cls(name, version, choose, signature=variant.signature, settings=settings, metrics=metrics)
+        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
-    def of_archive(cls, name: str, version: str, archive: Archive, settings: Settings, metrics: Metrics) -> Model:
+    def of_archive(cls, name: str, version: str, archive: Archive, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves that variant of an archive, whose blobs are files, which does best here."""
         if len(archive.variants) == 1:
-            return cls.of_variant(name, version, archive.variant(), settings, metrics, "only")
+            return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
+        settings, signature = admission.settings, archive.signature
         choose = Chooser(name, archive.variants, settings)
-        return cls(name, version, choose, signature=archive.signature, settings=settings, metrics=metrics)
+        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @property
     def ready(self) -> bool:
@@ -168,9 +176,10 @@ class Model:
 
     def _open(self, engines: list[Engine]) -> Signature:
         """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
+        self._admission.check()
         choice = self._choose()
         engines.append(choice.engine)
-        self.variant, self.properties = choice.form.variant, choice.properties
+        self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins = choice.form.joins
         while len(engines) < self._settings.instances:
             engines.append(choice.form.open(self._settings.device, self._settings.threads))

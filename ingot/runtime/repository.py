@@ -10,6 +10,8 @@ from pathlib import Path
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.references import Reference, name_from, version_key
+from ingot.model_store.trust import Policy
+from ingot.runtime.admission import Gate
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
@@ -24,12 +26,19 @@ class Repository:
         store: where references are looked up; by default the user's.
         settings: how every model is run.
         metrics: where all models count.
+        policy: whose signatures are accepted; by default none is asked for.
     """
 
-    def __init__(self, store: Store | None = None, settings: Settings | None = None, metrics: Metrics | None = None):
+    def __init__(
+        self,
+        store: Store | None = None,
+        settings: Settings | None = None,
+        metrics: Metrics | None = None,
+        policy: Policy | None = None,
+    ):
         self._store = store or Store()
-        self._settings = settings or Settings()
         self.metrics = metrics or Metrics()
+        self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._models: dict[str, dict[str, Model]] = {}
 
     def add(self, source: str | Archive) -> Model:
@@ -42,6 +51,7 @@ class Repository:
         Raises:
             NotFound: there is no such reference or file.
             AlreadyExists: the name and version are served already.
+            Untrusted: the policy asks for a signature that is not there.
         """
         model = self._model(source)
         versions = self._models.setdefault(model.name, {})
@@ -89,7 +99,7 @@ class Repository:
 
     def _model(self, source: str | Archive) -> Model:
         if isinstance(source, Archive):
-            return self._of_archive(source.name, "1", source.unpacked(), None)
+            return self._of_archive(source.name, "1", source, Reference(source.name))
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
         location, _, chosen = source.partition("#")
@@ -99,18 +109,21 @@ class Repository:
                 raise NotFound(f"there is no file {location}")
             if chosen:
                 raise InvalidArgument(f"'{source}': an .onnx file has no variants; leave #{chosen} out")
-            return Model.of_file(name or name_from(path.stem), "1", path, self._settings, self.metrics)
+            served = (name or name_from(path.stem), "1")
+            return Model.of_file(*served, path, self._gate.admit_file(path, served), self.metrics)
         if path.suffix == ".ingot" or location.startswith((".", "/", "~")):
-            archive = Archive.open(path).unpacked()
-            return self._of_archive(name or archive.name, "1", archive, chosen or None)
+            archive = Archive.open(path)
+            return self._of_archive(name or archive.name, "1", archive, Reference(archive.name, variant=chosen or None))
         archive, reference = self._find(source)
-        return self._of_archive(name or reference.name, str(reference.tag), archive, reference.variant)
+        return self._of_archive(name or reference.name, str(reference.tag), archive, reference)
 
-    def _of_archive(self, name: str, version: str, archive: Archive, variant: str | None) -> Model:
-        served = name.rpartition("/")[2]  # a slash in a name would be one in the URL
-        if variant is None:
-            return Model.of_archive(served, version, archive, self._settings, self.metrics)
-        return Model.of_variant(served, version, archive.variant(variant), self._settings, self.metrics)
+    def _of_archive(self, name: str, version: str, archive: Archive, found: Reference) -> Model:
+        served = (name.rpartition("/")[2], version)  # a slash in a name would be one in the URL
+        admission = self._gate.admit(archive, found, found.variant, served)
+        archive = archive.unpacked()
+        if found.variant is None:
+            return Model.of_archive(*served, archive, admission, self.metrics)
+        return Model.of_variant(*served, archive.variant(found.variant), admission, self.metrics)
 
     def _find(self, source: str) -> tuple[Archive, Reference]:
         try:

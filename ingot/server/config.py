@@ -28,6 +28,9 @@ class ServerConfig(BaseSettings):
     allow_code: bool = Field(
         False, description="Load variants of formats that can run code of whoever made the archive; ONNX cannot."
     )
+    trust: Path | None = Field(
+        None, description="A trust policy: only what it trusts is served, with every blob's digest checked at load."
+    )
     ort_library: Path | None = Field(
         None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
     )

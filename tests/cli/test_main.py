@@ -8,7 +8,7 @@ import ingot
 from ingot.cli.main import app
 from tests.support import RunIngot
 
-COMMANDS = ["export", "quantize", "compare", "inspect", "push", "list", "serve", "infer", "demo"]
+COMMANDS = ["export", "import", "quantize", "compare", "inspect", "push", "list", "serve", "infer", "demo"]
 
 
 def test_the_commands_are_those_that_are_documented() -> None:

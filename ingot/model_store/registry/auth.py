@@ -1,0 +1,178 @@
+"""Authorization as registries ask for it: ``WWW-Authenticate: Basic`` or ``Bearer``, the latter by a token server."""
+
+from __future__ import annotations
+
+import base64
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+from urllib.parse import urlencode, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ingot.errors import InvalidArgument
+from ingot.model_store.references import RegistryAddress, is_loopback
+from ingot.model_store.registry.credentials import Credentials
+
+Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
+"""Sends (method, URL, headers, content) and returns (status, content)."""
+
+_PART = re.compile(r'([A-Za-z]+)[ \t]+(?=[\w-]+=)|([\w-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))|(Basic)\b', re.IGNORECASE)
+_MAX_CHALLENGE = 4096  # characters
+_DEFAULT_SECONDS = 60  # what the specification of tokens says where an answer names no time
+_MARGIN_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a request wants to do: with a repository (``name``), or with the registry itself.
+
+    ``source`` is another repository that a blob is mounted from.
+    """
+
+    name: str = ""
+    actions: str = "pull"
+    source: str = ""
+
+    @property
+    def verb(self) -> str:
+        return self.actions.rpartition(",")[2]
+
+    def __str__(self) -> str:
+        if not self.name:
+            return "registry:catalog:*"
+        own = f"repository:{self.name}:{self.actions}"
+        return f"{own} repository:{self.source}:pull" if self.source else own
+
+
+PUSH: Final = "pull,push"
+DELETE: Final = "pull,delete"
+
+
+class _Token(BaseModel):
+    """What a token server answers."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    token: Annotated[str, Field(repr=False)] = ""
+    access_token: Annotated[str, Field(repr=False)] = ""
+    expires_in: Annotated[float, Field(ge=0, le=1e9)] = _DEFAULT_SECONDS
+
+
+class Authorizer:
+    """Gives each request its ``Authorization``, asking for tokens as the registry demands them. For many threads.
+
+    Args:
+        registry: the credentials go there, and to the token servers that it names.
+        credentials: gives those for a repository by its name, or None.
+        ask: sends a request to a token server.
+    """
+
+    def __init__(self, registry: RegistryAddress, credentials: Callable[[str], Credentials | None], ask: Ask):
+        self._registry = registry
+        self._credentials = credentials
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._headers: dict[Scope, tuple[str, float]] = {}  # with the moment that they end
+
+    def header(self, scope: Scope) -> str | None:
+        """Return the ``Authorization`` for a request, as far as one is known."""
+        header, end = self._headers.get(scope, (None, 0.0))
+        return header if time.monotonic() < end else None
+
+    def renew(self, challenges: Sequence[str], scope: Scope, refused: str | None) -> str | None:
+        """Return another ``Authorization`` than the one that was refused with these challenges, or None.
+
+        Raises:
+            InvalidArgument: the credentials are damaged or refused, or would have to be sent to where they must not go.
+        """
+        with self._lock:  # several threads are refused at once, and one asks for all of them
+            known = self.header(scope)
+            if known is not None and known != refused:
+                return known
+            found = dict(parse_challenges(challenges))
+            credentials = self._credentials(scope.name)
+            if "bearer" in found:
+                header, seconds = self._token(found["bearer"], scope, credentials)
+            elif "basic" in found and credentials is not None and not credentials.identity:
+                header, seconds = _basic(credentials), float("inf")
+            else:
+                return None
+            if header == refused:
+                return None
+            self._headers[scope] = header, time.monotonic() + seconds
+            return header
+
+    def _token(self, challenge: Mapping[str, str], scope: Scope, credentials: Credentials | None) -> tuple[str, float]:
+        """Return a token's header and the seconds that it lasts."""
+        realm = challenge.get("realm", "")
+        self._check(realm)
+        fields = {"service": challenge.get("service", ""), "scope": challenge.get("scope") or str(scope)}
+        headers, method, content = {"Accept": "application/json"}, "GET", None
+        if credentials is not None and credentials.identity:
+            form = {"grant_type": "refresh_token", "client_id": "ingot", "refresh_token": credentials.secret}
+            method, content = "POST", urlencode({**form, **fields}).encode()
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            url = realm
+        else:
+            # A token server takes several scopes as one parameter each.
+            query = [("service", fields["service"]), *(("scope", part) for part in fields["scope"].split())]
+            if credentials is not None:
+                headers["Authorization"] = _basic(credentials)
+                query.append(("account", credentials.user))
+            url = f"{realm}{'&' if '?' in realm else '?'}{urlencode([pair for pair in query if pair[1]])}"
+        status, answer = self._ask(method, url, headers, content)
+        host = urlsplit(realm).netloc
+        if status in (400, 401, 403):
+            raise InvalidArgument(
+                f"{host}, which guards {self._registry}, refuses {'the credentials' if credentials else 'access'} "
+                f"({status}); docker login {self._registry.netloc} writes them"
+            )
+        try:
+            token = _Token.model_validate_json(answer)
+        except ValidationError as error:
+            raise InvalidArgument(f"{host}, which guards {self._registry}, answers {status} without a token") from error
+        text = token.token or token.access_token
+        if not text or not text.isascii() or not text.isprintable():
+            raise InvalidArgument(f"{host}, which guards {self._registry}, answers {status} without a token")
+        return f"Bearer {text}", max(1.0, token.expires_in - _MARGIN_SECONDS)
+
+    def _check(self, realm: str) -> None:
+        """Raise InvalidArgument if credentials must not be sent to a token server."""
+        try:
+            parts = urlsplit(realm)
+            host = parts.hostname
+        except ValueError:
+            parts, host = urlsplit(""), None
+        plain = self._registry.url.startswith("http:") and (
+            self._registry.scheme == "oci+http" or is_loopback(host or "")
+        )
+        if (
+            not host
+            or parts.username is not None
+            or not (parts.scheme == "https" or (plain and parts.scheme == "http"))
+        ):
+            raise InvalidArgument(
+                f"{self._registry} asks to log in at '{realm[:200]}', which is not HTTPS; no credentials were sent"
+            )
+
+
+def parse_challenges(headers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return (scheme, parameters) of each challenge in ``WWW-Authenticate`` headers, names in lower case."""
+    found: list[tuple[str, dict[str, str]]] = []
+    for header in headers:
+        for match in _PART.finditer(header[:_MAX_CHALLENGE]):
+            scheme, key, quoted, plain, bare = match.groups()
+            if scheme or bare:
+                found.append(((scheme or bare).lower(), {}))
+            elif found:
+                value = plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+                found[-1][1].setdefault(key.lower(), value)
+    return found
+
+
+def _basic(credentials: Credentials) -> str:
+    return "Basic " + base64.b64encode(f"{credentials.user}:{credentials.secret}".encode()).decode()

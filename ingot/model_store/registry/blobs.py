@@ -1,0 +1,183 @@
+"""The blobs of one repository of a registry: a source of blobs, and a place that they are copied to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from io import BytesIO
+from typing import BinaryIO, Final
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import manifest
+from ingot.model_store.blobs import Blobs, damaged, read_document
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.registry.auth import DELETE, PUSH, Scope
+from ingot.model_store.registry.client import Client, Request
+from ingot.model_store.registry.download import open_download
+from ingot.model_store.registry.upload import Upload
+from ingot.model_store.transfer import Transfer
+
+DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
+# All kinds are accepted: otherwise a registry may turn one into another, with another digest.
+ACCEPT = ", ".join((manifest.INDEX, manifest.MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
+DIGEST_HEADER = "Docker-Content-Digest"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_REMEMBERED_BYTES = 16 << 20
+
+
+class RegistryBlobs:
+    """Blobs below ``https://host/v2/<name>/``. Manifests lie apart from other blobs there, which callers do not see.
+
+    Args:
+        client: the registry.
+        name: the repository.
+        chunk_bytes: send blobs in pieces of that size; None sends each in one, which every registry takes.
+    """
+
+    workers = 4  # each waits for the other side most of the time
+
+    def __init__(self, client: Client, name: str, chunk_bytes: int | None = None):
+        self.client = client
+        self.name = name
+        self.subjects: set[str] = set()
+        """What the registry says that it lists attachments of."""
+        self._chunk_bytes = chunk_bytes
+        self._documents: dict[str, bytes] = {}
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        """Open a blob at a byte. A connection that breaks while it is read is made anew, from where it broke.
+
+        Raises:
+            InvalidArchive: the registry lacks the blob, or has one of another size.
+            Unavailable: the registry cannot be reached.
+        """
+        if _is_manifest(descriptor):
+            content = self._manifest(descriptor)
+            return BytesIO(content[start:])
+        url = self.client.url(f"{self.name}/blobs/{descriptor.digest}")
+        return open_download(self.client, url, Scope(self.name), descriptor, start)
+
+    def has(self, descriptor: Descriptor) -> bool:
+        """Tell whether the repository has a blob of this digest.
+
+        Raises:
+            InvalidArchive: it has another size there.
+        """
+        folder = "manifests" if _is_manifest(descriptor) else "blobs"
+        url = self.client.url(f"{self.name}/{folder}/{descriptor.digest}")
+        answer = self.client.call(Request("HEAD", url, Scope(self.name), {"Accept": ACCEPT}), allow=(404,))
+        if answer.status == 404:
+            return False
+        length = answer.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) != descriptor.size:
+            raise InvalidArchive(
+                f"blob {descriptor.digest} has {length} bytes in {self.client.address}, "
+                f"its manifest says {descriptor.size}"
+            )
+        return True
+
+    def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
+        """Copy a blob, its digest checked on the way. One that is there already is skipped.
+
+        One of another repository of the same registry is not moved: the registry is told to show it here, too.
+
+        Raises:
+            InvalidArchive: the source lacks the blob, or what it has is damaged.
+            InvalidArgument: the registry refuses it.
+            Unavailable: the registry cannot be reached.
+        """
+        transfer = transfer or Transfer()
+        if self.has(descriptor):
+            transfer.skip(descriptor.size)
+        elif _is_manifest(descriptor):
+            self.put_manifest(descriptor.digest, read_document(source, descriptor), descriptor.media_type)
+            transfer.advance(descriptor.size)
+        else:
+            scope = Scope(self.name, PUSH, self._neighbour(source))
+            Upload(self.client, scope, source, descriptor, transfer, self._chunk_bytes).run()
+
+    def finish(self) -> None:
+        """Do nothing: what a registry has taken, it keeps."""
+
+    def get_manifest(self, reference: str) -> tuple[Descriptor, bytes] | None:
+        """Return what a tag or a digest names, its digest checked; None if there is no such thing.
+
+        Raises:
+            InvalidArchive: its content has another digest than the registry says, or than is asked for.
+        """
+        answer = self.client.call(self._request("GET", reference, {"Accept": ACCEPT}), allow=(404,))
+        if answer.status == 404:
+            return None
+        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        descriptor = Descriptor(media_type=kind[:255], digest=_digest(answer.content), size=len(answer.content))
+        said = answer.headers.get(DIGEST_HEADER, "")
+        for expected in (said, reference):
+            if expected.startswith("sha256:") and expected != descriptor.digest:
+                raise damaged(descriptor.model_copy(update={"digest": expected}))
+        if sum(map(len, self._documents.values())) < _REMEMBERED_BYTES:
+            self._documents[descriptor.digest] = answer.content
+        return descriptor, answer.content
+
+    def digest_of(self, tag: str) -> str | None:
+        """Return the digest that a tag points to; None if there is no such tag."""
+        answer = self.client.call(self._request("HEAD", tag, {"Accept": ACCEPT}), allow=(404,))
+        if answer.status == 404:
+            return None
+        digest: str = answer.headers.get(DIGEST_HEADER, "")
+        if _DIGEST.fullmatch(digest):
+            return digest
+        found = self.get_manifest(tag)
+        return found[0].digest if found else None
+
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> None:
+        """Store a manifest by its digest, or point a tag at it.
+
+        Raises:
+            InvalidArgument: the registry refuses it.
+        """
+        request = self._request("PUT", reference, {"Content-Type": media_type}, content)
+        answer = self.client.call(request)
+        if subject := answer.headers.get("OCI-Subject"):
+            self.subjects.add(subject)
+        said = answer.headers.get(DIGEST_HEADER)
+        if said is not None and said != _digest(content):
+            raise InvalidArgument(
+                f"{self.client.address} stored a manifest of '{self.name}' as {said[:80]}, which is not its digest"
+            )
+
+    def delete_manifest(self, reference: str, allow: tuple[int, ...] = ()) -> int:
+        """Delete a tag, or all tags of a digest, and return the answer's status."""
+        return self.client.call(self._request("DELETE", reference, {}), allow).status
+
+    def _neighbour(self, source: Blobs) -> str:
+        """Return the name of a source that is another repository of the same registry, or an empty string."""
+        if isinstance(source, RegistryBlobs) and source.client.address == self.client.address:
+            return source.name
+        return ""
+
+    def _manifest(self, descriptor: Descriptor) -> bytes:
+        content = self._documents.get(descriptor.digest)
+        if content is None:
+            found = self.get_manifest(descriptor.digest)
+            if found is None:
+                raise InvalidArchive(f"blob {descriptor.digest} is missing in {self.client.address}/{self.name}")
+            content = found[1]
+        if len(content) != descriptor.size:
+            raise InvalidArchive(
+                f"blob {descriptor.digest} has {len(content)} bytes, its manifest says {descriptor.size}"
+            )
+        return content
+
+    def _request(self, method: str, reference: str, headers: dict[str, str], content: bytes | None = None) -> Request:
+        actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, "pull")
+        url = self.client.url(f"{self.name}/manifests/{reference}")
+        return Request(method, url, Scope(self.name, actions), headers, content)
+
+
+def _is_manifest(descriptor: Descriptor) -> bool:
+    return descriptor.media_type in (manifest.INDEX, manifest.MANIFEST)
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

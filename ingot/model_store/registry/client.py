@@ -1,0 +1,320 @@
+"""HTTP to one registry: authorization, redirects, retries, and what its refusals mean to a user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.cookiejar import DefaultCookiePolicy
+from importlib.metadata import version
+
+import httpx
+
+from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.model_store.manifest import MAX_DOCUMENT_BYTES
+from ingot.model_store.references import RegistryAddress, is_loopback
+from ingot.model_store.registry.auth import Authorizer, Scope
+from ingot.model_store.registry.credentials import Credentials
+from ingot.model_store.registry.retries import Retries, Transient
+
+MAX_REDIRECTS = 5
+CONNECT_SECONDS, READ_SECONDS, DOCUMENT_SECONDS = 10.0, 60.0, 120.0
+_MAX_ERROR_BYTES, _MAX_ERROR_TEXT = 16 << 10, 300
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+# What Docker calls its hub is not where the hub's registry is.
+_HUB, _HUB_REGISTRY = frozenset(("docker.io", "index.docker.io")), "registry-1.docker.io"
+
+Content = bytes | Callable[[], Iterable[bytes]] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request. ``content`` is called anew for each time that the body is sent."""
+
+    method: str
+    url: str
+    scope: Scope
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: Content = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response that was read whole."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+    url: str
+
+
+class Client:
+    """HTTP to one registry, for many threads. Its connections are closed when nothing refers to it any more.
+
+    Args:
+        address: the registry.
+        credentials: gives those for a repository by its name, or None for anonymous access.
+        retries: how often a call is tried.
+    """
+
+    def __init__(
+        self, address: RegistryAddress, credentials: Callable[[str], Credentials | None], retries: Retries | None = None
+    ):
+        self.address = address
+        self.retries = retries or Retries()
+        self.has_referrers = True
+        """Whether the registry lists what is attached to a manifest; False once it is known not to."""
+        base = httpx.URL(address.url)
+        self._base = base.copy_with(host=_HUB_REGISTRY) if base.host in _HUB else base
+        self._authorizer = Authorizer(address, credentials, self._ask)
+        context = httpx.create_ssl_context()
+        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
+        self._http = httpx.Client(
+            verify=context,
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
+            # A compressed answer could be a bomb, and its digest would be another one.
+            headers={"User-Agent": f"ingot/{version('ingot')}", "Accept-Encoding": "identity"},
+            # This machine's own servers are not reached through a proxy.
+            mounts={f"all://{base.host}": None} if is_loopback(base.host) else None,
+        )
+        # Harbor takes a cookie for a browser and then asks for a form's token.
+        self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        weakref.finalize(self, self._http.close)
+
+    def url(self, path: str) -> str:
+        """Return the address of something below ``/v2/``."""
+        return str(self._base.copy_with(raw_path=f"/v2/{path}".encode()))
+
+    def call(self, request: Request, allow: Collection[int] = ()) -> Answer:
+        """Make a request, again and again if need be, and read the response.
+
+        Args:
+            request: it must do no harm to send it twice.
+            allow: statuses that are answers too, beside 2xx.
+
+        Raises:
+            Unavailable: the registry cannot be reached, or fails.
+            InvalidArgument: it refuses the request, or its answer makes no sense.
+            NotFound: it has no such thing.
+        """
+        return self.retries.run(lambda: self.once(request, allow))
+
+    def once(self, request: Request, allow: Collection[int] = ()) -> Answer:
+        """Make a request once and read the response.
+
+        Raises:
+            Transient: it may succeed later.
+        """
+        response = self.open(request, allow)
+        try:
+            with self.errors():
+                content = b"" if request.method == "HEAD" else _read(response, MAX_DOCUMENT_BYTES, self.address)
+                return Answer(response.status_code, response.headers, content, str(response.url))
+        finally:
+            response.close()
+
+    def open(self, request: Request, allow: Collection[int] = ()) -> httpx.Response:
+        """Make a request once and return the response with its body unread; close it.
+
+        Raises:
+            Transient: it may succeed later.
+        """
+        with self.errors():
+            response = self._follow(request)
+            if response.is_success or response.status_code in allow:
+                return response
+            try:
+                raise self._refusal(request, response)
+            finally:
+                response.close()
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what goes wrong on the network into errors that name the registry.
+
+        Raises:
+            Transient: it may pass.
+            Unavailable: it will not.
+            InvalidArgument: the two sides cannot understand each other.
+        """
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise Transient(f"{self.address} does not answer; check the network, or try later") from error
+        except httpx.TransportError as error:
+            raise _network_error(self.address, error) from error
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise InvalidArgument(f"{self.address} leads to an address that makes no sense: {error}") from error
+
+    def target(self, base: str, location: str) -> str:
+        """Return where a registry's answer leads.
+
+        Raises:
+            InvalidArgument: it is not a place that a registry may lead to: HTTPS, or plain HTTP where that is allowed.
+        """
+        try:
+            url = httpx.URL(base).join(location)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise InvalidArgument(f"{self.address} leads to an address that makes no sense") from error
+        if not allowed(self.address, url) or url.userinfo or not url.host:
+            raise InvalidArgument(
+                f"{self.address} leads to '{location[:_MAX_ERROR_TEXT]}', which is not followed: only HTTPS is, and "
+                f"plain HTTP from oci+http://{self.address.netloc}"
+            )
+        return str(url)
+
+    def _follow(self, request: Request) -> httpx.Response:
+        url = request.url
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._authorized(request, url)
+            if response.status_code not in _REDIRECTS:
+                return response
+            location = response.headers.get("Location", "")
+            _discard(response)
+            if request.method not in ("GET", "HEAD"):
+                raise InvalidArgument(
+                    f"{self.address} sends what is written to it on to '{location[:_MAX_ERROR_TEXT]}'; "
+                    "use that address itself"
+                )
+            url = self.target(url, location)
+        raise InvalidArgument(f"{self.address} leads from one address to the next, more than {MAX_REDIRECTS} times")
+
+    def _authorized(self, request: Request, url: str) -> httpx.Response:
+        target = httpx.URL(url)
+        own = (target.scheme, target.host, target.port) == (self._base.scheme, self._base.host, self._base.port)
+        if not own:  # storage that the registry leads to has its own authorization in the URL
+            return self._send(request, url, None)
+        header = self._authorizer.header(request.scope)
+        response = self._send(request, url, header)
+        if response.status_code == 401:
+            challenges = response.headers.get_list("WWW-Authenticate")
+            fresh = self._authorizer.renew(challenges, request.scope, header)
+            if fresh is not None:
+                _discard(response)
+                return self._send(request, url, fresh)
+        return response
+
+    def _send(self, request: Request, url: str, authorization: str | None) -> httpx.Response:
+        headers = dict(request.headers)
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        content = request.content() if callable(request.content) else request.content
+        sent = self._http.build_request(request.method, url, headers=headers, content=content)
+        return self._http.send(sent, stream=True, follow_redirects=False)
+
+    def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
+        """Send a request of the authorizer's: nothing is added to it, and no redirect is followed."""
+
+        def ask() -> tuple[int, bytes]:
+            with self.errors():
+                sent = self._http.build_request(method, url, headers=dict(headers), content=content)
+                response = self._http.send(sent, stream=True, follow_redirects=False)
+                try:
+                    if response.status_code in _TRANSIENT:
+                        raise Transient(f"{httpx.URL(url).host} answers {response.status_code}", _retry_after(response))
+                    return response.status_code, _read(response, MAX_DOCUMENT_BYTES, self.address)
+                finally:
+                    response.close()
+
+        return self.retries.run(ask)
+
+    def _refusal(self, request: Request, response: httpx.Response) -> IngotError:
+        status, text = response.status_code, _error_text(response)
+        said = f"{status}: {text}" if text else str(status)
+        if status in _TRANSIENT:
+            return Transient(f"{self.address} answers {said}", _retry_after(response))
+        if status in (401, 403):
+            what = f"'{request.scope.name}'" if request.scope.name else "this"
+            return InvalidArgument(
+                f"{self.address} refuses access to {what} ({said}); docker login {self.address.netloc} writes the "
+                f"credentials, which must allow to {request.scope.verb}"
+            )
+        if status == 404:
+            return NotFound(f"{self.address} has no such thing ({said})")
+        if "HTTPS server" in text:
+            return InvalidArgument(f"{self.address} speaks HTTPS; write oci+https://{self.address.netloc}")
+        if status > 500:
+            return Unavailable(f"{self.address} answers {said}")
+        return InvalidArgument(f"{self.address} refuses {request.method} {httpx.URL(request.url).path} ({said})")
+
+
+def allowed(address: RegistryAddress, url: httpx.URL) -> bool:
+    """Tell whether a registry may lead to a URL."""
+    if url.scheme == "http":
+        return address.url.startswith("http:") and (address.scheme == "oci+http" or is_loopback(url.host))
+    return url.scheme == "https"
+
+
+def _read(response: httpx.Response, limit: int, address: RegistryAddress) -> bytes:
+    """Return a response's body.
+
+    Raises:
+        InvalidArgument: it is longer than a document can be.
+        Transient: it takes too long.
+    """
+    content, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
+    for chunk in response.iter_raw():
+        content += chunk
+        if len(content) > limit:
+            raise InvalidArgument(f"{address} answers with more than {limit >> 20} MiB where a document is expected")
+        if time.monotonic() > end:
+            raise Transient(f"{address} takes too long to answer")
+    return bytes(content)
+
+
+def _discard(response: httpx.Response) -> None:
+    """Read what little there is, so that the connection can be used again, and close the response."""
+    count = 0
+    for chunk in response.iter_raw():
+        count += len(chunk)
+        if count > _MAX_ERROR_BYTES:
+            break
+    response.close()
+
+
+def _error_text(response: httpx.Response) -> str:
+    """Return what a registry says of an error, cut to what a person reads."""
+    content = bytearray()
+    with contextlib.suppress(httpx.TransportError):
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > _MAX_ERROR_BYTES:
+                break
+    text = content.decode(errors="replace")
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+        first = json.loads(text)["errors"][0]
+        text = str(first.get("message") or first["code"])
+    return " ".join(text.split())[:_MAX_ERROR_TEXT]
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return how many seconds a response asks to wait; 0 where it names a date or nothing."""
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() and len(text) < 10 else 0.0
+
+
+def _network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return InvalidArgument(
+                f"{address} cannot prove that it is that host: {cause.verify_message}; if it has its own certificate "
+                "authority, SSL_CERT_FILE=authority.pem makes it known"
+            )
+        if isinstance(cause, ssl.SSLError) and address.url.startswith("https:"):
+            return InvalidArgument(
+                f"{address} does not speak HTTPS ({cause.reason}); if it speaks plain HTTP, write "
+                f"oci+http://{address.netloc}"
+            )
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+            return Unavailable(f"{address} cannot be found: there is no host of that name; check the spelling")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.ConnectError):
+        return Transient(f"{address} cannot be reached ({error}); check the address and the network")
+    return Transient(f"the connection to {address} broke ({str(error) or type(error).__name__})")

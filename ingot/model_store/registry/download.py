@@ -1,0 +1,166 @@
+"""A blob as it comes from a registry: a stream that goes on by itself where a connection broke."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+import httpx
+
+from ingot.errors import InvalidArchive, NotFound
+from ingot.model_store.blobs import CHUNK_BYTES
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.registry.auth import Scope
+from ingot.model_store.registry.client import Client, Request
+from ingot.model_store.registry.retries import Transient
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+PROGRESS_BYTES = 1 << 20
+"""So much must come between two failures for the second one to count as the first again."""
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+
+
+def open_download(client: Client, url: str, scope: Scope, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+    """Return a blob's bytes from ``start`` on. Errors of the network are raised as it is read.
+
+    Raises:
+        InvalidArchive: the registry lacks the blob, or has one of another size.
+        Unavailable: the registry cannot be reached.
+    """
+    return io.BufferedReader(_Download(client, url, scope, descriptor, start), CHUNK_BYTES)
+
+
+class _Download(io.RawIOBase):
+    def __init__(self, client: Client, url: str, scope: Scope, descriptor: Descriptor, start: int):
+        self._client = client
+        self._url = url
+        self._scope = scope
+        self._descriptor = descriptor
+        self._at = min(start, descriptor.size)
+        self._failed = 0
+        self._failed_at = self._at
+        self._rest = memoryview(b"")
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[bytes] = iter(())
+        if self._at < descriptor.size:
+            self._reconnect()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if not self._rest and self._at < self._descriptor.size:
+            self._rest = memoryview(self._next())
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._disconnect()
+        super().close()
+
+    def _next(self) -> bytes:
+        """Return the next bytes, from another connection if this one broke."""
+        while True:
+            try:
+                with self._client.errors():
+                    chunk = next(self._chunks, b"")
+                if not chunk:
+                    raise Transient(f"{self._client.address} ended blob {self._descriptor.digest} too early")
+                break
+            except Transient as error:
+                self._fail(error)
+                self._reconnect()
+        self._at += len(chunk)
+        if self._at > self._descriptor.size:
+            raise self._wrong_size("more than that")
+        if self._at == self._descriptor.size:
+            self._finish()
+        return chunk
+
+    def _finish(self) -> None:
+        """Take the end of the response in, so that its connection can be used again."""
+        try:
+            with self._client.errors():
+                surplus = next(self._chunks, b"")
+        except Transient:  # all that was wanted is here
+            surplus = b""
+        self._disconnect()
+        if surplus:
+            raise self._wrong_size("more than that")
+
+    def _fail(self, error: Transient) -> None:
+        """Wait before the next try, or raise if there have been enough without progress."""
+        self._disconnect()
+        if self._at - self._failed_at >= PROGRESS_BYTES:
+            self._failed = 0
+        self._failed += 1
+        self._failed_at = self._at
+        self._client.retries.wait(self._failed, error)
+
+    def _reconnect(self) -> None:
+        while True:
+            try:
+                self._connect()
+                return
+            except Transient as error:
+                self._fail(error)
+
+    def _connect(self) -> None:
+        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+        try:
+            response = self._client.open(Request("GET", self._url, self._scope, headers), allow=(416,))
+        except NotFound as error:
+            raise InvalidArchive(f"blob {self._descriptor.digest} is missing: {error}") from error
+        self._response = response
+        self._chunks = response.iter_raw()
+        skipped = self._at
+        if response.status_code == 206:
+            self._check_range(response.headers.get("Content-Range", ""))
+            skipped = 0
+        elif response.status_code == 416:
+            raise self._wrong_size("fewer")
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) != self._descriptor.size - self._at + skipped:
+            raise self._wrong_size(f"{int(length) + self._at - skipped}")
+        self._skip(skipped)
+
+    def _check_range(self, text: str) -> None:
+        match = _RANGE.fullmatch(text)
+        if match is None or int(match[1]) != self._at:
+            raise InvalidArchive(
+                f"{self._client.address} was asked for blob {self._descriptor.digest} from byte {self._at} on and "
+                f"gives '{text[:100]}'"
+            )
+        if match[3] not in ("*", str(self._descriptor.size)):
+            raise self._wrong_size(match[3])
+
+    def _skip(self, count: int) -> None:
+        """Read what is here already: the registry does not know how to begin in the middle."""
+        with self._client.errors():
+            while count:
+                chunk = next(self._chunks, b"")
+                if not chunk:
+                    raise Transient(f"{self._client.address} ended blob {self._descriptor.digest} too early")
+                if len(chunk) > count:
+                    self._chunks = itertools.chain((chunk[count:],), self._chunks)
+                count -= min(count, len(chunk))
+
+    def _wrong_size(self, size: str) -> InvalidArchive:
+        self._disconnect()
+        return InvalidArchive(
+            f"blob {self._descriptor.digest} has {size} bytes in {self._client.address}, "
+            f"its manifest says {self._descriptor.size}"
+        )
+
+    def _disconnect(self) -> None:
+        if self._response is not None:
+            self._response.close()
+        self._response, self._chunks = None, iter(())

@@ -1,0 +1,59 @@
+"""Lists that a registry gives page by page: each names the next one in its ``Link`` header."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import httpx
+
+from ingot.errors import InvalidArgument
+from ingot.model_store.registry.client import Answer, Client, Request
+
+MAX_PAGES = 1000
+MAX_ITEMS = 10_000
+_NEXT = re.compile(r'<([^<>]*)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
+
+
+def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iterator[Answer]:
+    """Yield the answers to a request and to those for the pages after it.
+
+    Raises:
+        InvalidArgument: a page lies in another place than the first one, or they do not end.
+    """
+    first = httpx.URL(request.url)
+    for _ in range(MAX_PAGES):
+        answer = client.call(request, allow)
+        yield answer
+        link = _NEXT.search(answer.headers.get("Link", "")[:4096])
+        if link is None or answer.status != 200:
+            return
+        url = httpx.URL(client.target(request.url, link[1]))
+        if (url.host, url.port, url.path) != (first.host, first.port, first.path):
+            raise InvalidArgument(f"{client.address} leads to a next page that lies elsewhere: '{link[1][:200]}'")
+        request = replace(request, url=str(url))
+    raise InvalidArgument(f"{client.address} gives a list of more than {MAX_PAGES} pages")
+
+
+def names(client: Client, request: Request, key: str, allow: Collection[int] = ()) -> list[str] | None:
+    """Return the texts that a registry lists under ``key``; None if the answer is one of the statuses in ``allow``.
+
+    Raises:
+        InvalidArgument: it lists too many, or what it gives is no list.
+    """
+    found: dict[str, None] = {}
+    for answer in pages(client, request, allow):
+        if answer.status in allow:
+            return None
+        try:
+            content = json.loads(answer.content)[key]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise InvalidArgument(f"{client.address} gives something else where {key} are asked for") from error
+        if content is not None and not isinstance(content, list):
+            raise InvalidArgument(f"{client.address} gives something else where {key} are asked for")
+        found.update((item, None) for item in content or () if isinstance(item, str))
+        if len(found) > MAX_ITEMS:
+            raise InvalidArgument(f"{client.address} lists more than {MAX_ITEMS} {key}")
+    return list(found)

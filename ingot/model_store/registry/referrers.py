@@ -1,0 +1,117 @@
+"""What is attached to an archive in a registry: its referrers API, or else an index under a tag of its own.
+
+Entries of other tools are neither shown nor lost.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.errors import InvalidArchive, Unavailable
+from ingot.model_store import attachments, manifest
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.references import attachments_tag
+from ingot.model_store.registry.auth import Scope
+from ingot.model_store.registry.blobs import RegistryBlobs
+from ingot.model_store.registry.client import Request
+from ingot.model_store.registry.pages import MAX_ITEMS, pages
+
+_TRIES = 8
+_SETTLE_SECONDS = 0.1
+
+
+def attached(blobs: RegistryBlobs, digest: str) -> tuple[Descriptor, ...]:
+    """Return those attachments of an archive that Ingot knows.
+
+    Raises:
+        InvalidArchive: there are more than there can be.
+        Unavailable: the registry cannot be reached.
+    """
+    entries = _from_api(blobs, digest)
+    if entries is None:
+        entries = _from_tag(blobs, digest)
+    return attachments.known(_parsed(entries))
+
+
+def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...]) -> None:
+    """List attachments, whose manifests are there already, beside those that are listed.
+
+    A registry with the referrers API does so by itself. Otherwise an index is read, added to and written again; as
+    registries have no compare-and-swap, it is read once more afterwards, and written again if somebody else wrote it.
+
+    Raises:
+        Unavailable: others write it all the time, or the registry cannot be reached.
+    """
+    if not added or digest in blobs.subjects:
+        return
+    from_api = _from_api(blobs, digest)
+    if from_api is not None and not _missing(from_api, added):
+        return
+    for _ in range(_TRIES):
+        entries = _from_tag(blobs, digest)
+        missing = _missing(entries, added)
+        if not missing:
+            return
+        entries += [json.loads(manifest.encode(item)) for item in missing]
+        index = {"schemaVersion": 2, "mediaType": manifest.INDEX, "manifests": entries}
+        blobs.put_manifest(attachments_tag(digest), json.dumps(index).encode(), manifest.INDEX)
+        time.sleep(_SETTLE_SECONDS * random.uniform(1, 2))  # whoever read it before we wrote has written by then
+    raise Unavailable(
+        f"what is attached to {digest} could not be listed in {blobs.client.address}/{blobs.name}: "
+        "others change the list all the time; try again"
+    )
+
+
+def _from_api(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]] | None:
+    """Return what the referrers API lists; None where the registry has none."""
+    if not blobs.client.has_referrers:
+        return None
+    url = blobs.client.url(f"{blobs.name}/referrers/{digest}")
+    request = Request("GET", url, Scope(blobs.name), {"Accept": manifest.INDEX})
+    entries: list[dict[str, Any]] = []
+    # Registries without it answer by all kinds of refusals.
+    for answer in pages(blobs.client, request, allow=(400, 403, 404, 405, 406, 501)):
+        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        if answer.status != 200 or kind != manifest.INDEX:
+            blobs.client.has_referrers = False
+            return None
+        entries += _entries(answer.content, f"what {blobs.client.address} lists as attached to {digest}")
+        if len(entries) > MAX_ITEMS:
+            raise InvalidArchive(f"{blobs.client.address} lists more than {MAX_ITEMS} things attached to {digest}")
+    return entries
+
+
+def _from_tag(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]]:
+    found = blobs.get_manifest(attachments_tag(digest))
+    return _entries(found[1], f"the index of what is attached to {digest}") if found else []
+
+
+def _entries(content: bytes, what: str) -> list[dict[str, Any]]:
+    """Return an index's entries as they are: those of other tools may have fields and digests that we do not know."""
+    try:
+        entries = json.loads(content)["manifests"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InvalidArchive(f"{what} is not an index") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidArchive(f"{what} is not an index")
+    return entries
+
+
+def _parsed(entries: list[dict[str, Any]]) -> Iterator[Descriptor]:
+    for entry in entries:
+        if entry.get("artifactType") == attachments.SIGNATURE:
+            try:
+                yield Descriptor.model_validate(entry)
+            except ValidationError:  # such as one with a digest of another kind
+                continue
+
+
+def _missing(entries: list[dict[str, Any]], wanted: tuple[Descriptor, ...]) -> list[Descriptor]:
+    there = {entry.get("digest") for entry in entries if isinstance(entry.get("digest"), str)}
+    return [item for item in wanted if item.digest not in there]

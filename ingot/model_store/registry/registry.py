@@ -1,0 +1,308 @@
+"""An OCI registry as a place for archives: any server that speaks the distribution specification."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved, Unsupported
+from ingot.model_store import manifest
+from ingot.model_store.archive import Archive
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.references import (
+    Reference,
+    RegistryAddress,
+    is_attachments_tag,
+    is_version,
+    valid_name,
+    version_key,
+)
+from ingot.model_store.registry import credentials as credential_files
+from ingot.model_store.registry import referrers
+from ingot.model_store.registry.auth import Scope
+from ingot.model_store.registry.blobs import RegistryBlobs
+from ingot.model_store.registry.client import Client, Request
+from ingot.model_store.registry.credentials import Credentials
+from ingot.model_store.registry.pages import names as listed
+from ingot.model_store.registry.retries import Retries
+from ingot.model_store.store import next_version
+from ingot.model_store.tags import ANY, NONE
+from ingot.model_store.transfer import Transfer
+
+_WORKERS = 8
+_SHOWN = 20
+
+
+class Registry:
+    """Archives in an OCI registry.
+
+    Registries have no compare-and-swap: what a tag is expected to be is looked at just before it is moved, and of two
+    who move it in the same moment the last one wins.
+
+    Args:
+        address: such as ``oci://registry.local:5000``.
+        credentials: for all repositories; by default those that ``docker login`` and the like left.
+        chunk_bytes: send blobs in pieces of that size, which can be gone on with; by default each in one, which every
+            registry takes.
+        retries: how often calls are tried.
+    """
+
+    def __init__(
+        self,
+        address: RegistryAddress | str,
+        *,
+        credentials: Credentials | None = None,
+        chunk_bytes: int | None = None,
+        retries: Retries | None = None,
+    ):
+        if chunk_bytes is not None and chunk_bytes < 1:
+            raise InvalidArgument(f"chunks of {chunk_bytes} bytes cannot be sent; chunk_bytes must be 1 or more")
+        self.address = RegistryAddress.parse(address) if isinstance(address, str) else address
+        self._chunk_bytes = chunk_bytes
+        self._client = Client(self.address, self._credentials(credentials), retries)
+
+    def names(self) -> list[str]:
+        """Return the names of all repositories, sorted. They may hold other things than archives.
+
+        Raises:
+            Unsupported: the registry does not list them, as large ones do not.
+        """
+        request = Request("GET", self._client.url("_catalog?n=1000"), Scope())
+        try:
+            found = listed(self._client, request, "repositories", allow=(401, 403, 404, 405, 501))
+        except InvalidArgument as error:
+            raise Unsupported(f"{self.address} does not list its models: {error}; name one") from error
+        if found is None:
+            raise Unsupported(f"{self.address} does not list its models; name one, such as {self.address}/team/digits")
+        return sorted(name for name in found if _is_name(name))
+
+    def tags(self, name: str) -> dict[str, str]:
+        """Return tag -> digest of a model; empty when there is no such model."""
+        blobs = self._blobs(name)
+        tags = self._tags(blobs)
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="ingot-tags") as pool:
+            digests = pool.map(blobs.digest_of, tags)
+            return {tag: digest for tag, digest in zip(tags, digests, strict=True) if digest is not None}
+
+    def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
+        """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
+
+        A reference by digest alone gets a tag only if one points to that digest now.
+
+        Raises:
+            NotFound: there is no such name, tag or digest; the message lists what there is.
+            InvalidArchive: it names something else than an archive, or the registry gives what has another digest.
+        """
+        ref = self._parse(reference)
+        blobs = self._blobs(ref.name)
+        tag = ref.tag
+        if tag is None and ref.digest is None:
+            tag = self._latest(blobs, ref)
+        found = blobs.get_manifest(tag or str(ref.digest))
+        if found is None or ref.digest not in (None, found[0].digest):
+            raise self._missing(blobs, ref)
+        descriptor, content = found
+        archive = self._archive(blobs, descriptor, content, ref)
+        if tag is None:
+            tag = next((tag for tag, digest in self.tags(ref.name).items() if digest == descriptor.digest), None)
+        return archive, Reference(ref.name, tag, descriptor.digest, ref.variant, self.address)
+
+    def push(
+        self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
+    ) -> Reference:
+        """Copy an archive to the registry, with what is attached to it, and point a tag at it.
+
+        Args:
+            archive: from anywhere. From another repository of this registry no weights are moved.
+            reference: ``name:tag``, with or without this registry's address.
+            expect: the digest that the tag must have, ``"none"`` for a new tag; looked at before the tag is moved,
+                but not in one step with it.
+            transfer: is told of what is copied.
+
+        Raises:
+            AlreadyExists: the version holds another archive.
+            TagMoved: the tag is not what is expected.
+            InvalidArchive: a blob of the archive is damaged; no tag is moved.
+            InvalidArgument: the registry refuses it.
+            Unavailable: the registry cannot be reached.
+        """
+        ref = self._parse(reference)
+        if ref.tag is None or not ref.pushable:
+            raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+        blobs = self._blobs(ref.name)
+        self._check_tag(blobs, ref.tag, archive.digest, expect)
+        archive.check_own()
+        archive.copy_to(blobs, transfer)
+        referrers.attach(blobs, archive.digest, archive.attached)
+        return self._move(blobs, ref.tag, archive.descriptor, expect)
+
+    def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
+        """Point an alias, such as ``prod``, at what a reference names.
+
+        Raises:
+            NotFound: there is no such name, tag or digest.
+            AlreadyExists: ``alias`` is a version that holds another archive.
+            TagMoved: the alias is not what is expected.
+        """
+        target = Reference.parse(f"{self._parse(reference).name}:{alias}")
+        archive, found = self.find(reference)
+        return self._move(self._blobs(found.name), str(target.tag), archive.descriptor, expect)
+
+    def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
+        """Remove a tag.
+
+        Many registries cannot: they delete what a tag points to, and all tags that point to it. Then this is done only
+        where no other tag does.
+
+        Raises:
+            NotFound: there is no such tag.
+            TagMoved: the tag is not what is expected.
+            Unsupported: the registry deletes nothing, or would delete other tags too.
+        """
+        ref = self._parse(reference)
+        if ref.tag is None or ref.variant:
+            raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
+        blobs = self._blobs(ref.name)
+        digest = blobs.digest_of(ref.tag)
+        if digest is None:
+            raise self._missing(blobs, ref)
+        expect = ref.digest or expect
+        if expect not in (ANY, digest):
+            raise TagMoved(f"'{ref.name}:{ref.tag}' is {digest}, not {expect}: somebody else has moved it")
+        self._delete(blobs, ref.tag, digest)
+        return Reference(ref.name, ref.tag, digest, None, self.address)
+
+    def attach(self, archive: Archive, name: str) -> None:
+        """Store what is attached to an archive that is there already, beside what was attached before.
+
+        Raises:
+            NotFound: the archive is not there.
+            Unavailable: the registry cannot be reached.
+        """
+        blobs = self._blobs(name)
+        if not blobs.has(archive.descriptor):
+            raise NotFound(f"{self.address} has no '{name}@{archive.digest}'")
+        archive.copy_attached(blobs)
+        referrers.attach(blobs, archive.digest, archive.attached)
+
+    def __repr__(self) -> str:
+        return f"Registry({str(self.address)!r})"
+
+    def _credentials(self, given: Credentials | None) -> Callable[[str], Credentials | None]:
+        netloc = self.address.netloc
+        return lambda name: given if given is not None else credential_files.find(netloc, name)
+
+    def _blobs(self, name: str) -> RegistryBlobs:
+        return RegistryBlobs(self._client, valid_name(name), self._chunk_bytes)
+
+    def _parse(self, reference: str | Reference) -> Reference:
+        ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
+        if ref.registry not in (None, self.address):
+            raise InvalidArgument(f"'{ref}' is in another registry than {self.address}")
+        return Reference(ref.name, ref.tag, ref.digest, ref.variant, self.address)
+
+    def _tags(self, blobs: RegistryBlobs) -> list[str]:
+        request = Request("GET", self._client.url(f"{blobs.name}/tags/list?n=1000"), Scope(blobs.name))
+        found = listed(self._client, request, "tags", allow=(404,)) or []
+        shown = [tag for tag in found if _is_tag(tag) and not is_attachments_tag(tag)]
+        return sorted(shown, key=lambda tag: (not is_version(tag), version_key(tag) if is_version(tag) else (), tag))
+
+    def _latest(self, blobs: RegistryBlobs, ref: Reference) -> str:
+        """Return the highest version, or the only tag.
+
+        Raises:
+            NotFound: there is none.
+        """
+        tags = self._tags(blobs)
+        versions = [tag for tag in tags if is_version(tag)]
+        if versions:
+            return max(versions, key=version_key)
+        if len(tags) == 1:
+            return tags[0]
+        if tags:
+            raise NotFound(f"'{ref}' has no version; name one of its tags: {_some(tags)}")
+        raise self._missing(blobs, ref)
+
+    def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
+        tags = self._tags(blobs)
+        if not tags:
+            return NotFound(f"{self.address} has no model '{ref.name}'")
+        return NotFound(f"{self.address} has no '{ref}'; '{ref.name}' has: {_some(tags)}")
+
+    def _archive(self, blobs: RegistryBlobs, descriptor: Descriptor, content: bytes, ref: Reference) -> Archive:
+        if descriptor.media_type != manifest.INDEX:
+            raise InvalidArchive(f"'{ref}' is no archive of Ingot's, but {_kind(descriptor, content)}")
+        try:
+            return Archive(blobs, descriptor, referrers.attached(blobs, descriptor.digest))
+        except InvalidArchive as error:
+            raise InvalidArchive(f"'{ref}' is no archive of Ingot's, or is damaged: {error}") from error
+
+    def _check_tag(self, blobs: RegistryBlobs, tag: str, digest: str, expect: str) -> str | None:
+        """Return what a tag points to now, if it may be moved to another digest.
+
+        Raises:
+            AlreadyExists: it is a version that holds another archive.
+            TagMoved: it is not what is expected.
+        """
+        there = blobs.digest_of(tag)
+        if expect not in (ANY, there or NONE):
+            raise TagMoved(f"'{blobs.name}:{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
+        if is_version(tag) and there not in (None, digest):
+            raise AlreadyExists(
+                f"'{blobs.name}:{tag}' in {self.address} holds another archive ({str(there)[:19]}...) and a version "
+                f"never changes; push as another version, such as {blobs.name}:{next_version(self._tags(blobs))}"
+            )
+        return there
+
+    def _move(self, blobs: RegistryBlobs, tag: str, descriptor: Descriptor, expect: str) -> Reference:
+        if self._check_tag(blobs, tag, descriptor.digest, expect) != descriptor.digest:
+            with blobs.open(descriptor) as stream:
+                blobs.put_manifest(tag, stream.read(), descriptor.media_type)
+        return Reference(blobs.name, tag, descriptor.digest, None, self.address)
+
+    def _delete(self, blobs: RegistryBlobs, tag: str, digest: str) -> None:
+        refusals = (400, 404, 405, 415, 501)
+        if blobs.delete_manifest(tag, refusals) not in refusals:
+            return
+        sharing = [other for other, there in self.tags(blobs.name).items() if there == digest and other != tag]
+        if sharing:
+            raise Unsupported(
+                f"{self.address} deletes no single tag: with '{blobs.name}:{tag}' it would delete "
+                f"{_some(sharing)}, which is the same archive"
+            )
+        if blobs.delete_manifest(digest, refusals) in refusals:
+            raise Unsupported(f"{self.address} deletes nothing: whoever runs it must allow it to")
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return valid_name(text) == text
+    except InvalidArgument:
+        return False
+
+
+def _is_tag(text: str) -> bool:
+    try:
+        return Reference.parse(f"name:{text}").tag == text
+    except InvalidArgument:
+        return is_attachments_tag(text)
+
+
+def _some(tags: Iterable[str]) -> str:
+    tags = list(tags)
+    return ", ".join(tags[:_SHOWN]) + (f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else "")
+
+
+def _kind(descriptor: Descriptor, content: bytes) -> str:
+    """Return what a manifest is of, as it says itself."""
+    try:
+        document = json.loads(content)
+        kind = document.get("artifactType") or document["config"]["mediaType"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        kind = descriptor.media_type
+    if kind in ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"):
+        return "a container image"
+    if "manifest.list" in str(kind):
+        return "a list of container images"
+    return f"'{str(kind)[:100]}'" if kind else "something of no known kind"

@@ -1,0 +1,66 @@
+"""When a call to a registry is tried again: after what may pass, a few times, ever more slowly."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ingot.errors import Unavailable
+
+Result = TypeVar("Result")
+
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds; a registry that asks for more is given up."""
+
+
+class Transient(Unavailable):
+    """A failure that may pass: a dropped connection, a server's own error, too many requests.
+
+    ``after`` is how many seconds the registry asks to wait.
+    """
+
+    def __init__(self, message: str, after: float = 0.0):
+        super().__init__(message)
+        self.after = after
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often a call is made, and how long is waited in between: ``first`` seconds, then twice as long each time.
+
+    Waits are cut by up to a half at random, so that many clients do not come back at the same moment.
+    """
+
+    tries: int = 5
+    first: float = 0.4
+    longest: float = 10.0
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Make a call until it succeeds.
+
+        Raises:
+            Unavailable: it failed each time.
+        """
+        failed = 0
+        while True:
+            try:
+                return call()
+            except Transient as error:
+                failed += 1
+                self.wait(failed, error)
+
+    def wait(self, failed: int, error: Transient) -> None:
+        """Wait after so many failures in a row.
+
+        Raises:
+            Unavailable: it was the last try, or the registry asks for too long a wait.
+        """
+        if failed >= self.tries:
+            raise Unavailable(f"{error} (tried {failed} times)") from error
+        if error.after > LONGEST_RETRY_AFTER:
+            raise Unavailable(f"{error}; it asks to come back in {error.after:.0f} seconds") from error
+        pause = min(self.longest, self.first * 2 ** (failed - 1))
+        time.sleep(max(error.after, pause * random.uniform(0.5, 1)))

@@ -1,0 +1,162 @@
+"""A blob on its way to a registry: in one piece, or in chunks that go on where a connection broke."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store.blobs import CHUNK_BYTES, Blobs, damaged
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.registry.auth import Scope
+from ingot.model_store.registry.client import Answer, Client, Content, Request
+from ingot.model_store.registry.retries import Transient
+from ingot.model_store.transfer import Transfer
+
+_RECEIVED = re.compile(r"(?:bytes=)?0-(\d{1,19})")
+_BINARY = "application/octet-stream"
+# The registry has lost the upload, or has come to another end of it than we: it must begin anew.
+_LOST = (404, 416)
+
+
+class Upload:
+    """One blob's upload to ``https://host/v2/<name>/blobs/uploads/``.
+
+    Args:
+        client: the registry.
+        scope: the repository; its ``source`` is another one of the same registry that has the blob, or empty.
+        source: where the blob comes from.
+        descriptor: the blob.
+        transfer: is told of each chunk, and again where it is taken back.
+        chunk_bytes: send pieces of that size; None sends all in one, which every registry takes.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        scope: Scope,
+        source: Blobs,
+        descriptor: Descriptor,
+        transfer: Transfer,
+        chunk_bytes: int | None = None,
+    ):
+        self._client = client
+        self._scope = scope
+        self._source = source
+        self._descriptor = descriptor
+        self._transfer = transfer
+        self._chunk_bytes = chunk_bytes
+        self._sha = hashlib.sha256()
+        self._hashed = 0
+        self._sent = 0
+
+    def run(self) -> None:
+        """Send the blob.
+
+        Raises:
+            InvalidArchive: the source's content has not the digest; the registry does not get the end of it.
+            Unavailable: the registry fails.
+        """
+        self._client.retries.run(self._attempt)
+
+    def _attempt(self) -> None:
+        started = self._begin()
+        if started.status == 201:  # mounted from the other repository
+            self._take_back(0)
+            self._transfer.skip(self._descriptor.size)
+            return
+        location = self._location(started)
+        if self._chunk_bytes is None:
+            headers = {"Content-Length": str(self._descriptor.size), "Content-Type": _BINARY}
+            self._finish(location, headers, lambda: self._bytes(0, self._descriptor.size))
+            return
+        least = started.headers.get("OCI-Chunk-Min-Length", "")
+        size = max(self._chunk_bytes, int(least) if least.isdecimal() and len(least) < 12 else 0)
+        self._finish(self._send_chunks(location, size), {"Content-Length": "0"}, b"")
+
+    def _begin(self) -> Answer:
+        url = self._client.url(f"{self._scope.name}/blobs/uploads/")
+        if self._scope.source:
+            url += f"?mount={quote(self._descriptor.digest, safe='')}&from={quote(self._scope.source, safe='')}"
+        return self._client.call(Request("POST", url, self._scope))
+
+    def _finish(self, location: str, headers: dict[str, str], content: Content) -> None:
+        url = f"{location}{'&' if '?' in location else '?'}digest={quote(self._descriptor.digest, safe='')}"
+        answer = self._client.once(Request("PUT", url, self._scope, headers, content), allow=_LOST)
+        if answer.status in _LOST:
+            raise Transient(f"{self._client.address} has lost the upload of blob {self._descriptor.digest}")
+
+    def _send_chunks(self, location: str, size: int) -> str:
+        """Send all content and return where the upload is to be finished."""
+        at, failed = 0, 0
+        self._take_back(0)
+        while at < self._descriptor.size:
+            end = min(at + size, self._descriptor.size)
+            try:
+                answer = self._client.once(self._chunk(location, at, end), allow=_LOST)
+                if answer.status in _LOST or _received(answer, end) != end:
+                    raise Transient(f"{self._client.address} has lost a part of blob {self._descriptor.digest}")
+                at, failed = end, 0
+            except Transient as error:
+                failed += 1
+                self._client.retries.wait(failed, error)
+                answer = self._client.call(Request("GET", location, self._scope), allow=(400, *_LOST))
+                if answer.status not in (202, 204):
+                    raise
+                at = _received(answer, 0)
+                if at > self._sent:
+                    raise InvalidArgument(f"{self._client.address} says that it received more than was sent") from error
+                self._take_back(at)
+            location = self._location(answer, location)
+        return location
+
+    def _chunk(self, location: str, at: int, end: int) -> Request:
+        headers = {
+            "Content-Length": str(end - at),
+            "Content-Range": f"{at}-{end - 1}",
+            "Content-Type": _BINARY,
+        }
+        return Request("PATCH", location, self._scope, headers, lambda: self._bytes(at, end))
+
+    def _location(self, answer: Answer, before: str | None = None) -> str:
+        location = answer.headers.get("Location")
+        if location is None and before is not None:
+            return before
+        if not location:
+            raise InvalidArgument(f"{self._client.address} does not say where to upload to: it is no registry")
+        return self._client.target(answer.url, location)
+
+    def _bytes(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield a part of the blob; the last chunk of the blob only if the digest is right."""
+        self._take_back(start)
+        if start == 0:
+            self._sha, self._hashed = hashlib.sha256(), 0
+        with self._source.open(self._descriptor, start) as stream:
+            while self._sent < end:
+                chunk = stream.read(min(CHUNK_BYTES, end - self._sent))
+                if not chunk:
+                    left = self._descriptor.size - self._sent
+                    raise InvalidArchive(
+                        f"blob {self._descriptor.digest} is truncated: its source ended {left} bytes too early"
+                    )
+                self._sha.update(chunk[max(0, self._hashed - self._sent) :])
+                self._sent += len(chunk)
+                self._transfer.advance(len(chunk))
+                self._hashed = max(self._hashed, self._sent)
+                if self._sent == self._descriptor.size and self._sha.hexdigest() != self._descriptor.hex:
+                    raise damaged(self._descriptor)
+                yield chunk
+
+    def _take_back(self, at: int) -> None:
+        """Go back to a byte, and tell that what was sent behind it is sent again."""
+        back, self._sent = self._sent - at, at
+        if back:
+            self._transfer.advance(-back)
+
+
+def _received(answer: Answer, otherwise: int) -> int:
+    """Return how much of an upload has arrived, if the registry says so. It writes ``0-0`` for nothing, too."""
+    match = _RECEIVED.fullmatch(answer.headers.get("Range", ""))
+    return int(match[1]) + 1 if match and int(match[1]) else otherwise

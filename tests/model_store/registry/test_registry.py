@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved, Unsupported
+from ingot.model_store import Store
+from ingot.model_store.places import Place, open_place
+from ingot.model_store.registry import Credentials, Registry
+from ingot.model_store.transfer import Transfer
+from tests.model_store.registry.servers import docker_registry
+from tests.model_store.samples import archive
+from tests.support import RequireTool
+
+FIRST, SECOND = archive(b"one"), archive(b"two")
+_numbers = count()
+
+
+@pytest.fixture
+def place(registry: str) -> Registry:
+    return Registry(registry)
+
+
+@pytest.fixture
+def name() -> str:
+    """A model of the test's own."""
+    return f"team/tiny{next(_numbers)}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+class TestPush:
+    def test_what_is_pushed_can_be_had_again(self, place: Registry, name: str, store: Store) -> None:
+        pushed = place.push(FIRST, f"{name}:1")
+        assert str(pushed) == f"{place.address}/{name}:1@{FIRST.digest}"
+        got, found = place.find(f"{place.address}/{name}:1")
+        assert (got.digest, found) == (FIRST.digest, pushed)
+        got.verify()
+        store.push(got, "tiny:1")
+        assert store.get("tiny:1").variant("fp32").path().read_bytes() == b"onefp32"
+
+    def test_a_version_never_changes(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        with pytest.raises(AlreadyExists, match=f"a version never changes; push as another version, such as {name}:2"):
+            place.push(SECOND, f"{name}:1")
+        assert place.tags(name) == {"1": FIRST.digest}
+
+    def test_pushing_the_same_again_moves_nothing(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        transfer = Transfer()
+        place.push(FIRST, f"{name}:1", transfer=transfer)
+        assert (transfer.moved, transfer.skipped) == (0, transfer.total)
+
+    def test_what_two_versions_share_is_moved_once(self, place: Registry, name: str) -> None:
+        weights = (b"w" * 100_000,)
+        transfer = Transfer()
+        place.push(archive(b"one", weights), f"{name}:1")
+        place.push(archive(b"two", weights), f"{name}:2", transfer=transfer)
+        assert transfer.done == transfer.total
+        assert transfer.skipped > 100_000 > transfer.moved
+
+    def test_another_repository_of_the_same_registry_gives_its_blobs_without_a_copy(
+        self, place: Registry, name: str
+    ) -> None:
+        weights = (b"m" * 100_000,)
+        place.push(archive(b"one", weights), f"{name}:1")
+        transfer = Transfer()
+        place.push(place.find(f"{name}:1")[0], f"other/{name}:1", transfer=transfer)
+        assert transfer.skipped > 100_000 > transfer.moved
+        place.find(f"other/{name}:1")[0].verify()
+
+    def test_an_alias_that_is_not_as_expected_is_left_alone(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:prod", expect="none")
+        with pytest.raises(TagMoved, match=f"is {FIRST.digest}, not none: somebody else has moved it"):
+            place.push(SECOND, f"{name}:prod", expect="none")
+        place.push(SECOND, f"{name}:prod", expect=FIRST.digest)
+        assert place.tags(name) == {"prod": SECOND.digest}
+
+    def test_a_damaged_blob_is_not_sent_and_no_tag_is_made(self, place: Registry, name: str, store: Store) -> None:
+        weights = b"d" * 100_000
+        store.push(archive(b"one", (weights,)), "tiny:1")
+        damaged = store.get("tiny:1")
+        path = store.blobs.path(damaged.variant("fp32").weights[0])
+        path.chmod(0o644)
+        path.write_bytes(b"e" * 100_000)
+        with pytest.raises(InvalidArchive, match=f"{path.name}.* is damaged"):
+            place.push(damaged, f"{name}:1")
+        assert place.tags(name) == {}
+
+    @pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
+    def test_chunks_arrive_as_one_blob(self, registry: str, name: str, chunk_bytes: int) -> None:
+        place = Registry(registry, chunk_bytes=chunk_bytes * 1000)
+        place.push(archive(name.encode(), (name.encode() * 1000, b"")), f"{name}:1")
+        place.find(f"{name}:1")[0].verify()
+
+    def test_a_reference_to_push_to_needs_a_tag(self, place: Registry, name: str) -> None:
+        with pytest.raises(InvalidArgument, match="cannot be pushed to; write name:tag"):
+            place.push(FIRST, name)
+
+
+class TestFind:
+    def test_without_a_tag_it_is_the_highest_version(self, place: Registry, name: str) -> None:
+        for tag in ("9", "10", "prod"):
+            place.push(FIRST, f"{name}:{tag}")
+        assert place.find(name)[1].tag == "10"
+
+    def test_by_digest_it_finds_the_tag_too(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
+
+    def test_a_tag_that_points_elsewhere_than_the_digest_is_not_found(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:prod")
+        place.push(SECOND, f"{name}:2")
+        with pytest.raises(NotFound, match=f"has no '.*{name}:prod@{SECOND.digest}'; '{name}' has: 2, prod"):
+            place.find(f"{name}:prod@{SECOND.digest}")
+
+    def test_a_model_that_is_not_there_is_said_so(self, place: Registry) -> None:
+        with pytest.raises(NotFound, match=f"{place.address} has no model 'team/none'"):
+            place.find("team/none:1")
+        with pytest.raises(NotFound, match="has no model 'team/none'"):
+            place.find("team/none")
+
+    def test_several_aliases_without_a_version_must_be_named(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:prod")
+        assert place.find(name)[1].tag == "prod"
+        place.push(FIRST, f"{name}:staging")
+        with pytest.raises(NotFound, match="has no version; name one of its tags: prod, staging"):
+            place.find(name)
+
+    def test_another_registry_is_not_meant(self, place: Registry) -> None:
+        with pytest.raises(InvalidArgument, match="is in another registry than"):
+            place.find("oci://elsewhere/tiny:1")
+
+
+class TestTags:
+    def test_they_are_listed_with_their_digests(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        place.push(SECOND, f"{name}:2")
+        place.promote(f"{name}:2", "prod")
+        assert place.tags(name) == {"1": FIRST.digest, "2": SECOND.digest, "prod": SECOND.digest}
+        assert place.tags("team/none") == {}
+
+    def test_models_are_listed(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        assert name in place.names()
+
+    def test_a_promotion_moves_an_alias(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        place.push(SECOND, f"{name}:2")
+        place.promote(f"{name}:1", "prod")
+        assert place.promote(f"{name}:2", "prod", expect=FIRST.digest).digest == SECOND.digest
+        with pytest.raises(TagMoved):
+            place.promote(f"{name}:1", "prod", expect=FIRST.digest)
+        with pytest.raises(AlreadyExists):
+            place.promote(f"{name}:1", "2")
+        assert place.tags(name)["prod"] == SECOND.digest
+
+
+class TestRemove:
+    def test_a_tag_goes_and_the_others_stay(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        place.push(SECOND, f"{name}:2")
+        assert place.remove(f"{name}:1").digest == FIRST.digest
+        assert place.tags(name) == {"2": SECOND.digest}
+
+    def test_a_tag_is_kept_where_others_would_go_with_it(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        place.promote(f"{name}:1", "prod")
+        with pytest.raises(Unsupported, match=f"with '{name}:prod' it would delete 1, which is the same archive"):
+            place.remove(f"{name}:prod")
+        assert set(place.tags(name)) == {"1", "prod"}
+
+    def test_what_is_not_there_or_not_as_expected_is_not_removed(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        with pytest.raises(NotFound, match="has: 1"):
+            place.remove(f"{name}:2")
+        with pytest.raises(TagMoved):
+            place.remove(f"{name}:1", expect=SECOND.digest)
+
+    def test_a_registry_that_deletes_nothing_says_so(self, require_tool: RequireTool, tmp_path: Path) -> None:
+        with docker_registry(require_tool("docker-registry"), tmp_path, delete=False) as port:
+            place = Registry(f"oci://127.0.0.1:{port}")
+            place.push(FIRST, "tiny:1")
+            with pytest.raises(Unsupported, match="deletes nothing: whoever runs it must allow it to"):
+                place.remove("tiny:1")
+
+
+class TestAttachments:
+    def test_they_travel_with_the_archive(self, place: Registry, name: str, store: Store) -> None:
+        place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
+        got = place.find(f"{name}:1")[0]
+        assert got.signatures() == (b"{1}",)
+        store.push(got, "tiny:1")
+        assert store.get("tiny:1").signatures() == (b"{1}",)
+
+    def test_they_are_added_to_what_is_there_and_are_no_tags(self, place: Registry, name: str) -> None:
+        place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
+        for content in (b"{2}", b"{2}", b"{3}"):
+            place.attach(place.find(f"{name}:1")[0].with_signature(content), name)
+        assert sorted(place.find(f"{name}:1")[0].signatures()) == [b"{1}", b"{2}", b"{3}"]
+        assert place.tags(name) == {"1": FIRST.digest}
+
+    def test_none_is_lost_when_several_are_attached_at_once(self, place: Registry, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        signed = [FIRST.with_signature(f"{{{number}}}".encode()) for number in range(4)]
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(place.attach, item, name) for item in signed]:
+                done.result()
+        assert len(place.find(f"{name}:1")[0].signatures()) == 4
+
+    def test_they_need_their_archive(self, place: Registry, name: str) -> None:
+        with pytest.raises(NotFound, match=f"has no '{name}@{FIRST.digest}'"):
+            place.attach(FIRST.with_signature(b"{1}"), name)
+
+
+class TestPassword:
+    def test_it_opens_the_registry(self, registry_with_password: tuple[str, str, str], name: str) -> None:
+        address, user, password = registry_with_password
+        place = Registry(address, credentials=Credentials(user, password))
+        place.push(FIRST, f"{name}:1")
+        place.find(f"{name}:1")[0].verify()
+        assert name in place.names()
+
+    @pytest.mark.usefixtures("without_logins")
+    def test_without_it_the_error_says_how_to_log_in(self, registry_with_password: tuple[str, str, str]) -> None:
+        address = registry_with_password[0]
+        host = address.removeprefix("oci://")
+        with pytest.raises(InvalidArgument, match=f"refuses access to 'tiny' .401: .*docker login {host} writes the"):
+            Registry(address).find("tiny:1")
+
+    def test_a_wrong_one_is_refused_and_not_shown(self, registry_with_password: tuple[str, str, str]) -> None:
+        address, user, _ = registry_with_password
+        place = Registry(address, credentials=Credentials(user, "hunter2"))
+        with pytest.raises(InvalidArgument, match="refuses access") as caught:
+            place.find("tiny:1")
+        assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
+
+
+@pytest.fixture
+def without_logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+
+class TestSkopeo:
+    """An independent client reads what we write, and writes what we read."""
+
+    def test_a_layout_that_it_copies_from_the_registry_has_the_same_digests(
+        self, place: Registry, name: str, require_tool: RequireTool, tmp_path: Path
+    ) -> None:
+        place.push(FIRST, f"{name}:1")
+        source = f"docker://{place.address.netloc}/{name}:1"
+        skopeo(require_tool, "--src-tls-verify=false", source, f"oci:{tmp_path / 'layout'}:1")
+        (entry,) = json.loads((tmp_path / "layout" / "index.json").read_text())["manifests"]
+        assert entry["digest"] == FIRST.digest
+        copied = {path.name for path in (tmp_path / "layout" / "blobs" / "sha256").iterdir()}
+        assert copied == {item.hex for item in FIRST.descriptors()}
+
+    def test_what_it_puts_into_the_registry_is_found(
+        self, place: Registry, name: str, require_tool: RequireTool, tmp_path: Path
+    ) -> None:
+        SECOND.save(tmp_path / "a.ingot")
+        target = f"docker://{place.address.netloc}/{name}:2"
+        skopeo(require_tool, "--dest-tls-verify=false", f"oci-archive:{tmp_path / 'a.ingot'}:tiny", target)
+        got = place.find(f"{name}:2")[0]
+        got.verify()
+        assert got.digest == SECOND.digest
+
+
+def skopeo(require_tool: RequireTool, *arguments: str) -> None:
+    command = [require_tool("skopeo"), "copy", "--all", "--preserve-digests", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+class TestOpenPlace:
+    def test_a_reference_leads_to_the_store_or_to_a_registry(self, registry: str, store: Store) -> None:
+        local: Place
+        local, ref = open_place("tiny:1", store)
+        assert (local, str(ref)) == (store, "tiny:1")
+        remote, ref = open_place(f"{registry}/tiny:1", store)
+        assert isinstance(remote, Registry)
+        assert (str(remote.address), ref.name) == (registry, "tiny")
