@@ -67,6 +67,16 @@ def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert (tmp_path / "d.txt").read_text() == result.stdout
 
 
+def test_a_version_in_a_registry(run_ingot: RunIngot, registry: str, tmp_path: Path) -> None:
+    first, second = trained(run_ingot, tmp_path, "a", 0), trained(run_ingot, tmp_path, "b", 1)
+    pushed = run_ingot("push", second, f"{registry}/team/diffed:2")
+    assert pushed.returncode == 0, pushed.stderr
+    local, remote = (run_ingot("diff", first, other) for other in (second, f"{registry}/team/diffed:2"))
+    assert remote.returncode == 0, remote.stderr
+    assert remote.stdout.splitlines()[2:] == local.stdout.splitlines()[2:]
+    assert "1 changed" in remote.stdout
+
+
 def test_a_quantized_variant(run_ingot: RunIngot, digits_fp32: Path, digits_archive: Path) -> None:
     result = run_ingot("diff", digits_fp32, digits_archive)
     assert result.returncode == 0, result.stderr
