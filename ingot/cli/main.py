@@ -16,6 +16,7 @@ from ingot.cli import (
     archives,
     compare,
     demo,
+    diff,
     export,
     importing,
     infer,
@@ -47,6 +48,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Look at and move archives": {
         "inspect": archives.inspect,
+        "diff": diff.diff,
         "push": transfers.push,
         "pull": transfers.pull,
         "copy": transfers.copy,

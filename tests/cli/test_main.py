@@ -10,7 +10,7 @@ from tests.support import RunIngot
 
 COMMANDS = [
     *("export", "import", "quantize", "compare"),
-    *("inspect", "push", "pull", "copy", "save", "load"),
+    *("inspect", "diff", "push", "pull", "copy", "save", "load"),
     *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
     *("keygen", "sign", "verify"),
     *("serve", "infer", "demo"),
