@@ -1,0 +1,243 @@
+"""The derived cache: what a runtime computed from an archive and would compute again at each start.
+
+STORE/derived/<manifest>/<key>/
+  ...             the runtime's files, read-only
+  entry.json      their sizes and digests; its time of modification is that of the entry's last use
+STORE/derived/<manifest>/.<key>.lock    held while the entry is made
+
+An entry appears whole or not at all, is never changed, and may be removed at any time: a process that has mapped its
+files keeps them. Nothing here is part of an archive, and nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ingot.errors import InvalidArchive
+from ingot.model_store import manifest
+from ingot.model_store.blobs import BlobFolder, Blobs
+
+_RECORD = "entry.json"
+# Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
+_HASHED_BYTES = 4 << 20
+
+
+class _File(BaseModel):
+    """``modified`` is in whole seconds, which copies of a store keep."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    modified: int
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: Literal[1] = 1
+    files: tuple[_File, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the cache, which may or may not be there."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+    @property
+    def manifest(self) -> str:
+        """The variant's manifest, as the hex of its digest."""
+        return self.path.parent.name
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files; zero where it is not there."""
+        record = self._record()
+        return sum(file.size for file in record.files) if record else 0
+
+    @property
+    def used(self) -> float:
+        """When it was last used, in seconds since 1970; zero where it is not there."""
+        try:
+            return (self.path / _RECORD).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def find(self) -> bool:
+        """Tell whether the entry is there and looks whole, and note its use. One that is damaged is removed.
+
+        Small files are compared with their digests; large ones with their size and time of modification, which tells of
+        truncation and of writing, and not of a disk that changes bits: :meth:`verify` does.
+        """
+        record = self._record()
+        if record is None or not all(self._looks_whole(file) for file in record.files):
+            if self.path.exists():
+                self.remove()
+            return False
+        with contextlib.suppress(OSError):  # a store that is read-only serves all the same
+            os.utime(self.path / _RECORD)
+        return True
+
+    def verify(self) -> None:
+        """Read every file and check its digest.
+
+        Raises:
+            InvalidArchive: one is missing or damaged; the entry may be removed.
+        """
+        record = self._record()
+        if record is None:
+            raise InvalidArchive(f"derived entry {self.path} has no valid {_RECORD}; it may be removed")
+        for file in record.files:
+            try:
+                whole = _digest(self.path / file.name) == file.sha256
+            except OSError:
+                whole = False
+            if not whole:
+                raise InvalidArchive(f"derived entry {self.path}: {file.name} is missing or damaged; it may be removed")
+
+    def build(self, fill: Callable[[Path], None], room: int) -> bool:
+        """Make the entry, unless it is there. Of several processes one makes it, and the others wait for that.
+
+        Args:
+            fill: writes the files into an empty folder.
+            room: about how many bytes they take. As many again must stay free on the disk.
+
+        Returns:
+            Whether ``fill`` was called.
+
+        Raises:
+            OSError: the folder cannot be written, or the disk is too full.
+        """
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{self.key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.find():
+                return False
+            for left in folder.glob(f".{self.key}.*.tmp"):  # by a process that was killed: none but this one builds now
+                shutil.rmtree(left, ignore_errors=True)
+            if shutil.disk_usage(folder).free < 2 * room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            temporary = self._aside()
+            try:
+                temporary.mkdir()
+                fill(temporary)
+                _seal(temporary)
+                temporary.rename(self.path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            _sync(folder)
+        return True
+
+    def remove(self) -> None:
+        """Remove the entry; nothing happens where it is not there, or cannot be removed."""
+        aside = self._aside()
+        with contextlib.suppress(OSError):
+            self.path.rename(aside)  # at once, so that nobody meets half of it
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _aside(self) -> Path:
+        return self.path.with_name(f".{self.key}.{secrets.token_hex(8)}.tmp")
+
+    def _record(self) -> _Record | None:
+        path = self.path / _RECORD
+        try:
+            if path.stat().st_size > manifest.MAX_DOCUMENT_BYTES:
+                return None
+            return manifest.decode(_Record, path.read_bytes(), str(path))
+        except (OSError, InvalidArchive):
+            return None
+
+    def _looks_whole(self, file: _File) -> bool:
+        path = self.path / file.name
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+                return False
+            if file.size <= _HASHED_BYTES:
+                return _digest(path) == file.sha256
+        except OSError:
+            return False
+        return int(status.st_mtime) == file.modified
+
+
+class DerivedCache:
+    """The entries beside a store.
+
+    Args:
+        root: the folder; it is made with the first entry.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    @classmethod
+    def beside(cls, blobs: Blobs) -> DerivedCache | None:
+        """Return the cache of the store whose blobs these are; None if they are of no store."""
+        if not isinstance(blobs, BlobFolder) or not (blobs.root.parent / "repos").is_dir():
+            return None
+        return cls(blobs.root.parent / "derived")
+
+    def entry(self, manifest: str, key: str) -> Entry:
+        """Return the entry of a variant's manifest, by the hex of its digest, and of a runtime's key."""
+        return Entry(self.root / manifest / key)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries that are there, damaged ones included."""
+        for path in sorted(self.root.glob("*/*")):
+            if not path.name.startswith(".") and not path.parent.name.startswith("."):
+                yield Entry(path)
+
+    def forget(self, manifest: str) -> None:
+        """Remove all that was derived of a manifest."""
+        aside = self.root / f".{manifest}.{secrets.token_hex(8)}.tmp"
+        with contextlib.suppress(OSError):
+            (self.root / manifest).rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _seal(folder: Path) -> None:
+    """Make the files of a new entry read-only and durable, and write its record."""
+    files = []
+    for path in sorted(folder.iterdir()):
+        path.chmod(0o444)
+        _sync(path)
+        status = path.stat()
+        files.append(_File(name=path.name, size=status.st_size, sha256=_digest(path), modified=int(status.st_mtime)))
+    record = folder / _RECORD
+    record.write_bytes(manifest.encode(_Record(files=tuple(files))))
+    _sync(record)
+    _sync(folder)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
