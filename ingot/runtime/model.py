@@ -207,6 +207,10 @@ class Model:
         )
         return self._takeover.engines
 
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until the engines are those that are to serve for good; return whether they are."""
+        return self._takeover is None or self._takeover.wait(timeout)
+
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, joined with others where the model allows it.
 

@@ -177,4 +177,4 @@ def main() -> None:
     try:
         how.build(entry)
     except (IngotError, OSError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        raise SystemExit(str(error)) from error

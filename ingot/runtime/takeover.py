@@ -106,10 +106,12 @@ class Takeover:
         from ingot.runtime.engines.ort import OrtEngine
 
         for place in self.engines:
-            if isinstance(place.current, OrtEngine) and place.current.packed and not place.current.optimized:
+            if isinstance(place.current, OrtEngine) and place.current.packed:
                 continue
             try:
                 self._replace(place, lambda: self._prepacked.open_whole(self._threads))
+            except _Stopped:
+                return
             except Exception as error:  # noqa: BLE001 - what serves now goes on serving
                 log.warning("model %s is served with weights that are not packed: %s", self._name, error)
 

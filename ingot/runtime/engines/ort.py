@@ -61,7 +61,7 @@ class OrtEngine:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        self.packed, self.optimized = packed, optimized
+        self.packed = packed
         try:
             # enable_fallback: on a damaged file it prints to stdout and tries again.
             self._session = ort.InferenceSession(
