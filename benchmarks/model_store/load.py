@@ -100,7 +100,7 @@ def markdown(results: dict[Layers, dict[str, Found]]) -> str:
         "Medians. Times are shares of those of ONNX Runtime with one protobuf file: until the model is loaded (of an",
         "archive, with its goldens replayed), has answered once, and serves with packed weights; then those of a call.",
         f"Memory is that of {PROCESSES} processes that serve the model, divided by that of one (sums of PSS): engines",
-        "alone, and `ingot serve`. Python and its packages take some 40 MB of each engine's, and 70 MB of each server's.",
+        "alone, and `ingot serve`. Python and its packages take some 40 MB of an engine's, and 60 MB of a server's.",
     ]
     head = ("", "loaded", "first answer", "packed", *(f"batch {rows}" for rows in BATCHES), "memory", "memory, servers")
     for layers, found in results.items():
