@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tools protos clean
+.PHONY: help demo test test-long lint tools protos clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
+	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make lint                ruff and mypy alone"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make clean               remove .venv and all caches"
@@ -28,6 +29,9 @@ demo: $(INSTALLED)
 
 test: lint tools
 	@$(BIN)/pytest $(ARGS)
+
+test-long: $(INSTALLED) tools
+	@$(BIN)/pytest -m long $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check

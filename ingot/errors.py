@@ -9,6 +9,7 @@
     │   └── TooLarge         the request is larger than the limit
     ├── NotFound             no such model, version, reference or file
     ├── AlreadyExists        an immutable name is taken
+    │   └── TagMoved         a tag points to something else than expected: somebody else was faster
     ├── Unsupported          understood, but this server or build does not do it
     ├── Unavailable          not now: loading, draining or overloaded; try again later
     ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
@@ -86,6 +87,10 @@ class AlreadyExists(IngotError):
     """A name that cannot be overwritten is taken."""
 
     code = Code.ALREADY_EXISTS
+
+
+class TagMoved(AlreadyExists):
+    """A tag points to something else than the caller expected, and was left alone."""
 
 
 class Unsupported(IngotError):

@@ -1,4 +1,4 @@
-"""``ingot inspect``, ``push`` and ``list``: working with archives and keeping them."""
+"""``ingot inspect``, and how all commands find the archives that they are given."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.output import duration, note, print_json, printable, progress, say, size, stdout
+from ingot.cli.output import duration, note, print_json, printable, say, size, stdout
 from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from ingot.model_store import Archive, Store, Variant
+    from ingot.model_store import Archive, Reference, Variant
     from ingot.model_store.manifest import Agreement, MetricEvidence
+    from ingot.model_store.places import Place
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -64,37 +65,6 @@ def inspect(
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 
 
-def push(
-    archive: Annotated[Path, typer.Argument(help="The archive file.")],
-    reference: Annotated[str, typer.Argument(help="Where to: name:tag, such as digits:1.")],
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Copy an archive into the store. A version (a tag such as 1, v2 or 1.3) can be pushed once."""
-    from ingot.model_store import Archive
-
-    with progress("Copying"):
-        pushed = _store(store).push(Archive.open(archive), reference)
-    if as_json:
-        print_json({"reference": f"{pushed.name}:{pushed.tag}", "digest": pushed.digest})
-    else:
-        say(f"{pushed.name}:{pushed.tag}  {pushed.digest}")
-
-
-def list_models(store: StoreOption = None, as_json: Json = False) -> None:
-    """List the models of the store."""
-    found = _store(store)
-    rows = [(name, tag, digest) for name in found.names() for tag, digest in found.tags(name).items()]
-    if as_json:
-        print_json([{"name": name, "tag": tag, "digest": digest} for name, tag, digest in rows])
-        return
-    for name, tag, digest in rows:
-        say(f"{name}:{tag}  {digest}")
-    if not rows:
-        state = "is empty" if found.root.exists() else "does not exist yet"
-        note(f"the store at {found.root} {state}; ingot push fills it")
-
-
 def describe(archive: Archive) -> dict[str, Any]:
     """Return an archive as data."""
     return {
@@ -113,17 +83,48 @@ def describe(archive: Archive) -> dict[str, Any]:
 
 
 def open_archive(model: str, store: Path | None) -> Archive:
-    """Return an archive by its file or its reference."""
-    from ingot.model_store import Archive
+    """Return an archive by its file or its reference, in the store or in a registry."""
+    from ingot.model_store import Archive, Reference
 
-    if model.endswith(".ingot") or model.startswith((".", "/", "~")):
+    if is_file(model):
         return Archive.open(Path(model).expanduser())
     try:
-        return _store(store).get(model)
+        ref = Reference.parse(model)
+        return open_place(ref, store).find(ref)[0]
     except (NotFound, InvalidArgument) as error:
         if Path(model).is_file():
             raise NotFound(f"{error}; for the file of that name write ./{model}") from error
         raise
+
+
+def open_place(reference: Reference | None, store: Path | None, chunk_mb: int | None = None) -> Place:
+    """Return the registry that a reference names, or the store.
+
+    Args:
+        reference: parsed; None is the store.
+        store: the store's folder, or None for the user's.
+        chunk_mb: how many MiB are uploaded to a registry in one request; None sends each blob whole.
+    """
+    from ingot.model_store import Store
+
+    if reference is None or reference.registry is None:
+        return Store(store)
+    from ingot.model_store.registry import Registry
+
+    return Registry(reference.registry, chunk_bytes=chunk_mb << 20 if chunk_mb else None)
+
+
+def check_trusted(archive: Archive, reference: Reference, trust: Path | None) -> None:
+    """Raise InvalidArgument if a trust policy is given and the archive does not hold to it."""
+    if trust is not None:
+        from ingot.model_store.trust import Policy
+
+        Policy.load(trust).check(archive, reference)
+
+
+def is_file(model: str) -> bool:
+    """Tell whether a user means a file: it ends in .ingot, or starts as a path does."""
+    return "://" not in model and (model.endswith(".ingot") or model.startswith((".", "/", "~")))
 
 
 def open_variant(model: str, store: Path | None) -> Variant:
@@ -136,12 +137,6 @@ def split_variant(model: str) -> tuple[str, str | None]:
     """Return what stands before and after the ``#``; a file may have one in its own name."""
     name, mark, variant = model.rpartition("#")
     return (name, variant) if mark and not Path(model).expanduser().exists() else (model, None)
-
-
-def _store(root: Path | None) -> Store:
-    from ingot.model_store import Store
-
-    return Store(root)
 
 
 def check_out(out: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, export, infer, quantize, serve
+from ingot.cli import archives, compare, demo, export, infer, maintenance, quantize, serve, tags, transfers
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -24,13 +24,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
-_LONG = ("export", "quantize", "compare")
+_LONG = ("export", "quantize", "compare", "push", "pull", "copy", "save", "load")
 app.command()(export.export)
 app.command()(quantize.quantize)
 app.command()(compare.compare)
 app.command()(archives.inspect)
-app.command()(archives.push)
-app.command("list")(archives.list_models)
+app.command()(transfers.push)
+app.command()(transfers.pull)
+app.command()(transfers.copy)
+app.command()(transfers.save)
+app.command()(transfers.load)
+app.command("list")(tags.list_models)
+app.command()(tags.history)
+app.command()(tags.promote)
+app.command()(tags.rollback)
+app.command()(tags.remove)
+app.command()(maintenance.fsck)
+app.command()(maintenance.gc)
 app.command()(serve.serve)
 app.command()(infer.infer)
 app.command()(demo.demo)

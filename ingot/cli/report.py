@@ -53,7 +53,7 @@ def check_suffix(path: Path) -> None:
 
 def save(path: Path, record: Record) -> None:
     """Write a record as the file's suffix says. The file appears whole or not at all."""
-    from ingot.model_store.blobs import atomic_file
+    from ingot.model_store.files import atomic_file
 
     content = _show(record, path.suffix).encode()
     with atomic_file(path) as stream:

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import goldens, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, TarBlobs, atomic_file, chunks, read, read_document
+from ingot.model_store import attachments, goldens, manifest
+from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read, read_document
+from ingot.model_store.files import atomic_file
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
 from ingot.model_store.plan import Plan
+from ingot.model_store.references import attachments_tag
+from ingot.model_store.tar import TarBlobs
+from ingot.model_store.transfer import Transfer
 from ingot.tensors import Signature, check_inputs
 
 MAX_VARIANTS = 64
@@ -40,6 +44,11 @@ class Variant:
     @property
     def signature(self) -> Signature:
         return self.serving.signature
+
+    @property
+    def executable(self) -> bool:
+        """Whether it can run code of whoever made it where it is loaded: all formats but ONNX can."""
+        return self.serving.format != "onnx"
 
     @property
     def size(self) -> int:
@@ -111,14 +120,16 @@ class Archive:
     Args:
         blobs: where the blobs are.
         descriptor: the archive's index; its digest is the archive's identity.
+        attached: the manifests of what is attached to it, such as signatures. They are no part of its identity.
 
     Raises:
         InvalidArchive: a document is missing, damaged or not of the format.
     """
 
-    def __init__(self, blobs: Blobs, descriptor: Descriptor):
+    def __init__(self, blobs: Blobs, descriptor: Descriptor, attached: Iterable[Descriptor] = ()):
         self.blobs = blobs
         self.descriptor = descriptor
+        self.attached = tuple(attached)
         index = manifest.decode(Index, read_document(blobs, descriptor), "the archive's index")
         if (
             len({entry.digest for entry in index.manifests}) < len(index.manifests)
@@ -146,10 +157,11 @@ class Archive:
         tar = TarBlobs(path)
         manifest.decode(manifest.Layout, tar.document("oci-layout"), f"{path}: oci-layout")
         index = manifest.decode(Index, tar.document("index.json"), f"{path}: index.json")
-        if len(index.manifests) != 1:
-            raise InvalidArchive(f"{path} holds {len(index.manifests)} archives; an archive file holds one")
         with _named(path):
-            return cls(tar, index.manifests[0])
+            first, *others = index.manifests or (None,)
+            if first is None or len(others) > 1 or any(not _lists_attached(other, first) for other in others):
+                raise InvalidArchive(f"it holds {len(index.manifests)} archives; an archive file holds one")
+            return cls(tar, first, attachments.listed(tar, others[0]) if others else ())
 
     @classmethod
     def create(cls, blobs: BlobFolder, variants: Iterable[Descriptor]) -> Archive:
@@ -200,6 +212,26 @@ class Archive:
             yield variant.descriptor
         yield self.descriptor
 
+    def attached_descriptors(self) -> Iterator[Descriptor]:
+        """Yield the blobs of what is attached, those that are referred to before those that refer to them."""
+        for descriptor in self.attached:
+            document = attachments.load(self.blobs, descriptor, self.descriptor)
+            yield from (*document.layers, document.config, descriptor)
+
+    def signatures(self) -> tuple[bytes, ...]:
+        """Return the DSSE envelopes that are attached; :mod:`ingot.model_store.signing` tells what they are worth.
+
+        Raises:
+            InvalidArchive: one is damaged.
+        """
+        return tuple(attachments.contents(self.blobs, self.attached, self.descriptor))
+
+    def with_signature(self, envelope: bytes) -> Archive:
+        """Return this archive with a signature attached, for a place's ``attach``, or to be saved."""
+        added = BlobFolder.scratch()
+        descriptor = attachments.make(added, self.descriptor, envelope)
+        return Archive(_Overlay(added, self.blobs), self.descriptor, (*self.attached, descriptor))
+
     def verify(self) -> None:
         """Read every blob and check its digest.
 
@@ -229,11 +261,34 @@ class Archive:
                                 f"variant '{variant.name}' refers to a blob not its own: {name[:64].decode()}"
                             )
 
-    def copy_to(self, folder: BlobFolder) -> Archive:
-        """Copy every blob, checked on the way, and return the same archive in its new place."""
-        for descriptor in self._descriptors.values():
-            folder.copy(self.blobs, descriptor)
-        return Archive(folder, self.descriptor)
+    def copy_to(self, sink: BlobSink, transfer: Transfer | None = None) -> Archive:
+        """Copy every blob, checked on the way, and return the same archive in its new place.
+
+        A blob is copied before those that refer to it, so that whoever finds the archive finds all of it.
+
+        Raises:
+            InvalidArchive: a blob is missing or damaged.
+        """
+        transfer = transfer or Transfer()
+        stages: tuple[dict[str, Descriptor], ...] = ({}, {})
+        for descriptor in (*self._descriptors.values(), *self.attached_descriptors()):
+            refers = descriptor.media_type in (manifest.MANIFEST, manifest.INDEX)
+            stages[refers][descriptor.digest] = descriptor
+        transfer.expect(sum(item.size for stage in stages for item in stage.values()))
+        content, referring = stages
+        # Largest first: the last ones are then small, and no thread is left alone with a large one at the end.
+        ordered = sorted(content.values(), key=lambda item: -item.size)
+        transfer.each(lambda item: sink.copy(self.blobs, item, transfer), ordered, sink.workers)
+        for descriptor in referring.values():
+            sink.copy(self.blobs, descriptor, transfer)
+        sink.finish()
+        return Archive(sink, self.descriptor, self.attached)
+
+    def copy_attached(self, sink: BlobSink) -> None:
+        """Copy the blobs of what is attached, and no others."""
+        for descriptor in self.attached_descriptors():
+            sink.copy(self.blobs, descriptor)
+        sink.finish()
 
     def unpacked(self) -> Archive:
         """Return this archive with its blobs as files, as engines need them, in a temporary folder if need be."""
@@ -242,21 +297,30 @@ class Archive:
         with self._named():
             return self.copy_to(BlobFolder.scratch())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], transfer: Transfer | None = None) -> None:
         """Write the archive as one file, an OCI layout in an uncompressed tar. The file appears whole or not at all.
 
         Raises:
             InvalidArgument: the folder does not exist or cannot be written.
+            InvalidArchive: a blob is missing or damaged.
         """
         path = Path(path)
-        entry = self.descriptor.model_copy(update={"annotations": {manifest.REF_NAME: self.name}})
-        index = manifest.encode(Index(manifests=(entry,)))
+        blobs, entries = self.blobs, [_named_entry(self.descriptor, self.name)]
+        descriptors = {**self._descriptors, **{item.digest: item for item in self.attached_descriptors()}}
+        if self.attached:
+            added = BlobFolder.scratch()
+            listing = added.put(manifest.encode(Index(manifests=self.attached)), manifest.INDEX)
+            blobs, descriptors[listing.digest] = _Overlay(added, blobs), listing
+            entries.append(_named_entry(listing, attachments_tag(self.digest)))
+        index = manifest.encode(Index(manifests=tuple(entries)))
+        transfer = transfer or Transfer()
+        transfer.expect(sum(item.size for item in descriptors.values()))
         try:
             with atomic_file(path) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
                 _add(tar, "oci-layout", len(manifest.LAYOUT), BytesIO(manifest.LAYOUT))
                 _add(tar, "index.json", len(index), BytesIO(index))
-                for descriptor in self._descriptors.values():
-                    with self.blobs.open(descriptor) as blob:
+                for descriptor in descriptors.values():
+                    with CheckedReader(blobs, descriptor, transfer) as blob:
                         _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
         except OSError as error:
             raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
@@ -305,6 +369,25 @@ def add_variant(
     return blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
 
 
+class _Overlay:
+    """Blobs of one folder, and behind it those of another source."""
+
+    def __init__(self, folder: BlobFolder, behind: Blobs):
+        self._folder = folder
+        self._behind = behind
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        return (self._folder if self._folder.has(descriptor) else self._behind).open(descriptor, start)
+
+
+def _lists_attached(entry: Descriptor, archive: Descriptor) -> bool:
+    return entry.annotations.get(manifest.REF_NAME) == attachments_tag(archive.digest)
+
+
+def _named_entry(descriptor: Descriptor, name: str) -> Descriptor:
+    return descriptor.model_copy(update={"annotations": {manifest.REF_NAME: name}})
+
+
 def _variant(blobs: Blobs, entry: Descriptor) -> Variant:
     document = manifest.decode(Manifest, read_document(blobs, entry), f"manifest {entry.digest}")
     layer = document.layer(manifest.SERVING)
@@ -314,7 +397,7 @@ def _variant(blobs: Blobs, entry: Descriptor) -> Variant:
     return Variant(serving, document, entry, blobs)
 
 
-def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO) -> None:
+def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | CheckedReader) -> None:
     # Fixed owner, mode and time: the same archive always gives the same file.
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644

@@ -1,32 +1,47 @@
-"""Content-addressed blobs: a folder of them, and the read-only view of those inside an archive file."""
+"""Content-addressed blobs: any source of them, any place that they are copied to, and a folder that is both."""
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
-import io
 import os
 import secrets
 import shutil
-import stat
-import tarfile
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store.files import sync_folder
 from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
+from ingot.model_store.transfer import Transfer
 
-_CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class Blobs(Protocol):
     """Any source of blobs. What it gives is not trusted until its digest has been checked."""
 
-    def open(self, descriptor: Descriptor) -> BinaryIO:
-        """Open a blob; raises InvalidArchive when it is missing or of another size than ``descriptor`` says."""
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        """Open a blob at a byte; raises InvalidArchive if it is missing or of another size than ``descriptor`` says."""
+        ...
+
+
+class BlobSink(Blobs, Protocol):
+    """A source of blobs that blobs can be copied to."""
+
+    workers: int
+    """How many blobs are best copied at once."""
+
+    def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
+        """Copy a blob from another source, its digest checked on the way. One that is here already is skipped."""
+        ...
+
+    def finish(self) -> None:
+        """Make what was copied lasting: called once, before anything refers to it."""
         ...
 
 
@@ -54,19 +69,65 @@ def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
     """
     sha = hashlib.sha256()
     with blobs.open(descriptor) as stream:
-        while chunk := stream.read(_CHUNK):
+        while chunk := stream.read(CHUNK_BYTES):
             sha.update(chunk)
             yield chunk
     if sha.hexdigest() != descriptor.hex:
-        title = next(iter(descriptor.annotations.values()), descriptor.media_type)
-        raise InvalidArchive(f"blob {descriptor.digest} ({title}) is damaged: its content has another digest")
+        raise damaged(descriptor)
+
+
+class CheckedReader:
+    """A blob as a file that raises InvalidArchive at its last byte if its content is damaged.
+
+    Args:
+        blobs: where the blob is.
+        descriptor: which one.
+        transfer: is told of what is read.
+    """
+
+    def __init__(self, blobs: Blobs, descriptor: Descriptor, transfer: Transfer):
+        self._stream = blobs.open(descriptor)
+        self._descriptor = descriptor
+        self._transfer = transfer
+        self._sha = hashlib.sha256()
+        self._left = descriptor.size
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._stream.read(size)
+        self._sha.update(chunk)
+        self._left -= len(chunk)
+        self._transfer.advance(len(chunk))
+        if self._left == 0 and self._sha.hexdigest() != self._descriptor.hex:
+            raise damaged(self._descriptor)
+        return chunk
+
+    def __enter__(self) -> CheckedReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+def damaged(descriptor: Descriptor) -> InvalidArchive:
+    """Return the error for a blob whose content has not the digest that it is called by."""
+    title = next(iter(descriptor.annotations.values()), descriptor.media_type)
+    return InvalidArchive(f"blob {descriptor.digest} ({title}) is damaged: its content has another digest")
 
 
 class BlobFolder:
-    """A folder ``sha256/<hex>`` of immutable files. Safe for many writers: a blob appears whole or not at all."""
+    """A folder ``sha256/<hex>`` of immutable files. Safe for many writers: a blob appears whole or not at all.
 
-    def __init__(self, root: Path, *, durable: bool = False):
+    Args:
+        root: the folder.
+        tmp: where files are written until they are whole; on the same file system. By default inside ``root``.
+        durable: make blobs survive a power cut.
+    """
+
+    workers = 2  # one reads and hashes while another waits for the disk
+
+    def __init__(self, root: Path, *, tmp: Path | None = None, durable: bool = False):
         self.root = root
+        self._tmp = tmp or root / "tmp"
         self._durable = durable
 
     @classmethod
@@ -87,7 +148,7 @@ class BlobFolder:
     def path(self, descriptor: Descriptor) -> Path:
         return self.folder / descriptor.hex
 
-    def open(self, descriptor: Descriptor) -> BinaryIO:
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
         path = self.path(descriptor)
         try:
             stream = path.open("rb")
@@ -98,7 +159,15 @@ class BlobFolder:
         if (size := os.fstat(stream.fileno()).st_size) != descriptor.size:
             stream.close()
             raise InvalidArchive(f"blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}")
+        stream.seek(start)
         return stream
+
+    def has(self, descriptor: Descriptor) -> bool:
+        """Tell whether a file of this digest and size is here; :meth:`open` and ``ingot fsck`` look at its content."""
+        try:
+            return self.path(descriptor).stat().st_size == descriptor.size
+        except FileNotFoundError:
+            return False
 
     def put(
         self, content: bytes | Iterable[bytes], media_type: str, annotations: Mapping[str, str] | None = None
@@ -108,19 +177,18 @@ class BlobFolder:
         Raises:
             InvalidArgument: the folder cannot be written.
         """
-        folder = self.folder
         sha, size = hashlib.sha256(), 0
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_file(
-                folder / "blob", mode=0o444, durable=self._durable, name=lambda: sha.hexdigest()
-            ) as stream:
+            self._prepare()
+            with self._private_file() as stream:
                 for chunk in (content,) if isinstance(content, bytes) else content:
                     sha.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
+                self._keep(stream, sha.hexdigest())
+            self.finish()
         except OSError as error:
-            raise InvalidArgument(f"{folder} cannot be written: {error.strerror or error}") from error
+            raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
         return Descriptor(
             media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=dict(annotations or {})
         )
@@ -146,145 +214,131 @@ class BlobFolder:
             pass
         except OSError:  # another file system
             with path.open("rb") as stream:
-                return self.put(iter(lambda: stream.read(_CHUNK), b""), media_type)
+                return self.put(iter(lambda: stream.read(CHUNK_BYTES), b""), media_type)
         return descriptor
 
-    def copy(self, source: Blobs, descriptor: Descriptor) -> None:
-        """Copy a blob from another source, checking it on the way; one that is here already is checked, and healed."""
-        try:
-            for _ in chunks(self, descriptor):
-                pass
-        except InvalidArchive:
-            self.put(chunks(source, descriptor), descriptor.media_type)
+    def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
+        """Copy a blob, its digest checked on the way. One of this digest and size that is here already is skipped.
 
+        What an interrupted copy left is gone on with.
 
-class TarBlobs:
-    """The blobs of an archive file: an OCI layout in an uncompressed tar, read in place.
-
-    Only what an OCI layout consists of is accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
-    regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
-    """
-
-    MAX_MEMBERS = 200_000
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._spans: dict[str, tuple[int, int]] = {}
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise InvalidArgument(f"{path} is not a regular file")
-            file_size = status.st_size
-            with tarfile.open(path, "r:") as tar:
-                for count, member in enumerate(tar):
-                    if count >= self.MAX_MEMBERS:
-                        raise InvalidArchive(f"{path} has over {self.MAX_MEMBERS} members")
-                    self._add(member, file_size)
-        except FileNotFoundError:
-            raise NotFound(f"there is no file {path}") from None
-        except IsADirectoryError:
-            raise InvalidArgument(f"{path} is a folder, not an archive file") from None
-        except OSError as error:
-            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
-        except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-            # The last three are what tarfile makes of long chains and lying sizes of extension headers.
-            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged") from error
-        for needed in ("oci-layout", "index.json"):
-            if needed not in self._spans:
-                raise InvalidArchive(f"{path} is not an Ingot archive, or is truncated: it has no {needed}")
-
-    def _add(self, member: tarfile.TarInfo, file_size: int) -> None:
-        name = member.name.removeprefix("./")
-        if member.isdir() and name in ("", ".", "blobs", "blobs/sha256"):
+        Raises:
+            InvalidArchive: the source lacks the blob, or what it has is damaged; nothing of it is kept.
+            OSError: the folder cannot be written.
+        """
+        transfer = transfer or Transfer()
+        if self.has(descriptor):
+            transfer.skip(descriptor.size)
             return
-        digest = name.removeprefix("blobs/sha256/")
-        is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
-        if not (is_blob or name in ("oci-layout", "index.json")):
-            raise InvalidArchive(f"{self.path} holds '{name}', which is no part of an archive")
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-            raise InvalidArchive(f"{self.path} holds '{name}' as a link or special file; only plain files may be")
-        if name in self._spans:
-            raise InvalidArchive(f"{self.path} holds '{name}' twice")
-        if not 0 <= member.size <= file_size - member.offset_data:
-            raise InvalidArchive(f"{self.path} is truncated: it ends inside '{name}'")
-        self._spans[name] = (member.offset_data, member.size)
+        self._prepare()
+        with self._part(descriptor) as part:
+            if self.has(descriptor):  # another process has just finished it
+                transfer.skip(descriptor.size)
+                return
+            if _fill(part, source, descriptor, transfer) != descriptor.hex:
+                part.truncate(0)
+                raise damaged(descriptor)
+            self._keep(part, descriptor.hex)
 
-    def open_member(self, name: str) -> BinaryIO:
-        start, size = self._spans[name]
-        return io.BufferedReader(_Span(self.path, start, size), _CHUNK)
+    def finish(self) -> None:
+        """Make the names of what was copied lasting."""
+        if self._durable:
+            sync_folder(self.folder)
 
-    def document(self, name: str) -> bytes:
-        """Return ``oci-layout`` or ``index.json``."""
-        if self._spans[name][1] > MAX_DOCUMENT_BYTES:
-            raise InvalidArchive(f"{self.path}: {name} is larger than 4 MiB")
-        with self.open_member(name) as stream:
-            return stream.read()
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._tmp.mkdir(parents=True, exist_ok=True)
 
-    def open(self, descriptor: Descriptor) -> BinaryIO:
-        name = f"blobs/sha256/{descriptor.hex}"
-        if name not in self._spans:
-            raise InvalidArchive(f"{self.path}: blob {descriptor.digest} is missing")
-        if (size := self._spans[name][1]) != descriptor.size:
-            raise InvalidArchive(
-                f"{self.path}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
-            )
-        return self.open_member(name)
+    def _keep(self, stream: BinaryIO, digest: str) -> None:
+        """Let a file that is whole appear under its digest."""
+        stream.flush()
+        os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
+        if self._durable:
+            os.fsync(stream.fileno())
+        Path(stream.name).replace(self.folder / digest)
+
+    @contextmanager
+    def _private_file(self) -> Iterator[BinaryIO]:
+        """Yield a new file, which is removed unless it is kept. Its lock shows others that it is being written."""
+        path = self._tmp / f"{secrets.token_hex(8)}.tmp"
+        with path.open("xb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                yield stream
+            finally:
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _part(self, descriptor: Descriptor) -> Iterator[BinaryIO]:
+        """Yield the file that a blob is copied to, with what an earlier copy left in it, and at its end.
+
+        It stays if the copy is interrupted. While another process writes it, a private file is yielded.
+        """
+        path = self._tmp / f"{descriptor.hex}.part"
+        with path.open("ab") as stream:
+            if not _lock(stream, path):
+                with self._private_file() as private:
+                    yield private
+                return
+            try:
+                yield stream
+            except OSError:  # a full disk: what was written would only keep it full
+                path.unlink(missing_ok=True)
+                raise
 
 
-class _Span(io.RawIOBase):
-    """A read-only stretch of a file, as a file."""
-
-    def __init__(self, path: Path, start: int, size: int):
-        self._file = path.open("rb", buffering=0)
-        self._file.seek(start)
-        self._left = size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        view = memoryview(buffer)[: self._left]
-        count = self._file.readinto(view) or 0
-        if not count and self._left:
-            raise InvalidArchive(f"{self._file.name} was cut short while it was read")
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def _lock(stream: BinaryIO, path: Path) -> bool:
+    """Lock a file and tell whether it is still what ``path`` names: its last writer may have renamed it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
-@contextlib.contextmanager
-def atomic_file(
-    path: Path, *, mode: int = 0o666, durable: bool = False, name: Callable[[], str] | None = None
-) -> Iterator[BinaryIO]:
-    """Yield a file that appears as ``path`` when the block ends well, and not at all when it does not.
+def _fill(part: BinaryIO, source: Blobs, descriptor: Descriptor, transfer: Transfer) -> str:
+    """Go on with a file where it ends, until it holds the whole blob, and return the digest of all that it holds."""
+    sha, start = _hash_begun(part, descriptor.size)
+    transfer.skip(start)
+    _pump(source, descriptor, start, part, sha, transfer)
+    if start and sha.hexdigest() != descriptor.hex:  # what lay there may be to blame
+        transfer.skip(-start)
+        transfer.advance(start - descriptor.size)
+        part.truncate(0)
+        sha = hashlib.sha256()
+        _pump(source, descriptor, 0, part, sha, transfer)
+    return sha.hexdigest()
 
-    Args:
-        path: what the file is to be called; what is there already is replaced.
-        mode: its permissions, less the process's umask.
-        durable: make it survive a power cut.
-        name: tells its name inside ``path.parent`` instead, once the content is known.
+
+def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
+    """Return the digest so far and the length of what a file holds already; it is emptied if it is too long."""
+    sha = hashlib.sha256()
+    start = os.fstat(part.fileno()).st_size
+    if not 0 < start <= size:
+        part.truncate(0)
+        return sha, 0
+    with Path(part.name).open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            sha.update(chunk)
+    return sha, start
+
+
+def _pump(
+    source: Blobs, descriptor: Descriptor, start: int, out: BinaryIO, sha: hashlib._Hash, transfer: Transfer
+) -> None:
+    """Append a blob's bytes from ``start`` on to a file.
 
     Raises:
-        OSError: the folder cannot be written.
+        InvalidArchive: the source ends before the blob does.
     """
-    temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            if durable:
-                os.fsync(stream.fileno())
-        temporary.replace(path.with_name(name()) if name else path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename, too
-        finally:
-            os.close(folder)
+    left = descriptor.size - start
+    with source.open(descriptor, start) as stream:
+        while left:
+            chunk = stream.read(min(CHUNK_BYTES, left))
+            if not chunk:
+                raise InvalidArchive(f"blob {descriptor.digest} is truncated: its source ended {left} bytes too early")
+            sha.update(chunk)
+            out.write(chunk)
+            left -= len(chunk)
+            transfer.advance(len(chunk))
+    out.flush()

@@ -64,18 +64,19 @@ All but the first can run code of the file's author where they are loaded.
 Document = TypeVar("Document", bound=BaseModel)
 
 
-class _OCI(BaseModel):
+class OCIDocument(BaseModel):
     """Fields are named as OCI names them; unknown ones are ignored, as OCI requires."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, alias_generator=to_camel)
 
 
-class Descriptor(_OCI):
+class Descriptor(OCIDocument):
     """What a blob is, by digest."""
 
     media_type: str = Field(max_length=255)
     digest: Digest
     size: int = Field(ge=0)
+    artifact_type: str | None = Field(None, max_length=255)
     annotations: dict[str, str] = {}
 
     @property
@@ -83,13 +84,13 @@ class Descriptor(_OCI):
         return self.digest.removeprefix("sha256:")
 
 
-class Layout(_OCI):
+class Layout(OCIDocument):
     """The file ``oci-layout``."""
 
     image_layout_version: Literal["1.0.0"]
 
 
-class Index(_OCI):
+class Index(OCIDocument):
     """An OCI image index: the variants of an archive, or the tags of a repository.
 
     It has only those fields that every registry tool knows: skopeo writes an index anew without the others when it
@@ -101,7 +102,7 @@ class Index(_OCI):
     manifests: tuple[Descriptor, ...] = Field((), max_length=10_000)
 
 
-class Manifest(_OCI):
+class Manifest(OCIDocument):
     """An OCI image manifest that holds one variant."""
 
     schema_version: Literal[2] = 2
@@ -114,14 +115,14 @@ class Manifest(_OCI):
         return next((layer for layer in self.layers if layer.media_type == media_type), None)
 
 
-class ModelDescriptor(_OCI):
+class ModelDescriptor(OCIDocument):
     """ModelPack: what the model is called."""
 
     name: str
     created_at: str
 
 
-class ModelDetails(_OCI):
+class ModelDetails(OCIDocument):
     """ModelPack: what kind of model it is."""
 
     format: str
@@ -129,14 +130,14 @@ class ModelDetails(_OCI):
     quantization: str | None = None
 
 
-class ModelFS(_OCI):
+class ModelFS(OCIDocument):
     """ModelPack: the layers; raw ones are their own diff ids."""
 
     type: Literal["layers"] = "layers"
     diff_ids: tuple[Digest, ...]
 
 
-class ModelConfig(_OCI):
+class ModelConfig(OCIDocument):
     """The ModelPack configuration; its schema allows no field of our own."""
 
     descriptor: ModelDescriptor

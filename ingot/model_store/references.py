@@ -1,7 +1,8 @@
-"""References: how people name archives in a store, ``name[:tag][@sha256:...][#variant]``."""
+"""References: how people name archives, ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -10,7 +11,13 @@ from ingot.errors import InvalidArgument
 # OCI distribution's grammar for repository names and tags, so that every local name is also a legal remote one.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+_SCHEMES = ("oci", "oci+http", "oci+https")
+_REGISTRY = re.compile(
+    rf"(?P<scheme>{'|'.join(map(re.escape, _SCHEMES))})://"
+    r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:]{2,45}\])(?::(?P<port>[0-9]{1,5}))?"
+)
 _REFERENCE = re.compile(
+    rf"(?:(?P<registry>{re.sub(r'[?]P<[a-z]+>', '?:', _REGISTRY.pattern)})/)?"
     rf"(?P<name>{_NAME.pattern})"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -18,21 +25,67 @@ _REFERENCE = re.compile(
 )
 # A model 'a/index.json' would be a folder where model 'a' keeps its tags.
 _RESERVED = frozenset(("oci-layout", "index.json", "reflog.jsonl", "blobs"))
+_ATTACHED = re.compile(r"sha256-[0-9a-f]{64}")
 _VERSION = re.compile(r"v?\d[\w.-]*")
 
 
 @dataclass(frozen=True)
+class RegistryAddress:
+    """Where an OCI registry is. It is spoken to by HTTPS, or by plain HTTP on this machine and if the scheme says so.
+
+    ``oci`` leaves that choice to the host, ``oci+http`` and ``oci+https`` make it.
+    """
+
+    host: str
+    port: int | None = None
+    scheme: str = "oci"
+
+    @classmethod
+    def parse(cls, text: str) -> RegistryAddress:
+        """Parse ``oci://host[:port]``.
+
+        Raises:
+            InvalidArgument: ``text`` is not of that form.
+        """
+        match = _REGISTRY.fullmatch(text.rstrip("/"))
+        port = int(match["port"]) if match and match["port"] else None
+        if match is None or (port is not None and not 0 < port < 65536):
+            raise InvalidArgument(
+                f"'{text}' is no registry's address; write oci://host or oci://host:port (oci+http:// for plain HTTP)"
+            )
+        return cls(match["host"].lower(), port, match["scheme"])
+
+    @property
+    def netloc(self) -> str:
+        """The host with its port, as credential files name registries."""
+        return self.host if self.port is None else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Such as ``https://registry.local:5000``."""
+        plain = is_loopback(self.host) if self.scheme == "oci" else self.scheme == "oci+http"
+        return f"{'http' if plain else 'https'}://{self.netloc}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc}"
+
+
+@dataclass(frozen=True)
 class Reference:
-    """One parsed reference. A missing tag means the highest version; a missing variant, the archive's preferred one."""
+    """One parsed reference. A missing tag means the highest version; a missing variant, the archive's preferred one.
+
+    Without a ``registry`` it names an archive of the local store.
+    """
 
     name: str
     tag: str | None = None
     digest: str | None = None
     variant: str | None = None
+    registry: RegistryAddress | None = None
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse ``name[:tag][@sha256:...][#variant]``.
+        """Parse ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``.
 
         Raises:
             InvalidArgument: ``text`` is not of that form.
@@ -41,15 +94,45 @@ class Reference:
         if match is None:
             raise InvalidArgument(
                 f"'{text}' is not a model reference; write name:tag such as digits:1 "
-                "(lower-case letters, digits and - _ . /), or ./file.ingot for a file"
+                "(lower-case letters, digits and - _ . /), oci://host/name:tag, or ./file.ingot for a file"
             )
-        return cls(valid_name(match["name"]), match["tag"], match["digest"], match["variant"])
+        registry = RegistryAddress.parse(match["registry"]) if match["registry"] else None
+        name = valid_name(match["name"])
+        if match["tag"] and _ATTACHED.fullmatch(match["tag"]):
+            raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> hold signatures; they name no archive")
+        return cls(name, match["tag"], match["digest"], match["variant"], registry)
+
+    @property
+    def pushable(self) -> bool:
+        """Whether an archive can be pushed to it: it has a name and a tag, and nothing else."""
+        return self.tag is not None and self.digest is None and self.variant is None
 
     def __str__(self) -> str:
+        registry = f"{self.registry}/" if self.registry else ""
         tag = f":{self.tag}" if self.tag else ""
         digest = f"@{self.digest}" if self.digest else ""
         variant = f"#{self.variant}" if self.variant else ""
-        return f"{self.name}{tag}{digest}{variant}"
+        return f"{registry}{self.name}{tag}{digest}{variant}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine by its very name: ``localhost``, 127.0.0.0/8 or ::1."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def attachments_tag(digest: str) -> str:
+    """Return the tag whose index lists what is attached to an archive, as OCI's referrers tag schema has it."""
+    return digest.replace(":", "-", 1)
+
+
+def is_attachments_tag(tag: str) -> bool:
+    """Tell whether a tag is one of :func:`attachments_tag`, which people are not shown."""
+    return _ATTACHED.fullmatch(tag) is not None
 
 
 def is_version(tag: str) -> bool:

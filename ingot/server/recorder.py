@@ -22,7 +22,7 @@ from typing import IO
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import Golden, goldens
-from ingot.model_store.blobs import atomic_file
+from ingot.model_store.files import atomic_file
 from ingot.runtime import Metrics
 from ingot.runtime.scheduler import size_of
 from ingot.tensors import Array

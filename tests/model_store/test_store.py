@@ -283,15 +283,6 @@ class TestIsolation:
         with pytest.raises(InvalidArgument, match="a file of its own"):
             store.push(FIRST, f"{name}:1")
 
-    def test_pushing_again_heals_a_damaged_blob(self, store: Store) -> None:
-        store.push(FIRST, "tiny:1")
-        path = store.get("tiny:1").variant().path()
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(bytes(len(content)))
-        store.push(FIRST, "tiny:2")
-        store.get("tiny:1").verify()
-
     def test_a_pinned_digest_is_never_another_archive(self, store: Store) -> None:
         store.push(FIRST, "tiny:prod")
         pinned = str(store.resolve("tiny:prod"))

@@ -1,0 +1,85 @@
+"""``ingot fsck`` and ``gc``: checking the store and making room in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from ingot.cli.archives import Json, StoreOption
+from ingot.cli.output import note, print_json, progress, say, size
+from ingot.cli.transfers import transferring
+from ingot.errors import InvalidArgument
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def fsck(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check names, sizes and documents, but read no blobs.")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Put damaged blobs aside, so that a push or pull brings them back.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Check that every archive of the store is whole. The exit code is 1 if something is wrong."""
+    from ingot.model_store import Store
+    from ingot.model_store.fsck import check
+
+    if quick and repair:
+        raise InvalidArgument("--repair must read the blobs; leave --quick out")
+    with transferring("Reading") as transfer:
+        checked = check(Store(store), quick=quick, repair=repair, transfer=transfer)
+    if as_json:
+        problems = [asdict(problem) for problem in checked.problems]
+        print_json({"archives": checked.archives, "blobs": checked.blobs, "read": checked.size, "problems": problems})
+    else:
+        for problem in checked.problems:
+            users = f"; needed by {', '.join(problem.needed_by)}" if problem.needed_by else ""
+            done = "; put aside" if problem.repaired else ""
+            say(f"{problem.kind} {problem.subject}: {problem.detail}{users}{done}")
+        say(f"{checked.archives} archives, {checked.blobs} blobs: {_verdict(len(checked.problems))}")
+    if checked.problems:
+        note("push or pull these archives again to bring back what is missing (first --repair, if blobs are damaged)")
+        raise typer.Exit(1)
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be removed, and remove nothing.")] = False,
+    grace: Annotated[
+        str, typer.Option(help="What was written, or had a tag, within this time stays: 30s, 90m, 24h or 7d.")
+    ] = "24h",
+    keep: Annotated[int, typer.Option(min=0, help="How many earlier targets of an alias stay, for rollback.")] = 10,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Remove from the store what no tag needs, nor lately needed."""
+    from ingot.model_store import Store
+    from ingot.model_store.gc import collect
+
+    with progress("Collecting"):
+        found = collect(Store(store), grace=_span(grace), keep_moves=keep, dry_run=dry_run)
+    if as_json:
+        files = [str(path) for path in found.files]
+        print_json({"files": files, "size": found.size, "kept": found.kept, "dry_run": dry_run})
+        return
+    for path in found.files if dry_run else ():
+        say(str(path))
+    done = "would be" if dry_run else "were"
+    say(f"{len(found.files)} files, {size(found.size)} {done} removed; {found.kept} blobs stay")
+
+
+def _verdict(problems: int) -> str:
+    return "all is well" if not problems else "1 problem" if problems == 1 else f"{problems} problems"
+
+
+def _span(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise InvalidArgument(f"--grace is '{text}'; write a time such as 30s, 90m, 24h or 7d")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})

@@ -1,0 +1,145 @@
+"""Collecting what nothing refers to any more: blobs, what interrupted copies left, and derived files."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import attachments
+from ingot.model_store.archive import Archive
+from ingot.model_store.leases import is_locked
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.references import attachments_tag, is_attachments_tag
+from ingot.model_store.tags import Tags, targets
+
+if TYPE_CHECKING:
+    from ingot.model_store.store import Store
+
+GRACE = timedelta(days=1)
+KEPT_MOVES = 10
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection removed, or with ``dry_run`` would have: files and their bytes; and what it kept."""
+
+    files: tuple[Path, ...]
+    size: int
+    kept: int
+    dry_run: bool
+
+
+def collect(
+    store: Store, *, grace: timedelta = GRACE, keep_moves: int = KEPT_MOVES, dry_run: bool = False
+) -> Collected:
+    """Remove what no tag, no recent move of a tag, and no push under way refers to.
+
+    Args:
+        store: the store.
+        grace: what was written, or what a tag pointed to, within this time stays: somebody may be about to use it.
+        keep_moves: how many of an alias's last targets stay, so that it can be rolled back.
+        dry_run: remove nothing.
+
+    Raises:
+        InvalidArchive: a tag's archive is damaged, so that what it needs is unknown; nothing is removed.
+        InvalidArgument: the store cannot be written.
+    """
+    since = datetime.now(UTC) - grace
+    try:
+        with store.leases.closed() as leased:
+            marked = set(leased)
+            for name in store.names():
+                marked |= _reachable(store, name, since, keep_moves, dry_run=dry_run)
+            found = list(_garbage(store, marked, since.timestamp()))
+            size = sum(_size(path) for path in found)
+            if not dry_run:
+                for path in found:
+                    _remove(path)
+            return Collected(tuple(found), size, len(marked), dry_run)
+    except OSError as error:
+        raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror or error}") from error
+
+
+def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry_run: bool) -> set[str]:
+    """Return the digests of all blobs that one model needs, and forget attachments to archives that are gone."""
+    tags = store.of(name)
+    with contextlib.nullcontext() if dry_run else tags.locked() as change:
+        there = tags.read()
+        archives = {entry.digest: entry for tag, entry in there.items() if not is_attachments_tag(tag)}
+        marked: set[str] = set()
+        for descriptor in archives.values():
+            try:
+                marked |= _blobs(store, descriptor, there)
+            except InvalidArchive as error:
+                raise InvalidArchive(
+                    f"nothing was collected, for it is unknown what '{name}@{descriptor.digest}' needs: {error}; "
+                    "see ingot fsck, then push the archive again or remove its tags"
+                ) from error
+        for digest in set(_recent(tags, there, since, keep_moves)) - set(archives):
+            with contextlib.suppress(InvalidArchive):  # collected before, when less was kept than now
+                descriptor = store.descriptor(digest)
+                marked |= _blobs(store, descriptor, there)
+                archives[digest] = descriptor
+        for tag in there:
+            if change is not None and is_attachments_tag(tag) and tag not in map(attachments_tag, archives):
+                change.replace(tag, None, "remove")
+    return marked
+
+
+def _recent(tags: Tags, there: dict[str, Descriptor], since: datetime, keep_moves: int) -> Iterator[str]:
+    """Yield digests that tags pointed to lately, or can be rolled back to."""
+    history = tags.history()
+    for move in history:
+        if move.time >= since and move.old is not None:
+            yield move.old
+    for tag in there:
+        yield from (digest for digest in targets(history, tag)[-keep_moves - 1 :] if digest is not None)
+
+
+def _blobs(store: Store, descriptor: Descriptor, there: dict[str, Descriptor]) -> set[str]:
+    listing = there.get(attachments_tag(descriptor.digest))
+    archive = Archive(store.blobs, descriptor, attachments.listed(store.blobs, listing) if listing else ())
+    found = {item.digest for item in (*archive.descriptors(), *archive.attached_descriptors())}
+    return found | {listing.digest} if listing else found
+
+
+def _garbage(store: Store, marked: set[str], before: float) -> Iterator[Path]:
+    for path in _files(store.blobs.folder):
+        if f"sha256:{path.name}" not in marked and _old(path, before):
+            yield path
+    for path in _files(store.tmp):
+        if _old(path, before) and not is_locked(path):
+            yield path
+    for path in _files(store.root / "derived"):
+        # Derived files can be made again at any time: they go with what they were made from, or when nobody used them.
+        if f"sha256:{path.name}" not in marked and _old(path, before):
+            yield path
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _old(path: Path, before: float) -> bool:
+    try:
+        return path.stat().st_mtime <= before
+    except FileNotFoundError:
+        return False
+
+
+def _size(path: Path) -> int:
+    files = [item for item in path.rglob("*") if item.is_file()] if path.is_dir() else [path]
+    return sum(item.stat().st_size for item in files)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""Where archives are kept: what the local store and an OCI registry have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ingot.model_store.archive import Archive
+from ingot.model_store.references import Reference
+from ingot.model_store.tags import ANY
+from ingot.model_store.transfer import Transfer
+
+
+class Place(Protocol):
+    """A store or a registry. All its methods raise Unavailable where a registry cannot be reached."""
+
+    def names(self) -> list[str]:
+        """Return the names of all models, sorted."""
+        ...
+
+    def tags(self, name: str) -> Mapping[str, str]:
+        """Return tag -> digest of a model; empty when there is no such model."""
+        ...
+
+    def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
+        """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
+
+        Raises:
+            NotFound: there is no such name, tag or digest; the message lists what there is.
+        """
+        ...
+
+    def push(
+        self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
+    ) -> Reference:
+        """Copy an archive, with what is attached to it, and point a tag at it.
+
+        Raises:
+            AlreadyExists: the version holds another archive.
+            TagMoved: the tag is not what is expected.
+        """
+        ...
+
+    def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
+        """Point an alias at what a reference names.
+
+        Raises:
+            AlreadyExists: ``alias`` is a version that holds another archive.
+            TagMoved: the alias is not what is expected.
+        """
+        ...
+
+    def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
+        """Remove a tag."""
+        ...
+
+    def attach(self, archive: Archive, name: str) -> None:
+        """Store what is attached to an archive that is there already, beside what was attached before."""
+        ...

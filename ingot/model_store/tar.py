@@ -1,0 +1,110 @@
+"""Archive files: an OCI layout in an uncompressed tar, read in place."""
+
+from __future__ import annotations
+
+import io
+import stat
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.model_store.blobs import CHUNK_BYTES
+from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
+
+
+class TarBlobs:
+    """The blobs of an archive file: an OCI layout in an uncompressed tar, read in place.
+
+    Only what an OCI layout consists of is accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
+    regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
+    """
+
+    MAX_MEMBERS = 200_000
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._spans: dict[str, tuple[int, int]] = {}
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise InvalidArgument(f"{path} is not a regular file")
+            file_size = status.st_size
+            with tarfile.open(path, "r:") as tar:
+                for count, member in enumerate(tar):
+                    if count >= self.MAX_MEMBERS:
+                        raise InvalidArchive(f"{path} has over {self.MAX_MEMBERS} members")
+                    self._add(member, file_size)
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {path}") from None
+        except IsADirectoryError:
+            raise InvalidArgument(f"{path} is a folder, not an archive file") from None
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+        except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+            # The last three are what tarfile makes of long chains and lying sizes of extension headers.
+            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged") from error
+        for needed in ("oci-layout", "index.json"):
+            if needed not in self._spans:
+                raise InvalidArchive(f"{path} is not an Ingot archive, or is truncated: it has no {needed}")
+
+    def _add(self, member: tarfile.TarInfo, file_size: int) -> None:
+        name = member.name.removeprefix("./")
+        if member.isdir() and name in ("", ".", "blobs", "blobs/sha256"):
+            return
+        digest = name.removeprefix("blobs/sha256/")
+        is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        if not (is_blob or name in ("oci-layout", "index.json")):
+            raise InvalidArchive(f"{self.path} holds '{name}', which is no part of an archive")
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+            raise InvalidArchive(f"{self.path} holds '{name}' as a link or special file; only plain files may be")
+        if name in self._spans:
+            raise InvalidArchive(f"{self.path} holds '{name}' twice")
+        if not 0 <= member.size <= file_size - member.offset_data:
+            raise InvalidArchive(f"{self.path} is truncated: it ends inside '{name}'")
+        self._spans[name] = (member.offset_data, member.size)
+
+    def open_member(self, name: str, skip: int = 0) -> BinaryIO:
+        start, size = self._spans[name]
+        return io.BufferedReader(_Span(self.path, start + skip, size - skip), CHUNK_BYTES)
+
+    def document(self, name: str) -> bytes:
+        """Return ``oci-layout`` or ``index.json``."""
+        if self._spans[name][1] > MAX_DOCUMENT_BYTES:
+            raise InvalidArchive(f"{self.path}: {name} is larger than 4 MiB")
+        with self.open_member(name) as stream:
+            return stream.read()
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        name = f"blobs/sha256/{descriptor.hex}"
+        if name not in self._spans:
+            raise InvalidArchive(f"{self.path}: blob {descriptor.digest} is missing")
+        if (size := self._spans[name][1]) != descriptor.size:
+            raise InvalidArchive(
+                f"{self.path}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
+            )
+        return self.open_member(name, start)
+
+
+class _Span(io.RawIOBase):
+    """A read-only stretch of a file, as a file."""
+
+    def __init__(self, path: Path, start: int, size: int):
+        self._file = path.open("rb", buffering=0)
+        self._file.seek(start)
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view) or 0
+        if not count and self._left:
+            raise InvalidArchive(f"{self._file.name} was cut short while it was read")
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

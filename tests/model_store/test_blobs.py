@@ -1,0 +1,182 @@
+"""Copies of blobs: checked on the way, gone on with where they ended, and given up together."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from ingot.errors import InvalidArchive, InvalidArgument, Unavailable
+from ingot.model_store import BlobFolder
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.transfer import Cancelled, Transfer
+
+CONTENT = bytes(range(256)) * 20_000  # some chunks, and a part of one
+
+
+class Source:
+    """Blobs in memory that break off after so many bytes in all, if told to."""
+
+    def __init__(self, content: bytes = CONTENT, breaks: int | None = None):
+        self.content = content
+        self.breaks = breaks
+        self.starts: list[int] = []
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        self.starts.append(start)
+        if self.breaks is None:
+            return io.BytesIO(self.content[start:])
+        return Breaking(self.content[start : self.breaks])
+
+
+class Breaking(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        chunk = super().read(size)
+        if not chunk:
+            raise Unavailable("the connection was lost")
+        return chunk
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> BlobFolder:
+    return BlobFolder(tmp_path / "blobs")
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Descriptor:
+    return BlobFolder(tmp_path / "elsewhere").put(CONTENT, "application/octet-stream")
+
+
+def leftovers(folder: BlobFolder) -> list[str]:
+    return sorted(path.name for path in (folder.root / "tmp").iterdir())
+
+
+def test_an_interrupted_copy_is_gone_on_with_where_it_ended(folder: BlobFolder, descriptor: Descriptor) -> None:
+    with pytest.raises(Unavailable):
+        folder.copy(Source(breaks=3_000_000), descriptor)
+    assert not folder.has(descriptor)
+    source, transfer = Source(), Transfer()
+    folder.copy(source, descriptor, transfer)
+    assert source.starts == [3_000_000]
+    assert (transfer.skipped, transfer.moved) == (3_000_000, len(CONTENT) - 3_000_000)
+    assert folder.path(descriptor).read_bytes() == CONTENT
+    assert leftovers(folder) == []
+
+
+def test_what_was_there_from_before_may_be_damaged(folder: BlobFolder, descriptor: Descriptor) -> None:
+    with pytest.raises(Unavailable):
+        folder.copy(Source(content=bytes(len(CONTENT)), breaks=1000), descriptor)
+    source, transfer = Source(), Transfer()
+    folder.copy(source, descriptor, transfer)
+    assert source.starts == [1000, 0]
+    assert transfer.done == len(CONTENT)
+    assert folder.path(descriptor).read_bytes() == CONTENT
+
+
+def test_damage_is_found_and_nothing_of_it_kept(folder: BlobFolder, descriptor: Descriptor) -> None:
+    with pytest.raises(InvalidArchive, match="is damaged"):
+        folder.copy(Source(content=bytes(len(CONTENT))), descriptor)
+    assert not folder.has(descriptor)
+    source = Source()
+    folder.copy(source, descriptor)
+    assert source.starts == [0]
+
+
+def test_a_source_that_ends_too_early(folder: BlobFolder, descriptor: Descriptor) -> None:
+    with pytest.raises(InvalidArchive, match="its source ended 1 bytes too early"):
+        folder.copy(Source(content=CONTENT[:-1]), descriptor)
+    assert not folder.has(descriptor)
+
+
+def test_a_source_that_does_not_end_is_not_read_on(folder: BlobFolder, descriptor: Descriptor) -> None:
+    folder.copy(Source(content=CONTENT + b"more"), descriptor)
+    assert folder.path(descriptor).read_bytes() == CONTENT
+
+
+def test_what_is_here_is_not_asked_for(folder: BlobFolder, descriptor: Descriptor) -> None:
+    folder.copy(Source(), descriptor)
+    source, transfer = Source(), Transfer()
+    folder.copy(source, descriptor, transfer)
+    assert source.starts == []
+    assert transfer.skipped == len(CONTENT)
+
+
+def test_two_copies_of_one_blob_at_once(folder: BlobFolder, descriptor: Descriptor) -> None:
+    waiting, go = threading.Event(), threading.Event()
+
+    class Slow(Source):
+        def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+            waiting.set()
+            go.wait(30)
+            return super().open(descriptor, start)
+
+    first = threading.Thread(target=folder.copy, args=(Slow(), descriptor))
+    first.start()
+    waiting.wait(30)
+    folder.copy(Source(), descriptor)
+    assert folder.path(descriptor).read_bytes() == CONTENT
+    go.set()
+    first.join(30)
+    assert folder.path(descriptor).read_bytes() == CONTENT
+    assert leftovers(folder) == []
+
+
+def test_a_full_disk_leaves_nothing_that_would_keep_it_full(folder: BlobFolder, descriptor: Descriptor) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            folder.copy(Source(), descriptor)
+        with pytest.raises(InvalidArgument, match="cannot be written"):
+            folder.put(CONTENT, "application/octet-stream")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert leftovers(folder) == []
+    assert not folder.has(descriptor)
+
+
+def test_an_empty_blob(folder: BlobFolder, tmp_path: Path) -> None:
+    empty = BlobFolder(tmp_path / "elsewhere").put(b"", "application/octet-stream")
+    folder.copy(Source(content=b""), empty)
+    assert folder.path(empty).read_bytes() == b""
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_permissions_follow_the_umask(folder: BlobFolder, descriptor: Descriptor, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        folder.copy(Source(), descriptor)
+    finally:
+        os.umask(before)
+    assert folder.path(descriptor).stat().st_mode & 0o777 == 0o444 & ~mask
+
+
+class TestTransfer:
+    def test_the_first_error_ends_all_and_is_raised(self) -> None:
+        transfer, started = Transfer(), threading.Event()
+
+        def work(item: int) -> None:
+            if item == 0:
+                started.wait(30)
+                raise InvalidArchive("damaged")
+            started.set()
+            while True:  # until it is given up
+                transfer.advance(1)
+
+        with pytest.raises(InvalidArchive, match="damaged"):
+            transfer.each(work, range(10), 2)
+        with pytest.raises(Cancelled):
+            transfer.advance(1)
+
+    def test_a_report_is_given_after_every_change(self) -> None:
+        seen: list[tuple[int, int]] = []
+        transfer = Transfer(lambda state: seen.append((state.done, state.total)))
+        transfer.expect(10)
+        transfer.skip(4)
+        transfer.each(transfer.advance, [3, 3], 1)
+        assert seen == [(0, 10), (4, 10), (7, 10), (10, 10)]
