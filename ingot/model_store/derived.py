@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder, Blobs
+from ingot.model_store.files import atomic_file, sync_folder
 
-_RECORD = "entry.json"
 # Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
 _HASHED_BYTES = 4 << 20
 
@@ -71,16 +71,13 @@ class Entry:
     @property
     def size(self) -> int:
         """The bytes of its files; zero where it is not there."""
-        record = self._record()
+        record = self._read()
         return sum(file.size for file in record.files) if record else 0
 
     @property
-    def used(self) -> float:
-        """When it was last used, in seconds since 1970; zero where it is not there."""
-        try:
-            return (self.path / _RECORD).stat().st_mtime
-        except OSError:
-            return 0.0
+    def record(self) -> Path:
+        """The file that says what the others are; its time of modification is that of the entry's last use."""
+        return self.path / "entry.json"
 
     def find(self) -> bool:
         """Tell whether the entry is there and looks whole, and note its use. One that is damaged is removed.
@@ -88,13 +85,13 @@ class Entry:
         Small files are compared with their digests; large ones with their size and time of modification, which tells of
         truncation and of writing, and not of a disk that changes bits: :meth:`verify` does.
         """
-        record = self._record()
+        record = self._read()
         if record is None or not all(self._looks_whole(file) for file in record.files):
             if self.path.exists():
                 self.remove()
             return False
         with contextlib.suppress(OSError):  # a store that is read-only serves all the same
-            os.utime(self.path / _RECORD)
+            os.utime(self.record)
         return True
 
     def verify(self) -> None:
@@ -103,9 +100,9 @@ class Entry:
         Raises:
             InvalidArchive: one is missing or damaged; the entry may be removed.
         """
-        record = self._record()
+        record = self._read()
         if record is None:
-            raise InvalidArchive(f"derived entry {self.path} has no valid {_RECORD}; it may be removed")
+            raise InvalidArchive(f"derived entry {self.path} has no valid {self.record.name}; it may be removed")
         for file in record.files:
             path = self.path / file.name
             try:
@@ -142,12 +139,12 @@ class Entry:
             try:
                 temporary.mkdir()
                 fill(temporary)
-                _seal(temporary)
+                _seal(Entry(temporary))
                 temporary.rename(self.path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _sync(folder)
+            sync_folder(folder)
         return True
 
     def remove(self) -> None:
@@ -160,8 +157,8 @@ class Entry:
     def _aside(self) -> Path:
         return self.path.with_name(f".{self.key}.{secrets.token_hex(8)}.tmp")
 
-    def _record(self) -> _Record | None:
-        path = self.path / _RECORD
+    def _read(self) -> _Record | None:
+        path = self.record
         try:
             if path.stat().st_size > manifest.MAX_DOCUMENT_BYTES:
                 return None
@@ -209,36 +206,21 @@ class DerivedCache:
             if not path.name.startswith(".") and not path.parent.name.startswith("."):
                 yield Entry(path)
 
-    def forget(self, manifest: str) -> None:
-        """Remove all that was derived of a manifest."""
-        aside = self.root / f".{manifest}.{secrets.token_hex(8)}.tmp"
-        with contextlib.suppress(OSError):
-            (self.root / manifest).rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
 
-
-def _seal(folder: Path) -> None:
+def _seal(entry: Entry) -> None:
     """Make the files of a new entry read-only and durable, and write its record."""
     files = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(entry.path.iterdir()):
         path.chmod(0o444)
-        _sync(path)
-        status = path.stat()
-        files.append(_File(name=path.name, size=status.st_size, sha256=_digest(path), modified=int(status.st_mtime)))
-    record = folder / _RECORD
-    record.write_bytes(manifest.encode(_Record(files=tuple(files))))
-    _sync(record)
-    _sync(folder)
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            os.fsync(stream.fileno())
+            status = os.fstat(stream.fileno())
+        files.append(_File(name=path.name, size=status.st_size, sha256=digest, modified=int(status.st_mtime)))
+    with atomic_file(entry.record, durable=True) as stream:
+        stream.write(manifest.encode(_Record(files=tuple(files))))
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

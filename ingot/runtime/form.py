@@ -13,6 +13,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
 from ingot.runtime.settings import Settings
+from ingot.runtime.takeover import Takeover
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -74,6 +75,14 @@ class Form:
             if early is not None:
                 return early, True
         return self.open(device, threads), False
+
+    def takeover(
+        self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]
+    ) -> Takeover | None:
+        """Return what replaces engines at work by such as share memory, not started; None if nothing is to."""
+        if self.prepacked is None:
+            return None
+        return Takeover(self.prepacked, engines, threads, lambda engine: self.test(engine, model), done, model)
 
     def test(self, engine: Engine, model: str) -> None:
         """Replay the goldens.

@@ -20,7 +20,6 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.prepacked import Prepacked
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
 from ingot.runtime.takeover import Takeover
@@ -89,7 +88,7 @@ class Model:
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
-        self._derived_cache = metrics.derived_cache
+        self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
         self._takeover: Takeover | None = None
         self._joins = True
         self._scheduler = Scheduler(self._settings.limits, batching=False)
@@ -190,22 +189,12 @@ class Model:
         self.state = State.WARMING
         for engine in engines[1:]:
             choice.form.test(engine, self.name)
-        if choice.form.prepacked is not None:
-            engines[:] = self._replaceable(engines, choice.form, choice.form.prepacked)
+        self._takeover = choice.form.takeover(engines, self._settings.threads, self.name, self._count_derived)
+        if self._takeover is not None:
+            engines[:] = self._takeover.engines
         if self.variant:
             self._variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
-
-    def _replaceable(self, engines: Sequence[Engine], form: Form, prepacked: Prepacked) -> Sequence[Engine]:
-        self._takeover = Takeover(
-            prepacked,
-            engines,
-            self._settings.threads,
-            lambda engine: form.test(engine, self.name),
-            lambda result: self._derived_cache.labels(self.name, self.version, result).inc(),
-            self.name,
-        )
-        return self._takeover.engines
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the engines are those that are to serve for good; return whether they are."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
@@ -76,7 +77,7 @@ def int8(folder: Path) -> Path:
 def branches(folder: Path) -> Path:
     """y = x times one of two weights, by its sum, FP32 [batch, 512]: weights inside the branches of an If."""
     kind = TensorProto.FLOAT
-    bodies = {}
+    bodies: dict[str, Any] = {}
     for name in ("then", "else"):
         out = helper.make_tensor_value_info(f"{name}_y", kind, ["batch", 512])
         node = helper.make_node("MatMul", ["x", f"w_{name}"], [f"{name}_y"])
