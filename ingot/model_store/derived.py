@@ -30,6 +30,7 @@ from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder, Blobs
 from ingot.model_store.files import atomic_file, sync_folder
+from ingot.model_store.leases import is_locked
 
 # Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
 _HASHED_BYTES = 4 << 20
@@ -127,11 +128,11 @@ class Entry:
         """
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{self.key}.lock").open("w") as lock:
+        with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.find():
                 return False
-            for left in folder.glob(f".{self.key}.*.tmp"):  # by a process that was killed: none but this one builds now
+            for left in self._asides():  # by a process that was killed: none but this one builds now
                 shutil.rmtree(left, ignore_errors=True)
             if shutil.disk_usage(folder).free < 2 * room:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
@@ -153,6 +154,17 @@ class Entry:
         with contextlib.suppress(OSError):
             self.path.rename(aside)  # at once, so that nobody meets half of it
             shutil.rmtree(aside, ignore_errors=True)
+
+    def leftovers(self) -> list[Path]:
+        """Return what a killed process left, which the next that builds the entry removes; none if one builds it now."""
+        return [] if is_locked(self._lock) else self._asides()
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_name(f".{self.key}.lock")
+
+    def _asides(self) -> list[Path]:
+        return sorted(self.path.parent.glob(f".{self.key}.*.tmp"))
 
     def _aside(self) -> Path:
         return self.path.with_name(f".{self.key}.{secrets.token_hex(8)}.tmp")
@@ -201,10 +213,11 @@ class DerivedCache:
         return Entry(self.root / manifest / key)
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the entries that are there, damaged ones included."""
-        for path in sorted(self.root.glob("*/*")):
-            if not path.name.startswith(".") and not path.parent.name.startswith("."):
-                yield Entry(path)
+        """Yield the entries that are there or were begun, damaged ones included."""
+        for folder in sorted(self.root.glob("*")):
+            names = {path.name for path in folder.glob("*")}
+            locks = {name[1:].removesuffix(".lock") for name in names if name.startswith(".") and name.endswith(".lock")}
+            yield from (Entry(folder / key) for key in sorted({name for name in names if name[0] != "."} | locks))
 
 
 def _seal(entry: Entry) -> None:

@@ -128,8 +128,11 @@ def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[P
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
     for entry in cache.entries():
-        if f"sha256:{entry.manifest}" in marked and _old(entry.record, before - UNUSED.total_seconds()):
+        if f"sha256:{entry.manifest}" not in marked:
+            continue
+        if _old(entry.record, before - UNUSED.total_seconds()):
             yield entry.path
+        yield from (path for path in entry.leftovers() if _old(path, before))
 
 
 def _files(folder: Path) -> list[Path]:

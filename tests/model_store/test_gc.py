@@ -138,6 +138,21 @@ def test_derived_files_that_nobody_uses_go_before_their_archive(store: Store) ->
     assert (used.find(), unused.find()) == (True, False)
 
 
+def test_what_a_killed_process_left_of_derived_files_goes(store: Store) -> None:
+    entry = DerivedCache(store.root / "derived").entry(FIRST.variant().descriptor.hex, "engine-1")
+    left = entry.path.with_name(f".{entry.key}.0123.tmp")
+
+    def fill(folder: Path) -> None:
+        assert collect(store, grace=NOW).files == ()  # it is being built
+
+    entry.build(fill, 1)
+    left.mkdir()
+    (left / "weights").write_bytes(b"half of them")
+    assert collect(store, grace=timedelta(hours=1)).files == ()
+    assert names(collect(store, grace=NOW)) == {left.name}
+    assert entry.find()
+
+
 def test_signatures_stay_as_long_as_what_they_sign(store: Store) -> None:
     signed = store.get("tiny:2").with_signature(b"{}")
     store.attach(signed, "tiny")
