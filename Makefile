@@ -4,14 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+SECONDS := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint tools protos clean
+.PHONY: help demo test test-long fuzz lint tools protos clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
+	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make lint                ruff and mypy alone"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make clean               remove .venv and all caches"
@@ -32,6 +34,10 @@ test: lint tools
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[fuzz]'
+	@for target in archive_reader documents; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check

@@ -3,6 +3,7 @@
     IngotError
     ├── InvalidArgument      the caller's input is wrong (bad tensor, bad reference, bad option)
     │   ├── InvalidArchive   a file is not an archive, or is damaged
+    │   ├── Untrusted        no signature vouches for an archive, and the trust policy asks for one
     │   ├── ExportError      the model cannot be captured or lowered
     │   │   └── ParityError  the exported graph does not equal the PyTorch model
     │   ├── QuantizationError  the model cannot be quantized, or its answers become useless
@@ -50,6 +51,10 @@ class InvalidArgument(IngotError):
 
 class InvalidArchive(InvalidArgument):
     """A file is not an Ingot archive, or is damaged."""
+
+
+class Untrusted(InvalidArgument):
+    """No signature that is accepted vouches for an archive, and the trust policy asks for one."""
 
 
 class ExportError(InvalidArgument):

@@ -20,6 +20,12 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
+def one_line(text: str, limit: int = 120) -> str:
+    """Return a name out of a file as a line of at most ``limit`` characters, with control characters spelt out."""
+    text = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def _scaled(value: float, step: int, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         if value < step:

@@ -113,7 +113,7 @@ def imported(log: str) -> set[str]:
     return set(re.findall(r"^import time:\s+\d+ \|\s+\d+ \|\s+(\S+)$", log, re.MULTILINE))
 
 
-HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "fastapi", "uvicorn", "grpc", "numpy"}
+HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "fastapi", "uvicorn", "grpc", "numpy", "cryptography"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ def inspect(
     archive = open_archive(name, store)
     if variant_name is not None:
         archive.variant(variant_name)
-    archive.verify()
+    verify(archive)
     if report is not None:
         from ingot.cli.report import write
 
@@ -61,6 +62,8 @@ def inspect(
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
     stdout.print(table, markup=False)
+    for claim in signatures(archive):
+        say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
     provenance = archive.variant().serving.provenance
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 
@@ -71,15 +74,39 @@ def describe(archive: Archive) -> dict[str, Any]:
         "name": archive.name,
         "digest": archive.digest,
         "size": archive.size,
+        "signatures": signatures(archive),
         "variants": [
             {
                 **variant.serving.model_dump(mode="json", exclude={"name", "schema_version"}),
                 "digest": variant.descriptor.digest,
                 "size": variant.size,
+                "executable": variant.executable,
             }
             for variant in archive.variants
         ],
     }
+
+
+def verify(archive: Archive) -> None:
+    """Check every blob's digest; of an archive in a registry, those of its documents were checked when it was opened.
+
+    Raises:
+        InvalidArchive: one is missing or damaged.
+    """
+    from ingot.model_store import BlobFolder
+    from ingot.model_store.tar import TarBlobs
+
+    if isinstance(archive.blobs, (BlobFolder, TarBlobs)):
+        archive.verify()
+
+
+def signatures(archive: Archive) -> list[dict[str, Any]]:
+    """Return what the signatures of an archive say of themselves, as data."""
+    if not archive.attached:
+        return []
+    from ingot.model_store import signing
+
+    return [asdict(claim) for claim in signing.describe(archive)]
 
 
 def open_archive(model: str, store: Path | None) -> Archive:
@@ -106,12 +133,11 @@ def open_place(reference: Reference | None, store: Path | None, chunk_mb: int | 
         chunk_mb: how many MiB are uploaded to a registry in one request; None sends each blob whole.
     """
     from ingot.model_store import Store
+    from ingot.model_store.places import open_place as find_place
 
-    if reference is None or reference.registry is None:
+    if reference is None:
         return Store(store)
-    from ingot.model_store.registry import Registry
-
-    return Registry(reference.registry, chunk_bytes=chunk_mb << 20 if chunk_mb else None)
+    return find_place(reference, Store(store), chunk_mb << 20 if chunk_mb else None)[0]
 
 
 def check_trusted(archive: Archive, reference: Reference, trust: Path | None) -> None:
@@ -183,6 +209,8 @@ def _evidence(variant: Variant) -> str:
     lines = [f"{item.tensor}: error {item.error:.1e} in {item.cases} cases" for item in evidence.parity]
     if evidence.metric is not None:
         lines.append(_metric(evidence.metric))
+    if variant.executable:
+        lines.append(f"can run code of whoever made it (format {variant.serving.format})")
     if evidence.holds is False:
         lines.append("does not keep its accuracy budget")
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine")}

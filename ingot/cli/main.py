@@ -6,13 +6,27 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
 import ingot
-from ingot.cli import archives, compare, demo, export, infer, maintenance, quantize, serve, tags, transfers
+from ingot.cli import (
+    archives,
+    compare,
+    demo,
+    diff,
+    export,
+    importing,
+    infer,
+    maintenance,
+    quantize,
+    serve,
+    signing,
+    tags,
+    transfers,
+)
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -24,26 +38,38 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
-_LONG = ("export", "quantize", "compare", "push", "pull", "copy", "save", "load")
-app.command()(export.export)
-app.command()(quantize.quantize)
-app.command()(compare.compare)
-app.command()(archives.inspect)
-app.command()(transfers.push)
-app.command()(transfers.pull)
-app.command()(transfers.copy)
-app.command()(transfers.save)
-app.command()(transfers.load)
-app.command("list")(tags.list_models)
-app.command()(tags.history)
-app.command()(tags.promote)
-app.command()(tags.rollback)
-app.command()(tags.remove)
-app.command()(maintenance.fsck)
-app.command()(maintenance.gc)
-app.command()(serve.serve)
-app.command()(infer.infer)
-app.command()(demo.demo)
+_LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Make models": {
+        "export": export.export,
+        "import": importing.import_model,
+        "quantize": quantize.quantize,
+        "compare": compare.compare,
+    },
+    "Look at and move archives": {
+        "inspect": archives.inspect,
+        "diff": diff.diff,
+        "push": transfers.push,
+        "pull": transfers.pull,
+        "copy": transfers.copy,
+        "save": transfers.save,
+        "load": transfers.load,
+    },
+    "Name and keep them": {
+        "list": tags.list_models,
+        "history": tags.history,
+        "promote": tags.promote,
+        "rollback": tags.rollback,
+        "remove": tags.remove,
+        "fsck": maintenance.fsck,
+        "gc": maintenance.gc,
+    },
+    "Vouch for them": {"keygen": signing.keygen, "sign": signing.sign, "verify": signing.verify},
+    "Serve them": {"serve": serve.serve, "infer": infer.infer, "demo": demo.demo},
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -63,12 +89,20 @@ def _root(
         context.with_resource(_terminable())
 
 
+class _Terminated(BaseException):
+    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM end the command as an error does, so that it leaves no temporary folders."""
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise _Terminated(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -84,6 +118,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
+    except _Terminated as error:
+        sys.exit(error.code)
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""``--report`` of ``ingot inspect`` and ``ingot compare``: records, checked and shown as the file's suffix says."""
+"""``--report`` of ``ingot inspect``, ``compare`` and ``diff``: records, checked and shown as the file's suffix says."""
 
 from __future__ import annotations
 
@@ -53,11 +53,15 @@ def check_suffix(path: Path) -> None:
 
 def save(path: Path, record: Record) -> None:
     """Write a record as the file's suffix says. The file appears whole or not at all."""
+    put(path, _show(record, path.suffix))
+
+
+def put(path: Path, content: str) -> None:
+    """Write a text file, which appears whole or not at all."""
     from ingot.model_store.files import atomic_file
 
-    content = _show(record, path.suffix).encode()
     with atomic_file(path) as stream:
-        stream.write(content)
+        stream.write(content.encode())
 
 
 def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Report | quant_report.Report]:

@@ -36,6 +36,10 @@ def serve(
             show_default="False",
         ),
     ] = False,
+    trust: Annotated[
+        Path | None,
+        typer.Option(help="A trust policy: serve only what it trusts, digests checked.", show_default="None"),
+    ] = None,
     ort_library: Annotated[
         Path | None, typer.Option(help="A library of custom operators for ONNX Runtime.", show_default="None")
     ] = None,
@@ -50,6 +54,14 @@ def serve(
     choice_time: Annotated[
         float | None,
         typer.Option(help="Seconds that each variant is timed at each batch size, if it must be.", show_default="0.3"),
+    ] = None,
+    derived_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--derived-cache/--no-derived-cache",
+            help="Keep packed weights of large models beside the store, where processes share them.",
+            show_default="True",
+        ),
     ] = None,
     instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
@@ -95,9 +107,11 @@ def serve(
         "grpc_port": grpc_port,
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
+        "trust": trust,
         "ort_library": ort_library,
         "variant_choice": variant_choice,
         "choice_time": choice_time,
+        "derived_cache": derived_cache,
         "instances": instances,
         "max_batch": max_batch,
         "max_queue": max_queue,

@@ -79,6 +79,18 @@ class Variant:
             parts = {segment.blob for segment in plan.segments if segment.format == "onnx"}
             yield from (layer for layer in self.weights if layer.hex in parts)
 
+    def check_own(self) -> None:
+        """Check that its graphs refer to no other blobs than its own.
+
+        Raises:
+            InvalidArchive: a graph names a blob that the manifest does not list, or is damaged.
+        """
+        own = {layer.hex.encode() for layer in self.weights}
+        for graph in self.graphs():
+            for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, graph)):
+                if name not in own:
+                    raise InvalidArchive(f"variant '{self.name}' refers to a blob not its own: {name[:64].decode()}")
+
     def path(self) -> Path:
         """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
 
@@ -227,7 +239,13 @@ class Archive:
         return tuple(attachments.contents(self.blobs, self.attached, self.descriptor))
 
     def with_signature(self, envelope: bytes) -> Archive:
-        """Return this archive with a signature attached, for a place's ``attach``, or to be saved."""
+        """Return this archive with a signature attached, for a place's ``attach``, or to be saved.
+
+        Raises:
+            InvalidArgument: it has as many as it can have.
+        """
+        if len(self.attached) >= attachments.MAX_ATTACHMENTS:
+            raise InvalidArgument(f"the archive has {len(self.attached)} signatures already; it can have no more")
         added = BlobFolder.scratch()
         descriptor = attachments.make(added, self.descriptor, envelope)
         return Archive(_Overlay(added, self.blobs), self.descriptor, (*self.attached, descriptor))
@@ -253,13 +271,7 @@ class Archive:
         """
         with self._named():
             for variant in self.variants:
-                own = {layer.hex.encode() for layer in variant.weights}
-                for graph in variant.graphs():
-                    for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, graph)):
-                        if name not in own:
-                            raise InvalidArchive(
-                                f"variant '{variant.name}' refers to a blob not its own: {name[:64].decode()}"
-                            )
+                variant.check_own()
 
     def copy_to(self, sink: BlobSink, transfer: Transfer | None = None) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place.

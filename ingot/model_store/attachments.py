@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from ingot.errors import InvalidArchive
+from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder, Blobs, read_document
 from ingot.model_store.manifest import Descriptor, Index, OCIDocument
@@ -86,6 +86,12 @@ def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
 
 
 def merge(before: Iterable[Descriptor], new: Iterable[Descriptor]) -> Index:
-    """Return an index of referrers with some more in it."""
+    """Return an index of referrers with some more in it.
+
+    Raises:
+        InvalidArgument: an archive cannot have that many.
+    """
     merged = {entry.digest: entry for entry in (*before, *new)}
+    if len(merged) > MAX_ATTACHMENTS:
+        raise InvalidArgument(f"the archive would have {len(merged)} signatures; it can have {MAX_ATTACHMENTS}")
     return Index(manifests=tuple(merged.values()))

@@ -1,6 +1,6 @@
 """The form that ONNX models have inside an archive: a small graph, and a blob for each large tensor.
 
-This module alone of the store needs the onnx_ir package; it is imported where archives are made, never to serve them.
+This module and diff/graphs.py alone of the store need the onnx_ir package; they are never imported to serve archives.
 """
 
 from __future__ import annotations

@@ -60,12 +60,13 @@ class Place(Protocol):
         ...
 
 
-def open_place(reference: str | Reference, store: Store) -> tuple[Place, Reference]:
+def open_place(reference: str | Reference, store: Store, chunk_bytes: int | None = None) -> tuple[Place, Reference]:
     """Return where a reference leads, and the reference, parsed.
 
     Args:
         reference: ``name:tag`` of the local store, or ``oci://host/name:tag``.
         store: the local one.
+        chunk_bytes: how much is uploaded to a registry in one request; None sends each blob whole.
 
     Raises:
         InvalidArgument: it is no reference.
@@ -75,4 +76,4 @@ def open_place(reference: str | Reference, store: Store) -> tuple[Place, Referen
         return store, ref
     from ingot.model_store.registry import Registry
 
-    return Registry(ref.registry), ref
+    return Registry(ref.registry, chunk_bytes=chunk_bytes), ref

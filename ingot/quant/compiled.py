@@ -20,7 +20,7 @@ from ingot.export.program import Program
 from ingot.model_store import Archive, Evidence, Golden, Serving, Variant, add_variant
 from ingot.quant import packing
 from ingot.quant.config import HalfRecipe, PT2EInt8, QuantConfig, Recipe
-from ingot.quant.metric import Comparison
+from ingot.quant.metric import Comparison, within
 from ingot.quant.packing import Task
 from ingot.quant.programs import graph, half, pt2e
 from ingot.quant.report import Audit, Candidate, Layer, Report, Score
@@ -119,7 +119,7 @@ def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[st
         baseline=baseline,
         latency=latency,
         agreement=outputs,
-        holds=comparison.drop.value <= config.max_drop + 1e-9,
+        holds=within(comparison.drop.value, config.max_drop),
         metric=packing.metric_evidence(task, comparison),
     )
     return Attempt(made, packed, comparison, evidence, goldens)

@@ -66,7 +66,15 @@ def prepare(
     Raises:
         InvalidArgument: the data does not fit the model, the metric or the recipe.
     """
-    given = _divided(variant, data, validate, transform, config, metric)
+    signature = variant.signature
+    main = Samples.read(signature, data, transform=transform) if data is not None else None
+    if validate is not None:
+        other = Samples.read(signature, validate, transform=transform, purpose="validation data")
+        given = _validated(main, other, config, metric)
+    elif main is not None:
+        given = _divided(main, config, metric)
+    else:
+        given = _generated(variant, config, metric)
     rows = given.evaluation.rows
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
         told = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
@@ -74,41 +82,20 @@ def prepare(
     return given
 
 
-def _divided(
-    variant: Variant,
-    data: Data | None,
-    validate: Data | None,
-    transform: str | None,
-    config: QuantConfig,
-    metric: Metric,
-) -> Given:
-    if data is None and validate is None:
-        return _generated(variant, config, metric)
-    signature = variant.signature
-    main = Samples.read(signature, data, transform=transform) if data is not None else None
-    other = (
-        Samples.read(signature, validate, transform=transform, purpose="validation data")
-        if validate is not None
-        else None
-    )
-    notes = (*(main.notes if main else ()), *(other.notes if other else ()))
-    if other is not None:
-        return _validated(main, other, config, metric, notes)
-    if main is None:
-        raise InvalidArgument("there is no data")
+def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Given:
+    """Return what is there where all data came together."""
     metric.check(main)
     if main.rows < _FEW:
-        notes = (*notes, f"all {main.rows} samples served for calibration and for the metric")
+        notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
         return Given(main, main, held_out=False, notes=notes)
     first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
-    return Given(first, second.take(_EVALUATION, config.seed), notes=notes)
+    return Given(first, second.take(_EVALUATION, config.seed), notes=main.notes)
 
 
-def _validated(
-    main: Samples | None, other: Samples, config: QuantConfig, metric: Metric, notes: tuple[str, ...]
-) -> Given:
+def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Given:
     """Return what is there where data for the metric is given apart."""
     metric.check(other)
+    notes = (*(main.notes if main is not None else ()), *other.notes)
     evaluation = other.take(_EVALUATION, config.seed)
     if main is None:
         _check_recipe(config)

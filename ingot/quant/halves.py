@@ -14,12 +14,11 @@ from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golde
 from ingot.quant import packing
 from ingot.quant.config import HalfRecipe
 from ingot.quant.layers import choose
-from ingot.quant.metric import Comparison
+from ingot.quant.metric import Comparison, within
 from ingot.quant.packing import Work
 from ingot.quant.report import Candidate, Report, Score
 from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
-from ingot.quant.trial import ROUNDING
 from ingot.runtime import devices, load_engine
 
 # Sums in half precision depend on the order that a GPU takes them in.
@@ -45,21 +44,20 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
     Raises:
         QuantizationError: nothing can be converted, or the metric loses more than was asked.
     """
-    source, blobs = work.bench.source, BlobFolder.scratch()
-    model, check = source.model(), source.model()
     progress(f"Converting to {recipe.precision}")
+    model = work.bench.source.model()
     halved = _convert(recipe, model, work)
-    _convert(recipe, check, work, emulate=True)
-    path = blobs.path(onnx_graph.pack(check, blobs, source.blobs)[0])
+    graph, weights = onnx_graph.pack(model, work.blobs)
+    emulation = BlobFolder.scratch()
+    path = _on_cpu(recipe, work, work.blobs.path(graph), emulation)
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
         progress("Measuring")
         comparison, outputs = work.bench.compare(engine)
         goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
-    holds = comparison.drop.value <= work.config.max_drop + ROUNDING
+    holds = within(comparison.drop.value, work.config.max_drop)
     fault = "" if holds else packing.loss(comparison.drop.value, work.config.max_drop)
     if fault and not work.config.force:
         raise QuantizationError(f"the result of '{recipe.name}' {fault}; keep layers in float32, or force it (--force)")
-    graph, weights = onnx_graph.pack(model, work.blobs)
     times = _time(work, recipe, work.blobs.path(graph))
     size = graph.size + sum(item.size for item in weights)
     name = packing.free_name(work.archive, recipe.precision)
@@ -90,6 +88,16 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
     added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
     archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
     return summary, archive
+
+
+def _on_cpu(recipe: HalfRecipe, work: Work, path: Path, blobs: BlobFolder) -> Path:
+    """Return a model that gives on a CPU what the variant at ``path`` gives where it runs; another is put in blobs."""
+    if recipe.device == "any":
+        return path
+    source = work.bench.source
+    model = source.model()
+    _convert(recipe, model, work, emulate=True)
+    return blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
 
 
 def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
@@ -126,7 +134,7 @@ def _report(work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Co
         speedups={item.rows: before[item.rows] / item.seconds for item in times.latency},
         score=Score.of(comparison.after),
         drop=Score.of(comparison.drop),
-        holds=comparison.drop.value <= work.config.max_drop + ROUNDING,
+        holds=within(comparison.drop.value, work.config.max_drop),
         chosen=True,
     )
     return packing.head(work, name, comparison).model_copy(

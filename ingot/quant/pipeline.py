@@ -27,6 +27,8 @@ from ingot.quant.trial import Workbench
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
+# Seconds for each batch size and model of a named recipe, whose times are kept as evidence.
+_TIMING = 0.3
 _TITLES: dict[EngineName, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
@@ -248,14 +250,13 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
             f"{verdicts.double(bench.source)}"
         )
     progress(f"Trying {plan.name}")
-    trial = bench.attempt(plan)
+    trial = bench.attempt(plan, _TIMING)
     if trial.failure:
         raise QuantizationError(trial.failure)
     if not trial.audit.quantized and not config.force:
         raise QuantizationError(
             f"{_TITLES[plan.engine]} computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
-    trial = bench.time_again([trial], 0.3)[0]
     return Found(trial, (trial,)), " and ".join(verdicts.judge(recipe, trial.speedups, trial.drop, config))
 
 

@@ -25,7 +25,7 @@ from ingot.quant.trial import FASTER, Trial, Workbench
 
 log = logging.getLogger(__name__)
 
-# Finalists are timed anew, longer and side by side.
+# Finalists are timed anew, longer and side by side; of a large model, the best alone.
 _FINALISTS = 4
 _FINAL_TIMING = 1.0
 # How many of the fastest are tried with one scale a tensor.
@@ -122,7 +122,9 @@ class Search:
     def _finalists(self) -> list[Trial]:
         """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
         while True:
-            found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:_FINALISTS]
+            # All of them are in memory at once to be timed, beside the original.
+            count = 1 if self._bench.large else _FINALISTS
+            found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
             if not unproven:
                 return found

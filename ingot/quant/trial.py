@@ -13,7 +13,7 @@ from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
 from ingot.model_store.manifest import Agreement, Descriptor
 from ingot.quant import audit, plan, ranges
 from ingot.quant.bench import Bench
-from ingot.quant.metric import Comparison, Metric
+from ingot.quant.metric import Comparison, Metric, within
 from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
 from ingot.quant.report import Audit
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 # A candidate is not taken for faster unless it is so by more than timing leaves open, and nowhere clearly slower.
 FASTER = 1.02
 _SLOWEST = 0.9
-# What rounding leaves open of a metric's drop is let pass.
-ROUNDING = 1e-9
 # Seconds for each batch size and model while candidates are tried.
 _TIMING = 0.15
 # Bytes of a model that memory should not hold twice.
@@ -82,7 +80,7 @@ class Trial:
 
     def holds(self, budget: float) -> bool:
         """Tell whether the metric's drop is within a budget."""
-        return self.drop <= budget + ROUNDING
+        return within(self.drop, budget)
 
 
 def is_faster(speedups: Mapping[int, float]) -> bool:
@@ -197,18 +195,23 @@ class Workbench(Bench):
             outputs=outputs,
         )
 
-    def attempt(self, candidate: Plan) -> Trial:
-        """Return what a plan is worth; one that cannot be run is worth nothing."""
+    def attempt(self, candidate: Plan, timing: float = _TIMING) -> Trial:
+        """Return what a plan is worth; one that cannot be run is worth nothing.
+
+        Args:
+            candidate: the plan.
+            timing: seconds for each batch size and model.
+        """
         try:
             built = self.build(candidate, BlobFolder.scratch())
             # Two plans may come to the same model, such as where there is nothing between its layers.
             same = self._known.get(built.key)
             if same is not None:
                 return replace(same, plan=candidate)
-            trial = self.measure(candidate, built)
+            trial = self.measure(candidate, built, timing)
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
-        except Exception as error:
+        except Exception as error:  # what onnx_ir and engines raise of odd graphs must not end a search of many plans
             log.debug("candidate '%s' failed", candidate.name, exc_info=True)
             return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
         self._known[built.key] = trial

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ingot.errors import QuantizationError
 from ingot.quant import packing
 from ingot.quant.config import QuantConfig, Recipe
+from ingot.quant.metric import within
 from ingot.quant.report import Verdict
 from ingot.quant.search import Found
 from ingot.quant.source import Source
@@ -23,7 +24,7 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
     if not is_faster(speedups):
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
         found.append(f"is not faster than the original on this machine ({by_batch})")
-    if drop > config.max_drop + 1e-9:
+    if not within(drop, config.max_drop):
         found.append(packing.loss(drop, config.max_drop))
     if found and not config.force:
         raise QuantizationError(f"the result of '{recipe.name}' {' and '.join(found)}; force keeps it (--force)")

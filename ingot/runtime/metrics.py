@@ -66,6 +66,19 @@ class Metrics:
             (*_MODEL, "variant", "reason"),
             registry=registry,
         )
+        self.signature_checks = Counter(
+            "ingot_signature_checks",
+            "Models held against the trust policy, by what it found: valid, refused, unsigned, untrusted or invalid "
+            "(the last three where no signature is asked for), or unchecked without a policy",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
+        self.derived_cache = Counter(
+            "ingot_derived_cache",
+            "Loads of large models by what the derived cache had: hit, built, or failed",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )

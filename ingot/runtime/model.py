@@ -15,6 +15,7 @@ from pathlib import Path
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
+from ingot.runtime.admission import Admission
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
@@ -22,6 +23,7 @@ from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
+from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Model:
         signature: what requests are checked against; None takes the engine's own reading of the file.
         settings: device, instances and limits.
         metrics: where to count.
+        admission: what is checked before anything is opened, and what clients are told of it.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Model:
         signature: Signature | None = None,
         settings: Settings | None = None,
         metrics: Metrics | None = None,
+        admission: Admission | None = None,
     ):
         self.name = name
         self.version = version
@@ -77,6 +81,7 @@ class Model:
         self._choose = choose
         self._signature = signature
         self._settings = settings or Settings()
+        self._admission = admission or Admission(self._settings)
         metrics = metrics or Metrics()
         self._variant_info = metrics.variant_info
         labels = (name, version)
@@ -87,6 +92,8 @@ class Model:
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
+        self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
+        self._takeover: Takeover | None = None
         self._joins = True
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
@@ -97,9 +104,11 @@ class Model:
         self._quiet = asyncio.Event()
 
     @classmethod
-    def of_file(cls, name: str, version: str, path: Path, settings: Settings, metrics: Metrics) -> Model:
+    def of_file(cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
-        return cls(name, version, only(Form.of_file(path), settings), settings=settings, metrics=metrics)
+        settings = admission.settings
+        choose = only(Form.of_file(path), settings)
+        return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
     def of_variant(
@@ -107,22 +116,24 @@ class Model:
         name: str,
         version: str,
         variant: Variant,
-        settings: Settings,
+        admission: Admission,
         metrics: Metrics,
         reason: Reason = "requested",
     ) -> Model:
         """Return a model that serves one variant of an archive, whose blobs are files."""
+        settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
-        choose = only(Form.of_variant(variant, settings), settings, reason)
-        return cls(name, version, choose, signature=variant.signature, settings=settings, metrics=metrics)
+        choose = only(Form.of_variant(variant, settings), settings, reason, name)
+        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
-    def of_archive(cls, name: str, version: str, archive: Archive, settings: Settings, metrics: Metrics) -> Model:
+    def of_archive(cls, name: str, version: str, archive: Archive, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves that variant of an archive, whose blobs are files, which does best here."""
         if len(archive.variants) == 1:
-            return cls.of_variant(name, version, archive.variant(), settings, metrics, "only")
+            return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
+        settings, signature = admission.settings, archive.signature
         choose = Chooser(name, archive.variants, settings)
-        return cls(name, version, choose, signature=archive.signature, settings=settings, metrics=metrics)
+        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @property
     def ready(self) -> bool:
@@ -165,15 +176,18 @@ class Model:
         self._idle = list(self._instances)
         self.state = State.READY
         log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+        if self._takeover is not None:
+            self._takeover.start()
 
     def _open(self, engines: list[Engine]) -> Signature:
         """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
+        self._admission.check()
         choice = self._choose()
         engines.append(choice.engine)
-        self.variant, self.properties = choice.form.variant, choice.properties
+        self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins = choice.form.joins
         while len(engines) < self._settings.instances:
-            engines.append(choice.form.open(self._settings.device, self._settings.threads))
+            engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
         first = engines[0]
         self.platform, self.device = first.platform, first.device
         signature = self._signature = self._signature or first.signature
@@ -184,9 +198,16 @@ class Model:
         self.state = State.WARMING
         for engine in engines[1:]:
             choice.form.test(engine, self.name)
+        self._takeover = choice.form.takeover(engines, self._settings.threads, self.name, self._count_derived)
+        if self._takeover is not None:
+            engines[:] = self._takeover.engines
         if self.variant:
             self._variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until the engines are those that are to serve for good; return whether they are."""
+        return self._takeover is None or self._takeover.wait(timeout)
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, joined with others where the model allows it.
@@ -242,6 +263,8 @@ class Model:
         Args:
             timeout: seconds to wait for an engine call that ``drain`` could not wait for.
         """
+        if self._takeover is not None:
+            self._takeover.close(timeout)
         for instance in self._instances:
             instance.close(timeout)
         self._instances, self._idle = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -9,10 +10,15 @@ from pathlib import Path
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
+from ingot.model_store.places import open_place
 from ingot.model_store.references import Reference, name_from, version_key
+from ingot.model_store.trust import Policy
+from ingot.runtime.admission import Gate
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
@@ -24,24 +30,33 @@ class Repository:
         store: where references are looked up; by default the user's.
         settings: how every model is run.
         metrics: where all models count.
+        policy: whose signatures are accepted; by default none is asked for.
     """
 
-    def __init__(self, store: Store | None = None, settings: Settings | None = None, metrics: Metrics | None = None):
+    def __init__(
+        self,
+        store: Store | None = None,
+        settings: Settings | None = None,
+        metrics: Metrics | None = None,
+        policy: Policy | None = None,
+    ):
         self._store = store or Store()
-        self._settings = settings or Settings()
         self.metrics = metrics or Metrics()
+        self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._models: dict[str, dict[str, Model]] = {}
 
     def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
 
         Args:
-            source: a store reference (``digits:1``), an archive file (``./digits.ingot``), either with ``#variant``,
-                or an ``.onnx`` file; ``NAME=SOURCE`` serves it under another name.
+            source: a store reference (``digits:1``), one of a registry (``oci://host/digits:1``), which is pulled into
+                the store, an archive file (``./digits.ingot``), each with or without ``#variant``, or an ``.onnx``
+                file; ``NAME=SOURCE`` serves it under another name.
 
         Raises:
             NotFound: there is no such reference or file.
             AlreadyExists: the name and version are served already.
+            Untrusted: the policy asks for a signature that is not there.
         """
         model = self._model(source)
         versions = self._models.setdefault(model.name, {})
@@ -89,7 +104,7 @@ class Repository:
 
     def _model(self, source: str | Archive) -> Model:
         if isinstance(source, Archive):
-            return self._of_archive(source.name, "1", source.unpacked(), None)
+            return self._of_archive(source.name, "1", source, Reference(source.name))
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
         location, _, chosen = source.partition("#")
@@ -99,22 +114,27 @@ class Repository:
                 raise NotFound(f"there is no file {location}")
             if chosen:
                 raise InvalidArgument(f"'{source}': an .onnx file has no variants; leave #{chosen} out")
-            return Model.of_file(name or name_from(path.stem), "1", path, self._settings, self.metrics)
+            served = (name or name_from(path.stem), "1")
+            return Model.of_file(*served, path, self._gate.admit_file(path, served), self.metrics)
         if path.suffix == ".ingot" or location.startswith((".", "/", "~")):
-            archive = Archive.open(path).unpacked()
-            return self._of_archive(name or archive.name, "1", archive, chosen or None)
+            archive = Archive.open(path)
+            return self._of_archive(name or archive.name, "1", archive, Reference(archive.name, variant=chosen or None))
         archive, reference = self._find(source)
-        return self._of_archive(name or reference.name, str(reference.tag), archive, reference.variant)
+        return self._of_archive(name or reference.name, str(reference.tag), archive, reference)
 
-    def _of_archive(self, name: str, version: str, archive: Archive, variant: str | None) -> Model:
-        served = name.rpartition("/")[2]  # a slash in a name would be one in the URL
-        if variant is None:
-            return Model.of_archive(served, version, archive, self._settings, self.metrics)
-        return Model.of_variant(served, version, archive.variant(variant), self._settings, self.metrics)
+    def _of_archive(self, name: str, version: str, archive: Archive, found: Reference) -> Model:
+        served = (name.rpartition("/")[2], version)  # a slash in a name would be one in the URL
+        admission = self._gate.admit(archive, found, found.variant, served)
+        archive = archive.unpacked()
+        if found.variant is None:
+            return Model.of_archive(*served, archive, admission, self.metrics)
+        return Model.of_variant(*served, archive.variant(found.variant), admission, self.metrics)
 
     def _find(self, source: str) -> tuple[Archive, Reference]:
         try:
-            return self._store.find(source)
+            place, reference = open_place(source, self._store)
+            archive, found = place.find(reference)
+            return (archive, found) if place is self._store else self._pull(archive, found)
         except (NotFound, InvalidArgument) as error:
             if os.path.isfile(source):  # noqa: PTH113 - Path.is_file raises on names that are too long
                 raise InvalidArgument(
@@ -122,6 +142,15 @@ class Repository:
                     "them) and references such as digits:1"
                 ) from error
             raise
+
+    def _pull(self, archive: Archive, found: Reference) -> tuple[Archive, Reference]:
+        """Return an archive of a registry from the store, which it is brought to: files there can be mapped."""
+        self._gate.check(archive, found)
+        if found.tag is None:
+            raise InvalidArgument(f"'{found}' has no tag; promote it to one, or pull it and serve it from the store")
+        log.info("pulling %s, %.1f MB in all, into the store", found, archive.size / 1e6)
+        pushed = self._store.push(archive, Reference(found.name, found.tag))
+        return self._store.get(pushed), found
 
 
 def _user_path(text: str) -> Path:

@@ -28,6 +28,9 @@ class ServerConfig(BaseSettings):
     allow_code: bool = Field(
         False, description="Load variants of formats that can run code of whoever made the archive; ONNX cannot."
     )
+    trust: Path | None = Field(
+        None, description="A trust policy: only what it trusts is served, with every blob's digest checked at load."
+    )
     ort_library: Path | None = Field(
         None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
     )
@@ -38,6 +41,9 @@ class ServerConfig(BaseSettings):
     )
     choice_time: float = Field(
         0.3, gt=0, le=60, description="Seconds that each variant is timed at each batch size, if it must be."
+    )
+    derived_cache: bool = Field(
+        True, description="Keep packed weights of large models beside the store, where processes share them."
     )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
@@ -90,4 +96,5 @@ class ServerConfig(BaseSettings):
             self.ort_library,
             self.variant_choice,
             self.choice_time,
+            self.derived_cache,
         )

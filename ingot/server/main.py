@@ -19,6 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
+from ingot.model_store.trust import Policy
 from ingot.runtime import Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
@@ -305,6 +306,7 @@ def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) 
     Raises:
         NotFound: a source does not exist.
         InvalidArgument: a port is taken or a setting is wrong.
+        Untrusted: ``trust`` is given and asks for a signature that a source does not have.
     """
     return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
@@ -315,10 +317,12 @@ def create(sources: Sequence[str | Archive], store: Store | None, config: Server
     Raises:
         InvalidArgument: there are none.
         NotFound: a source does not exist.
+        Untrusted: the trust policy asks for a signature that a source does not have.
     """
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
-    repository = Repository(store, config.runtime)
+    policy = Policy.load(config.trust) if config.trust is not None else None
+    repository = Repository(store, config.runtime, policy=policy)
     for source in sources:
         repository.add(source)
     return Server(repository, config)

@@ -194,6 +194,7 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in temporary.iterdir() if path.name.startswith("ingot-")] == []
 
 
+@pytest.mark.long
 def test_an_interrupted_compilation_leaves_no_files(tmp_path: Path, require_tool: RequireTool) -> None:
     require_tool("g++")
     temporary = tmp_path / "tmp"

@@ -8,7 +8,13 @@ import ingot
 from ingot.cli.main import app
 from tests.support import RunIngot
 
-COMMANDS = ["export", "quantize", "compare", "inspect", "push", "list", "serve", "infer", "demo"]
+COMMANDS = [
+    *("export", "import", "quantize", "compare"),
+    *("inspect", "diff", "push", "pull", "copy", "save", "load"),
+    *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
+    *("keygen", "sign", "verify"),
+    *("serve", "infer", "demo"),
+]
 
 
 def test_the_commands_are_those_that_are_documented() -> None:

@@ -1,4 +1,4 @@
-"""Recipes that compile an archive's PyTorch program, through the front doors. Compiling takes seconds: few tests do."""
+"""Recipes that compile a PyTorch program, through the front doors. One compiled model serves all but the long tests."""
 
 from __future__ import annotations
 
@@ -154,6 +154,7 @@ class TestInt8:
 
 
 class TestHalf:
+    @pytest.mark.long
     def test_bfloat16_is_compiled_for_the_cpu(self, program: Archive, require_tool: RequireTool) -> None:
         require_tool("g++")
         made = quantize(program, {"image": IMAGES}, config=config(BFloat16(device="cpu")))
@@ -229,6 +230,7 @@ class TestRace:
             missing.run()
 
 
+@pytest.mark.long
 def test_from_a_module_to_answers_over_http(run_ingot: RunIngot, tmp_path: Path, require_tool: RequireTool) -> None:
     require_tool("g++")
     pytest.importorskip("torchao")

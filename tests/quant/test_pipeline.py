@@ -376,7 +376,7 @@ class TestRefusedConfigurations:
     def test_an_engine_that_computes_nothing_in_integers(
         self, classifier: Archive, engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan))
+        monkeypatch.setattr(Workbench, "attempt", lambda bench, plan, timing: Trial(plan))
         with pytest.raises(
             QuantizationError, match=f"{title} computes nothing of the result of 'static-int8' in integ"
         ):

@@ -143,6 +143,7 @@ def test_pt2e_refuses_to_have_done_nothing(case: Case, samples: Samples) -> None
         pt2e.quantize(plain.program, read(plain, input=np.ones((4, 2, 4), np.float32)), dynamic=True)
 
 
+@pytest.mark.long
 def test_a_compiled_pt2e_model_takes_any_batch(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     made = pt2e.quantize(case.program, samples)

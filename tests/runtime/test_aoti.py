@@ -1,4 +1,4 @@
-"""AOTInductor packages: compiled, loaded and run. Compiling takes seconds, so one package serves all tests."""
+"""AOTInductor packages: compiled, loaded and run. One package serves all tests but the long ones."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def test_inputs_that_do_not_fit_never_reach_native_code(lookup: Lowered) -> None
             engine.run({**ask(), **wrong})
 
 
+@pytest.mark.long
 def test_an_answer_may_be_written_into(lookup: Lowered) -> None:
     case, blobs = capture(Returning(), "x:float32[batch=1..64,3]"), BlobFolder.scratch()
     assert shared(Lowered(case, aoti.pack(case.program, blobs), blobs).engine()) == set()

@@ -12,6 +12,7 @@ import pytest
 from ingot.errors import Unsupported
 from ingot.model_store import Archive, Evidence, Golden, Variant
 from ingot.runtime import Settings, comparison, devices
+from ingot.runtime.admission import Admission
 from ingot.runtime.choice import Choice, Chooser, obstacle
 from ingot.runtime.form import Form
 from ingot.runtime.metrics import Metrics
@@ -168,7 +169,7 @@ def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
     settings = Settings(device="cpu", instances=2, variant_choice="preferred")
     two, one = archive([Made("a"), Made("b", 2)]), archive([Made("a")])
     for made in (two, one):
-        model = Model.of_archive("double", "1", made, settings, Metrics())
+        model = Model.of_archive("double", "1", made, Admission(settings), Metrics())
         model.load()
         assert [(name, engine.calls) for name, engine in engines.opened] == [("a", [1]), ("a", [1])]
         model.close()

@@ -1,6 +1,6 @@
 """What a model's answers are worth, before and after: metrics with confidence intervals."""
 
-from ingot.quant.metric.base import Comparison, Metric, Outputs, Score
+from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, within
 from ingot.quant.metric.parse import parse_metric
 
-__all__ = ["Comparison", "Metric", "Outputs", "Score", "parse_metric"]
+__all__ = ["Comparison", "Metric", "Outputs", "Score", "parse_metric", "within"]

@@ -12,6 +12,7 @@ from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
 
+_ROUNDING = 1e-9
 Outputs = Mapping[str, Array]
 """One batch's answers by name."""
 
@@ -39,6 +40,11 @@ class Comparison:
     before: Score
     after: Score
     drop: Score
+
+
+def within(drop: float, budget: float) -> bool:
+    """Tell whether a metric's drop is within a budget; what rounding leaves open is let pass."""
+    return drop <= budget + _ROUNDING
 
 
 class Metric(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,13 +52,13 @@ class Labelled(Metric):
     def check(self, samples: Samples) -> None:
         self.read_labels(samples)
 
+    @abstractmethod
     def read_labels(self, samples: Samples) -> Array:
         """Return the labels [rows] or [rows, values], checked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
         """Return the metric of both models' answers [rows, values]."""
-        raise NotImplementedError
 
     def column(self, samples: Samples) -> Array:
         """Return the labels as they are in the data."""

@@ -1,0 +1,260 @@
+"""``ingot import``: models of TorchServe and Triton, and plain ONNX files, into archives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.output import note, print_json, progress, say, size
+from ingot.errors import AlreadyExists, IngotError, InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.model_store import Archive, Store
+    from ingot.model_store.importers import Candidate, Imported
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One model, and where it goes: ``target`` is a reference in the store, None for a file."""
+
+    candidate: Candidate
+    name: str
+    target: str | None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the user says of the models' inputs and outputs."""
+
+    inputs: Sequence[str]
+    example: str | None
+    outputs: Sequence[str]
+
+
+def import_model(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A .mar of TorchServe, an .onnx file, or a folder of Triton's: a repository, a model's, a version's."
+        ),
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Argument(help="Where to: name:tag or name.", show_default="the source's own name and version"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The archive file to write, instead of the store.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="An input, such as image:float32\\[batch,3,224,224], instead of what the source says; once for each.",
+        ),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or gives them."),
+    ] = None,
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run code that the model comes with: its Python file, or a .pt2 file's.")
+    ] = False,
+    without_handler: Annotated[
+        bool,
+        typer.Option(
+            "--without-handler", help="Leave a handler of the author's behind: clients do what it did, or nobody."
+        ),
+    ] = False,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Take over models from TorchServe or Triton, each proved equal to the file that it comes from.
+
+    Handlers and settings of the server are not taken over; notes say which there were.
+    """
+    from ingot.model_store import Store
+    from ingot.model_store.importers import Consent, candidates
+
+    if out is not None:
+        if reference is not None:
+            raise InvalidArgument("a model goes to the store or to a file; leave out the reference, or --out")
+        check_out(out)
+        check_apart(out, source=source)
+    kept = Store(store)
+    call = _Call(inputs or (), example, output_names or ())
+    done: list[dict[str, Any]] = []
+    failed: list[str] = []
+    source = source.expanduser()
+    with candidates(source, Consent(trust, without_handler)) as found:
+        jobs, there = _plan(found, reference, out, kept)
+        for target in there:
+            note(f"{target} is in the store already, and is left as it is")
+        for job in jobs:
+            if len(jobs) > 1:
+                note(f"{job.candidate.where}:")
+            try:
+                done.append(_import(job, kept, out, call, as_json))
+            except IngotError as error:
+                if len(jobs) == 1:
+                    raise
+                failed.append(f"{job.candidate.where}: {error}")
+    if as_json:
+        print_json({"imported": done, "skipped": there, "failed": failed})
+    if failed:
+        raise InvalidArgument(f"{len(failed)} of {len(jobs)} models were not imported. {' | '.join(failed)}")
+
+
+def _plan(
+    found: Sequence[Candidate], reference: str | None, out: Path | None, store: Store
+) -> tuple[list[_Job], list[str]]:
+    """Return what is to be done, and what is there already of a source with several models."""
+    from ingot.model_store import Reference
+
+    ref = None if reference is None else Reference.parse(reference)
+    if ref is not None and (ref.digest or ref.variant):
+        raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+    if ref is not None and ref.registry is not None:
+        raise InvalidArgument(f"'{ref}' is in a registry; import into the store, then: ingot copy NAME:TAG {ref}")
+    if len(found) > 1:
+        _check_several(found, ref, out)
+    if out is not None:
+        return [_Job(found[0], found[0].name, None)], []
+    jobs: list[_Job] = []
+    there: list[str] = []
+    taken: set[str] = set()
+    for item in found:
+        name = ref.name if ref is not None else item.name
+        tag = (ref.tag if ref is not None else None) or item.version or store.next_version(name)
+        target = _target(name, tag, item)
+        if target in taken:
+            raise InvalidArgument(
+                f"two models of the source would both be {target}; import each with its own reference"
+            )
+        taken.add(target)
+        if not _is_taken(target, store):
+            jobs.append(_Job(item, name, target))
+        elif len(found) > 1:
+            there.append(target)
+        else:
+            raise AlreadyExists(
+                f"'{target}' is in the store already, and a version never changes; import as another, such as "
+                f"{name}:{store.next_version(name)}"
+            )
+    return jobs, there
+
+
+def _check_several(found: Sequence[Candidate], ref: Any, out: Path | None) -> None:
+    places = ", ".join(item.where for item in found[:8]) + (", ..." if len(found) > 8 else "")
+    if out is not None or (ref is not None and ref.tag is not None):
+        raise InvalidArgument(f"the source holds {len(found)} models, which cannot all go there; name one: {places}")
+    if ref is not None and len({item.name for item in found}) > 1:
+        raise InvalidArgument(f"the source holds models of several names, not one '{ref.name}'; name one of: {places}")
+
+
+def _target(name: str, tag: str, item: Candidate) -> str:
+    from ingot.model_store import Reference
+
+    try:
+        return str(Reference.parse(f"{name}:{tag}"))
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"the version '{tag[:100]}' of {item.where} cannot be a tag here; say where it goes, such as {name}:1"
+        ) from error
+
+
+def _is_taken(target: str, store: Store) -> bool:
+    from ingot.model_store.references import is_version
+
+    name, _, tag = target.partition(":")
+    return is_version(tag) and tag in store.tags(name)
+
+
+def _import(job: _Job, store: Store, out: Path | None, call: _Call, as_json: bool) -> dict[str, Any]:
+    """Take over one model and tell of it."""
+    with progress(f"Reading {job.candidate.where}") as step:
+        found = job.candidate.read()
+        step("Importing PyTorch")
+        archive = _archive(job, found, call, step)
+        step("Writing")
+        if out is not None:
+            archive.save(out)
+        else:
+            store.push(archive, str(job.target))
+    variant = archive.variant()
+    notes = variant.serving.provenance.notes
+    if not as_json:
+        for parity in variant.serving.evidence.parity:
+            note(f"{parity.tensor}: equals the original in {parity.cases} cases, largest error {parity.error:.1e}")
+        for remark in notes:
+            if not remark.startswith("captured by torch.export, torch"):
+                note(f"note: {remark}")
+        say(f"{job.target or out}  {archive.digest}" if out is None else f"{out}: {archive.name}, {size(variant.size)}")
+    return {
+        "source": job.candidate.where,
+        "reference": job.target,
+        "file": None if out is None else str(out),
+        "digest": archive.digest,
+        "notes": list(notes),
+    }
+
+
+def _archive(job: _Job, found: Imported, call: _Call, step: Callable[[str], None]) -> Archive:
+    from ingot.export import export_model
+    from ingot.export.source import load_example
+    from ingot.model_store.importers import carry
+
+    with _called(found):
+        model = _load(found)
+        archive = export_model(
+            model,
+            load_example(call.example),
+            inputs=call.inputs or _declared(found),
+            output_names=call.outputs or found.outputs,
+            name=job.name,
+            source=job.candidate.where,
+            progress=step,
+        )
+    return carry(archive, found.documents, found.notes)
+
+
+def _load(found: Imported) -> Any:
+    """Return the module, or the path of an ONNX graph."""
+    from ingot.export.source import files, model_file
+
+    if found.format == "onnx":
+        return found.file
+    if found.format == "pt2":
+        return files.load_program(found.file, trust=True)  # or it would not have been read
+    if found.format == "state_dict" and found.code is not None:
+        return model_file.load_model_file(found.code, found.file)
+    return files.load_torchscript(found.file, "cpu")
+
+
+def _declared(found: Imported) -> Sequence[Any]:
+    """Return descriptions of the inputs as the source gives them, with an ONNX graph's names for dimensions."""
+    from ingot.model_store.importers import specs
+    from ingot.runtime import load_engine
+
+    if not found.inputs or found.format != "onnx":
+        return specs(found.inputs)
+    with contextlib.closing(load_engine(found.file, device="cpu")) as engine:
+        return specs(found.inputs, engine.signature.inputs)
+
+
+@contextlib.contextmanager
+def _called(found: Imported) -> Iterator[None]:
+    """Call the model in errors what the user calls it, not by the temporary file that it was unpacked to."""
+    try:
+        yield
+    except IngotError as error:
+        error.args = (str(error).replace(str(found.file), found.called), *error.args[1:])
+        raise

@@ -1,0 +1,224 @@
+"""``ingot keygen``, ``sign`` and ``verify``: vouching for archives, and checking who did."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.archives import Json, StoreOption, check_out, is_file, open_place, split_variant
+from ingot.cli.output import note, print_json, progress, say, size
+from ingot.errors import AlreadyExists, InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.model_store import Archive, Reference
+    from ingot.model_store.keys import PrivateKey
+    from ingot.model_store.places import Place
+    from ingot.model_store.trust import Policy, Verdict
+
+Model = Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An archive and where it is: a file, or a place."""
+
+    archive: Archive
+    reference: Reference
+    path: Path | None = None
+    place: Place | None = None
+
+    @property
+    def title(self) -> str:
+        return str(self.path or replace(self.reference, digest=None))
+
+    def attach(self, envelope: bytes) -> None:
+        signed = self.archive.with_signature(envelope)
+        if self.path is not None:
+            signed.save(self.path)
+        elif self.place is not None:
+            self.place.attach(signed, self.reference.name)
+
+
+def keygen(
+    out: Annotated[Path, typer.Option("--out", "-o", help="What the files are called, without suffix.")] = Path(
+        "ingot"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make a key to sign with, OUT.key, and the one that others verify by, OUT.pub."""
+    from ingot.model_store.keys import PrivateKey
+
+    private, public = out.with_name(f"{out.name}.key"), out.with_name(f"{out.name}.pub")
+    for path in (private, public):
+        _check_new(path)
+    password = os.environ.get("INGOT_KEY_PASSWORD") or _ask("Password for the key (empty for none)", confirm=True)
+    key = PrivateKey.generate()
+    _write_new(private, key.pem(password), 0o600)
+    try:
+        _write_new(public, key.public.pem, 0o644)
+    except BaseException:
+        private.unlink()
+        raise
+    if not password:
+        note(f"{private} is not encrypted: whoever can read it can sign; INGOT_KEY_PASSWORD encrypts it")
+    if as_json:
+        print_json({"key": str(private), "public": str(public), "keyid": key.public.keyid})
+        return
+    say(f"{private}  to sign with; keep it secret")
+    say(f"{public}  to verify by; key id {key.public.keyid}")
+
+
+def sign(
+    model: Model,
+    key: Annotated[Path, typer.Option(help="The private key, from ingot keygen.")],
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Attach a signature to an archive: the key's owner vouches that its digest is the model of this name."""
+    from ingot.model_store import signing
+
+    private = _private_key(key)
+    found = _find(model, store)
+    keyid, name = private.public.keyid, found.reference.name
+    finding = signing.check(found.archive, name, {keyid: private.public})
+    if finding.result == "valid":
+        note(f"{found.title} is signed by this key already")
+    else:
+        found.attach(signing.sign(found.archive, name, private))
+    if as_json:
+        added = finding.result != "valid"
+        subject = signing.subject_name(name)
+        print_json({"name": subject, "digest": found.archive.digest, "keyid": keyid, "added": added})
+    else:
+        say(f"{signing.subject_name(name)}  {found.archive.digest}  signed by {keyid}")
+
+
+def verify(
+    model: Model,
+    trust: Annotated[
+        Path | None, typer.Option(help="The trust policy.", show_default="INGOT_TRUST, unless --key is given")
+    ] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="A public key that is accepted, instead of a policy; once for each.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Check that an archive is trusted and, in a file or the store, that every blob of it has its digest."""
+    from ingot.model_store import signing
+
+    policy = _policy(trust, key)
+    found = _find(model, store)
+    verdict = policy.check(found.archive, found.reference)
+    local = found.reference.registry is None
+    if local:
+        with progress("Reading every blob"):
+            found.archive.verify()
+    if not as_json:
+        _print(found, verdict, local)
+        return
+    print_json(
+        {
+            "name": found.reference.name,
+            "digest": found.archive.digest,
+            **asdict(verdict),
+            "blobs_checked": local,
+            "signatures": [asdict(claim) for claim in signing.describe(found.archive)],
+        }
+    )
+
+
+def _print(found: _Found, verdict: Verdict, local: bool) -> None:
+    say(f"{found.title}  {found.archive.digest}")
+    if verdict.signed_by:
+        say(f"signed by {verdict.signed_by}, {verdict.created}")
+    else:
+        say(f"{verdict.result}, which the policy allows")
+    if verdict.rule:
+        say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
+    if local:
+        say(f"{size(found.archive.size)} have the right digests")
+
+
+def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
+    from ingot.model_store.trust import Policy
+
+    if trust is not None and keys:
+        raise InvalidArgument("--trust and --key cannot be given together; put the key into the policy")
+    if keys:
+        return Policy.of_keys(keys)
+    variable = os.environ.get("INGOT_TRUST")
+    path = trust or (Path(variable) if variable else None)
+    if path is None:
+        raise InvalidArgument(
+            "nothing says whom to trust; give a policy (--trust trust.toml) or a key (--key ingot.pub)"
+        )
+    return Policy.load(path)
+
+
+def _find(model: str, store: Path | None) -> _Found:
+    """Return the archive that a user named."""
+    from ingot.model_store import Archive, Reference
+
+    name, variant = split_variant(model)
+    if variant is not None:
+        raise InvalidArgument(f"'{model}': a signature is of a whole archive; leave #{variant} out")
+    if is_file(name):
+        path = Path(name).expanduser()
+        archive = Archive.open(path)
+        return _Found(archive, Reference(archive.name), path=path)
+    reference = Reference.parse(name)
+    place = open_place(reference, store)
+    return _Found(*place.find(reference), place=place)
+
+
+def _private_key(path: Path) -> PrivateKey:
+    from ingot.model_store.keys import PrivateKey, read_file
+
+    pem = read_file(path.expanduser())
+    key = PrivateKey.parse(pem, str(path), _password)
+    if b"ENCRYPTED" not in pem and path.expanduser().stat().st_mode & 0o077:
+        note(f"{path} can be read by other users of this machine; chmod 600 {path}")
+    return key
+
+
+def _password() -> str:
+    return os.environ.get("INGOT_KEY_PASSWORD") or _ask("Password of the key", confirm=False)
+
+
+def _ask(question: str, *, confirm: bool) -> str:
+    """Ask for a password on the terminal; without one there is none."""
+    if not sys.stdin.isatty():
+        return ""
+    return str(
+        typer.prompt(question, default="", hide_input=True, confirmation_prompt=confirm, show_default=False, err=True)
+    )
+
+
+def _check_new(path: Path) -> None:
+    check_out(path)
+    if path.exists() or path.is_symlink():
+        raise AlreadyExists(f"{path} is there already, and keys are not overwritten; choose another name by --out")
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that nobody could read, or replace, before it had its mode."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise AlreadyExists(f"{path} is there already, and keys are not overwritten") from None
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error

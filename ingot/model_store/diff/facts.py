@@ -1,0 +1,69 @@
+"""What is written of archives and variants, other than measurements, where it differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ingot.model_store import manifest
+from ingot.model_store.archive import Archive, Variant
+from ingot.model_store.diff.records import Change
+from ingot.tensors import Signature, TensorSpec
+
+_SERVING = {"format", "precision", "requires", "recipe", "joins", "golden_tolerance", "parents", "provenance"}
+
+
+def of_archives(before: Archive, after: Archive, whole: bool) -> Iterator[Change]:
+    """Yield what differs in name and signature and, of ``whole`` archives, in the order of the variants."""
+    first, second = {"name": before.name}, {"name": after.name}
+    first |= _signature(before.signature)
+    second |= _signature(after.signature)
+    if whole:
+        first["preferred variant"], second["preferred variant"] = before.variant().name, after.variant().name
+    yield from _changes(first, second)
+
+
+def of_variants(before: Variant, after: Variant) -> Iterator[Change]:
+    """Yield what differs in what two variants are, need and come from."""
+    yield from _changes(_variant(before), _variant(after))
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
+    for what in dict.fromkeys((*before, *after)):
+        if before.get(what) != after.get(what):
+            yield Change(what=what, before=before.get(what), after=after.get(what))
+
+
+def _signature(signature: Signature) -> dict[str, str]:
+    found = {**_specs("input", signature.inputs), **_specs("output", signature.outputs)}
+    if signature.batch is not None:
+        found["batch"] = signature.batch
+    return {**found, **{f"range of {name}": str(bounds) for name, bounds in signature.ranges.items()}}
+
+
+def _specs(what: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
+    return {f"{what} {spec.name}": str(spec) for spec in specs}
+
+
+def _variant(variant: Variant) -> dict[str, str]:
+    serving = variant.serving
+    document = serving.model_dump(mode="json", include=_SERVING)
+    document.update(document.pop("provenance"))
+    document["measured on"] = serving.evidence.machine
+    document["keeps its accuracy budget"] = serving.evidence.holds
+    documents = {
+        layer.annotations.get(manifest.FILEPATH, ""): layer.digest
+        for layer in variant.manifest.layers
+        if layer.media_type == manifest.DOCUMENT
+    }
+    return {**dict(_flat("", document)), **{f"file {name}": digest for name, digest in documents.items()}}
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a JSON document by their path, as text; nothing for what is empty."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{path}.{key}" if path else key, item)
+    elif value is not None and value not in ("", []):
+        yield path, value if isinstance(value, str) else json.dumps(value)

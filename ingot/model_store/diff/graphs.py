@@ -1,0 +1,153 @@
+"""Reading the ONNX graphs of a variant, in an archive file too, for what they consist of.
+
+This module needs onnx and onnx_ir, and is imported only where graphs are compared. No tensor outside a graph is read
+here, and none by a path that stands in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from ingot.errors import InvalidArchive
+from ingot.layout import one_line
+from ingot.model_store import manifest
+from ingot.model_store.archive import Variant
+from ingot.model_store.blobs import chunks, read, read_document
+from ingot.model_store.diff.records import TensorInfo
+from ingot.model_store.diff.tensors import Graph, Tensor, about
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.plan import Plan
+
+_MAX_BYTES = 1 << 31  # protobuf reads no larger ones
+
+
+def read_graph(variant: Variant, where: str) -> Graph:
+    """Read a variant's ONNX graph, or those of its parts; its format must be ``onnx`` or ``partitioned``.
+
+    Args:
+        variant: the variant.
+        where: what its archive is called in messages.
+
+    Raises:
+        InvalidArchive: one is missing or damaged, is no ONNX graph, or a tensor's data is not where the graph says.
+    """
+    label = f"{where}: variant '{variant.name}'"
+    reader = _Reader(variant, label)
+    with about(label):
+        for descriptor in _graphs(variant):
+            if descriptor.size >= _MAX_BYTES:
+                raise InvalidArchive(f"graph {descriptor.digest} has {descriptor.size} bytes; no ONNX graph has 2 GiB")
+            raw = read(variant.blobs, descriptor)
+            try:
+                reader.read(onnx.ModelProto.FromString(raw))
+            except InvalidArchive:
+                raise
+            except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
+                reason = one_line(" ".join(str(error).split()), 300)
+                raise InvalidArchive(f"graph {descriptor.digest} is no ONNX graph: {reason}") from error
+    return reader.found
+
+
+def _graphs(variant: Variant) -> Iterator[Descriptor]:
+    if variant.serving.format == "onnx":
+        yield variant.graph
+        return
+    plan = manifest.decode(Plan, read_document(variant.blobs, variant.graph), "the plan")
+    layers = {layer.hex: layer for layer in variant.weights}
+    for segment in plan.segments:
+        if segment.format == "onnx":
+            if segment.blob not in layers:
+                raise InvalidArchive(f"the plan names the blob {segment.blob}, which the manifest does not list")
+            yield layers[segment.blob]
+
+
+class _Reader:
+    def __init__(self, variant: Variant, label: str):
+        self.found = Graph()
+        self._label = label
+        self._blobs = variant.blobs
+        self._weights = {layer.hex: layer for layer in variant.weights}
+        self._names: Counter[str] = Counter()
+
+    def read(self, model: onnx.ModelProto) -> None:
+        # The messages themselves are walked: onnx_ir would log the names in a graph that it finds fault with.
+        self._graph(model.graph)
+        for function in model.functions:
+            self._nodes(function.node)
+
+    def _graph(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            self._add(tensor.name, tensor)
+        self._nodes(graph.node)
+
+    def _nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+            self.found.operators[f"{domain}{node.op_type}"] += 1
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.HasField("t"):
+                    self._add(node.output[0], attribute.t)
+                for graph in (attribute.g, *attribute.graphs):
+                    self._graph(graph)
+
+    def _add(self, name: str, tensor: onnx.TensorProto) -> None:
+        # Names in branches are their own: another branch may have them too.
+        self._names[name] += 1
+        unique = name if self._names[name] == 1 else f"{name} ({self._names[name]})"
+        self.found.tensors[unique] = self._tensor(unique, ir.serde.deserialize_tensor(tensor, ""))
+
+    def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Tensor:
+        shape = tuple(int(size) for size in tensor.shape.numpy())
+        if any(size < 0 for size in shape):
+            raise InvalidArchive(f"the tensor '{one_line(name)}' has a dimension below zero")
+        if tensor.dtype == ir.DataType.STRING:
+            return _text(name, shape, tensor)
+        bits, element = tensor.dtype.bitwidth, tensor.dtype.numpy()
+        size = math.ceil(math.prod(shape) * bits / 8)
+        info = TensorInfo(name=name, dtype=str(element), shape=shape, size=size)
+        if isinstance(tensor, ir.ExternalTensor):
+            layer = self._layer(info, tensor)
+            return Tensor(info, layer.hex, lambda: self._content(layer), element, bits)
+        raw = tensor.tobytes()
+        if len(raw) != size:
+            raise InvalidArchive(f"the tensor '{one_line(name)}' holds {len(raw)} bytes; {info} has {size}")
+        return Tensor(info, hashlib.sha256(raw).hexdigest(), lambda: (tensor.tobytes(),), element, bits)
+
+    def _content(self, layer: Descriptor) -> Iterator[bytes]:
+        with about(self._label):
+            yield from chunks(self._blobs, layer)
+
+    def _layer(self, info: TensorInfo, tensor: ir.ExternalTensor) -> Descriptor:
+        """Return the blob of a tensor outside its graph, which is all of that blob: see docs/archive-format.md."""
+        location = str(tensor.location)
+        layer = self._weights.get(location)
+        if layer is None:
+            raise InvalidArchive(
+                f"the tensor '{one_line(info.name)}' is in '{one_line(location)}', which the manifest does not list"
+            )
+        if tensor.offset or tensor.length not in (None, info.size) or layer.size != info.size:
+            raise InvalidArchive(
+                f"the tensor '{one_line(info.name)}', {info} of {info.size} bytes, is not the whole of its blob "
+                f"{layer.digest}, which has {layer.size}"
+            )
+        return layer
+
+
+def _text(name: str, shape: tuple[int, ...], tensor: ir.TensorProtocol) -> Tensor:
+    if not isinstance(tensor, ir.StringTensor):
+        raise InvalidArchive(f"the tensor '{one_line(name)}' holds text outside its graph")
+    items = list(tensor.string_data())
+    if len(items) != math.prod(shape):
+        raise InvalidArchive(f"the tensor '{one_line(name)}' holds {len(items)} texts, its shape is {list(shape)}")
+    sha = hashlib.sha256()
+    for item in items:
+        sha.update(struct.pack("<Q", len(item)) + item)
+    info = TensorInfo(name=name, dtype="string", shape=shape, size=sum(map(len, items)))
+    return Tensor(info, sha.hexdigest(), lambda: items)

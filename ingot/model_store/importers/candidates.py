@@ -1,0 +1,80 @@
+"""Finding out what a file or folder is, and the models in it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.model_store.importers import mar, triton
+from ingot.model_store.importers.members import LIMITS, FolderMembers, Limits, Members, reading
+from ingot.model_store.importers.record import Candidate, Consent, Imported, model_name
+from ingot.model_store.importers.tars import TarMembers
+from ingot.model_store.importers.zips import ZipMembers
+
+_PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
+# Where a tar file says that it is one.
+_TAR_MAGIC = slice(257, 262)
+
+
+@contextlib.contextmanager
+def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterator[tuple[Candidate, ...]]:
+    """Yield the models of a source, which can be read until the block ends; what was unpacked is removed then.
+
+    Args:
+        path: an ``.onnx`` file, TorchServe's archive or the folder of one, or a folder of Triton's.
+        consent: what the user agreed to.
+        limits: bounds on what an archive unpacks to.
+
+    Raises:
+        NotFound: there is no such file or folder.
+        InvalidArgument: it is none of these, or damaged.
+    """
+    with reading(path):
+        found = _in_place(path)
+    if found:
+        yield found
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="ingot-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InvalidArgument(f"no temporary folder can be made: {error.strerror}; set TMPDIR to one") from error
+    with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
+        yield (mar.candidate(members, Path(scratch), consent),)
+
+
+def _in_place(path: Path) -> tuple[Candidate, ...]:
+    """Return the models that nothing need be unpacked for; none of an archive of TorchServe."""
+    if not path.exists():
+        raise NotFound(f"there is no file or folder {path}")
+    if path.is_dir():
+        return () if (path / mar.MANIFEST).is_file() else triton.candidates(path)
+    return (_graph(path),) if path.suffix.lower() == ".onnx" else ()
+
+
+def _graph(path: Path) -> Candidate:
+    return Candidate(str(path), model_name(path.stem), None, lambda: Imported(str(path), "onnx", path))
+
+
+def _members(path: Path, scratch: Path, limits: Limits) -> Members:
+    if path.is_dir():
+        return FolderMembers(path, limits)
+    if not path.is_file():
+        raise InvalidArgument(f"{path} is a device, pipe or socket; name a file or folder")
+    if path.suffix.lower() == ".ingot":
+        raise InvalidArgument(f"{path} is an archive of Ingot's already; ingot push takes it into the store")
+    if path.suffix.lower() in _PROGRAMS:
+        raise InvalidArgument(f"{path} is a model without an archive around it: ingot export takes it")
+    with reading(path):
+        with path.open("rb") as stream:
+            head = stream.read(_TAR_MAGIC.stop)
+        if head[:2] == b"PK":
+            return ZipMembers(path, limits)
+        if head[:2] == b"\x1f\x8b" or head[_TAR_MAGIC] == b"ustar":
+            return TarMembers(path, scratch, limits)
+    raise InvalidArgument(
+        f"{path} is nothing that can be imported: that is an .onnx file, a .mar of TorchServe (zip or tar), or a "
+        "folder of TorchServe's or Triton's"
+    )

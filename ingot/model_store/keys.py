@@ -1,0 +1,190 @@
+"""Keys that sign archives: ECDSA on the curve P-256, kept as PEM files.
+
+``cryptography`` is imported where it is first used: nothing that does not sign or verify pays for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+MAX_KEY_BYTES = 64 << 10
+_REMEDY = "make one by ingot keygen"
+_KINDS = {
+    "CERTIFICATE": "a certificate",
+    "PUBLIC KEY": "a public key",
+    "RSA PUBLIC KEY": "a public RSA key",
+    "PRIVATE KEY": "a private key",
+    "EC PRIVATE KEY": "a private key",
+    "ENCRYPTED PRIVATE KEY": "a private key",
+    "RSA PRIVATE KEY": "a private RSA key",
+    "OPENSSH PRIVATE KEY": "a private key of OpenSSH",
+}
+
+
+class PublicKey:
+    """What signatures are verified by."""
+
+    def __init__(self, key: EllipticCurvePublicKey):
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        self._key = key
+        spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self.keyid = hashlib.sha256(spki).hexdigest()
+        self.pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    @classmethod
+    def parse(cls, pem: bytes, where: str) -> PublicKey:
+        """Read a public key.
+
+        Raises:
+            InvalidArgument: it is something else; the message says what, and calls it ``where``.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        try:
+            key = load_pem_public_key(pem)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise InvalidArgument(f"{where} is {_kind(pem)}, not a public key in PEM such as ingot.pub") from error
+        return cls(_on_p256(key, where))
+
+    def verify(self, signature: bytes, message: bytes) -> bool:
+        """Tell whether the owner of the private key signed this message."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        try:
+            self._key.verify(signature, message, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class PrivateKey:
+    """What archives are signed with."""
+
+    def __init__(self, key: EllipticCurvePrivateKey):
+        self._key = key
+        self.public = PublicKey(key.public_key())
+
+    @classmethod
+    def generate(cls) -> PrivateKey:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def parse(cls, pem: bytes, where: str, password: Callable[[], str]) -> PrivateKey:
+        """Read a private key.
+
+        Args:
+            pem: the file's content.
+            where: what messages call it.
+            password: is asked for one if the key is encrypted; an empty one is none.
+
+        Raises:
+            InvalidArgument: it is no private key of the right kind, or the password is wrong or missing.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            try:
+                key = load_pem_private_key(pem, None)
+            except TypeError:  # it is encrypted
+                secret = password()
+                if not secret:
+                    raise InvalidArgument(f"{where} is encrypted; set INGOT_KEY_PASSWORD to its password") from None
+                key = load_pem_private_key(pem, secret.encode())
+        except UnsupportedAlgorithm as error:
+            raise InvalidArgument(f"{where} is {_kind(pem)} of a kind that Ingot does not use; {_REMEDY}") from error
+        except ValueError as error:
+            if b"ENCRYPTED" in pem:
+                raise InvalidArgument(f"{where} cannot be decrypted: the password is wrong") from error
+            raise InvalidArgument(f"{where} is {_kind(pem)}, not a private key in PEM such as ingot.key") from error
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise InvalidArgument(f"{where} is a private key of another kind than ECDSA on P-256; {_REMEDY}")
+        _on_p256(key.public_key(), where)
+        return cls(key)
+
+    def pem(self, password: str = "") -> bytes:
+        """Return it as PKCS#8, encrypted if there is a password."""
+        from cryptography.hazmat.primitives import serialization
+
+        encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if password:
+            encryption = serialization.BestAvailableEncryption(password.encode())
+        return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return a signature in DER; the same one for the same message, where the library can."""
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        try:
+            return self._key.sign(message, ECDSA(SHA256(), deterministic_signing=True))
+        except UnsupportedAlgorithm:  # built with an OpenSSL before 3.2
+            return self._key.sign(message, ECDSA(SHA256()))
+
+
+def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) -> bytes:
+    """Return the content of a small file: a key or a policy.
+
+    Args:
+        path: the file.
+        trusted: what it says decides what is trusted, so nobody else may be able to write it.
+        limit: the most bytes that it can have.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: it is too large, no plain file, or cannot be read; or everybody can write it.
+    """
+    try:
+        # Opening a pipe would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise InvalidArgument(f"{path} is not a file")
+            if trusted and mode & stat.S_IWOTH:
+                raise InvalidArgument(f"{path} can be changed by every user of this machine; chmod o-w {path}")
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                content = stream.read(limit + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > limit:
+        raise InvalidArgument(f"{path} has over {limit >> 10} KiB: it is not what it should be")
+    return content
+
+
+def _on_p256(key: object, where: str) -> EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+
+    if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+        return key
+    raise InvalidArgument(f"{where} is a key of another kind than ECDSA on P-256; {_REMEDY}")
+
+
+def _kind(pem: bytes) -> str:
+    """Return what a file seems to be, by its first line."""
+    found = re.match(rb"\s*-----BEGIN ([A-Z0-9 ]{1,40})-----", pem)
+    return _KINDS.get(found[1].decode(), "something else") if found else "no PEM file"

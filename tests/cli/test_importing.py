@@ -1,0 +1,218 @@
+"""``ingot import`` as a user types it: from the files of other servers to answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ingot.model_store import Archive, Store
+from ingot.runtime import load_engine
+from ingot.tensors import Array
+from tests import onnx_models
+from tests.export.models import Net
+from tests.model_store.importers.sources import CONFIG, mar, triton
+from tests.support import ROOT, RunIngot
+
+ROWS = "x:float32[batch,4]"
+X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+CODE = (ROOT / "tests" / "export" / "models.py").read_text().partition("class Net")
+EAGER = f"import torch\nfrom torch import nn\nclass Net{CODE[2].partition('net = ')[0]}".encode()
+
+
+@pytest.fixture(scope="module")
+def module() -> Net:
+    torch.manual_seed(0)
+    net = Net().eval()
+    net.get_buffer("body.1.running_mean").add_(0.5)  # a buffer, which weights alone would lack
+    return net
+
+
+@pytest.fixture(scope="module")
+def script(module: Net, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("script") / "net.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(module, torch.ones(2, 4)).save(str(path))  # type: ignore[no-untyped-call]
+    return path.read_bytes()
+
+
+def answers(archive: Archive, inputs: dict[str, Array]) -> list[Array]:
+    unpacked = archive.unpacked()
+    with closing(load_engine(unpacked.variant().path(), device="cpu")) as engine:
+        return list(engine.run(inputs).values())
+
+
+def expected(module: Net) -> Array:
+    with torch.no_grad():
+        return module(torch.from_numpy(X)).numpy()  # type: ignore[no-any-return]
+
+
+def stored(tmp_path: Path, reference: str) -> Archive:
+    return Store(tmp_path / "home").get(reference)
+
+
+def failed(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "/ingot-" not in result.stderr, "a temporary file is nothing that a user knows"
+    return result.stderr
+
+
+def test_torchserves_archive_becomes_a_version_with_its_labels(
+    run_ingot: RunIngot, tmp_path: Path, module: Net, script: bytes
+) -> None:
+    model = {"modelName": "Net", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "image_classifier"}
+    mar(tmp_path / "net.mar", {"net.pt": script, "index_to_name.json": b'{"0": "cat"}', "report.json": b"{}"}, **model)
+    result = run_ingot("import", "net.mar", "--input", ROWS, "--output-name", "logits")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("net:1.0  sha256:")
+    assert "logits: equals the original in " in result.stderr
+    assert "note: TorchServe's handler image_classifier is not taken over: clients must decode images" in result.stderr
+    archive = stored(tmp_path, "net:1.0")
+    archive.verify()
+    assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)
+    assert archive.signature.batch == "batch"
+    variant = archive.variant()
+    assert variant.goldens()
+    assert variant.document("imported/index_to_name.json") == b'{"0": "cat"}'
+    assert variant.document("imported/report.json") == b"{}"
+    assert variant.serving.provenance.source == "net.mar"
+    assert variant.serving.provenance.notes[-1].startswith("TorchServe's handler")
+    report = run_ingot("inspect", "net:1.0", "--report", tmp_path / "net.json")
+    assert report.returncode == 0, report.stderr
+    assert json.loads((tmp_path / "net.json").read_text())["name"] == "net"
+    assert "'net:1.0' is in the store already, and a version never changes; import as another, such as net:2" in failed(
+        run_ingot("import", "net.mar")
+    )
+
+
+def test_a_handler_and_a_model_in_python_need_consent(run_ingot: RunIngot, tmp_path: Path, module: Net) -> None:
+    torch.save(module.state_dict(), tmp_path / "net.pth")
+    files = {"net.pth": (tmp_path / "net.pth").read_bytes(), "model.py": EAGER, "handler.py": b"raise SystemExit(9)"}
+    model = {"serializedFile": "net.pth", "modelFile": "model.py", "handler": "handler.py:serve"}
+    mar(tmp_path / "net.mar", files, **model)
+    assert "has a handler of its own, 'handler.py:serve'" in failed(run_ingot("import", "net.mar"))
+    assert "use --trust" in failed(run_ingot("import", "net.mar", "--without-handler"))
+    command = ["import", "net.mar", "--without-handler", "--trust", "-o", "net.ingot", "--json"]
+    message = failed(run_ingot(*command))
+    assert "nothing says what the model takes; give inputs (--input)" in message
+    result = run_ingot(*command, "--input", ROWS)
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    archive = Archive.open(tmp_path / "net.ingot")
+    assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)
+    assert printed["skipped"] == printed["failed"] == []
+    (done,) = printed["imported"]
+    assert (done["source"], done["reference"], done["file"]) == ("net.mar", None, "net.ingot")
+    assert done["digest"] == archive.digest
+    assert any("the handler handler.py:serve is not taken over" in item for item in done["notes"])
+
+
+def test_tritons_repository_becomes_tags(run_ingot: RunIngot, tmp_path: Path, module: Net, script: bytes) -> None:
+    affine = onnx_models.affine(tmp_path).read_bytes()
+    triton(tmp_path / "repo" / "affine", files={"1/model.onnx": affine, "3/model.onnx": affine})
+    config = 'backend: "pytorch" max_batch_size: 4 input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }'
+    triton(tmp_path / "repo" / "Net", config + 'output { name: "OUTPUT__0" }', {"1/model.pt": script})
+    triton(tmp_path / "repo" / "all", 'platform: "ensemble"', {})
+    wrong = CONFIG.replace("[ 3 ]", "[ 5 ]")
+    triton(tmp_path / "repo" / "wrong", wrong, {"1/model.onnx": affine})
+    first = run_ingot("import", "repo", "--json")
+    assert first.returncode == 1
+    printed = json.loads(first.stdout)
+    assert [item["reference"] for item in printed["imported"]] == ["net:1", "affine:1", "affine:3"]
+    assert [item.partition(":")[0] for item in printed["failed"]] == ["repo/all", "repo/wrong/1"]
+    assert "2 of 5 models were not imported. repo/all: the model repo/all is of Triton's backend 'ensemble'" in (
+        first.stderr
+    )
+    assert "the file's input is x:float32[batch,3], which x:float32[batch,5] does not fit" in first.stderr
+    assert np.allclose(answers(stored(tmp_path, "net:1"), {"INPUT__0": X})[0], expected(module), atol=1e-5)
+    assert [spec.name for spec in stored(tmp_path, "net:1").signature.outputs] == ["OUTPUT__0"]
+    assert np.allclose(answers(stored(tmp_path, "affine"), {"x": X[:, :3]})[0], 2 * X[:, :3] + 1)
+
+    again = run_ingot("import", "repo/affine", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == {"imported": [], "skipped": ["affine:1", "affine:3"], "failed": []}
+    one = run_ingot("import", "repo/affine/3", "team/affine:prod")
+    assert one.returncode == 0, one.stderr
+    assert stored(tmp_path, "team/affine:prod").name == "team/affine"
+
+
+def test_an_onnx_file_becomes_the_next_version(run_ingot: RunIngot, tmp_path: Path) -> None:
+    onnx_models.affine(tmp_path)
+    for version in (1, 2):
+        result = run_ingot("import", "affine.onnx")
+        assert result.stdout.startswith(f"affine:{version}  sha256:"), result.stderr
+    assert np.allclose(answers(stored(tmp_path, "affine:2"), {"x": X[:, :3]})[1], -X[:, :3])
+
+
+def test_a_reference_and_a_file_for_one_model_each(run_ingot: RunIngot, tmp_path: Path) -> None:
+    triton(tmp_path / "repo" / "a", files={"1/model.onnx": b"", "2/model.onnx": b""})
+    triton(tmp_path / "repo" / "b")
+    for arguments, message in (
+        (
+            ["repo", "-o", "a.ingot"],
+            "holds 3 models, which cannot all go there; name one: repo/a/1, repo/a/2, repo/b/1",
+        ),
+        (["repo/a", "x:1"], "holds 2 models, which cannot all go there; name one: repo/a/1, repo/a/2"),
+        (["repo", "x"], "holds models of several names, not one 'x'"),
+        (["repo/b", "x:1", "-o", "a.ingot"], "goes to the store or to a file; leave out the reference, or --out"),
+        (["repo/b", "x:1#fp32"], "'x:1#fp32' cannot be pushed to; write name:tag"),
+        (["repo/b", "oci://host/x:1"], "'oci://host/x:1' is in a registry; import into the store, then: ingot copy"),
+        (["repo/b", "-o", "no/a.ingot"], "there is no folder no"),
+        (["repo/b", "x:1"], "repo/b/1/model.onnx"),
+    ):
+        assert message in failed(run_ingot("import", *arguments))
+
+
+def test_versions_that_are_no_tags(run_ingot: RunIngot, tmp_path: Path) -> None:
+    mar(tmp_path / "net.mar", {}, modelVersion="1 final\x1b")
+    message = failed(run_ingot("import", "net.mar"))
+    assert r"the version '1 final\x1b' of net.mar cannot be a tag here; say where it goes, such as net:1" in message
+
+
+SLOW = b"""
+import time
+import torch
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+    def forward(self, x):
+        print("running", flush=True)
+        time.sleep(0.5)
+        return x * self.weight
+"""
+
+
+def test_an_interrupted_import_leaves_nothing(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1)}, tmp_path / "slow.pth")
+    files = {"slow.pth": (tmp_path / "slow.pth").read_bytes(), "slow.py": SLOW}
+    mar(tmp_path / "slow.mar", files, serializedFile="slow.pth", modelFile="slow.py")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {
+        **os.environ,
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": str(ROOT),
+        "INGOT_HOME": str(tmp_path / "home"),
+    }
+    command = [sys.executable, "-m", "ingot", "import", "slow.mar", "--trust", "--input", ROWS]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert not (tmp_path / "home").exists()
+    assert [path.name for path in temporary.iterdir() if path.name.startswith("ingot-")] == []

@@ -1,0 +1,144 @@
+"""``ingot keygen``, ``sign`` and ``verify`` as a user types them, each in its own process."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from ingot.model_store import Archive, Store
+from tests.cli.test_archives import refused, succeeded
+from tests.model_store.samples import archive
+from tests.support import RunIngot
+
+FIRST, SECOND = archive(b"one"), archive(b"two")
+
+
+@pytest.fixture
+def keyid(run_ingot: RunIngot) -> str:
+    """A key ``ingot.key`` and ``ingot.pub`` in the folder that commands run in; returns its id."""
+    return str(json.loads(succeeded(run_ingot("keygen", "--json")))["keyid"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """The store of the commands, with ``team/tiny:1`` and ``team/tiny:2``."""
+    store = Store(tmp_path / "home")
+    store.push(FIRST, "team/tiny:1")
+    store.push(SECOND, "team/tiny:2")
+    return store
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "trust.toml"
+    path.write_text('[[rule]]\nnames = "team/*"\nkeys = ["ingot.pub"]\n')
+    return path
+
+
+def test_the_way_of_a_team(run_ingot: RunIngot, store: Store, keyid: str, policy: Path, tmp_path: Path) -> None:
+    assert "it is unsigned" in refused(run_ingot("verify", "team/tiny:1", "--trust", policy))
+    line = f"tiny  {FIRST.digest}  signed by {keyid}\n"
+    assert succeeded(run_ingot("sign", "team/tiny:1", "--key", "ingot.key")) == line
+    again = run_ingot("sign", "team/tiny:1", "--key", "ingot.key", "--json")
+    assert json.loads(succeeded(again)) == {"name": "tiny", "digest": FIRST.digest, "keyid": keyid, "added": False}
+    assert "is signed by this key already" in again.stderr
+    shown = succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
+    assert shown.startswith(f"team/tiny:1  {FIRST.digest}\nsigned by {keyid}, 20")
+    assert "by rule 1 (names = 'team/*'); code not allowed" in shown
+    told = json.loads(succeeded(run_ingot("verify", "team/tiny:1", "--key", "ingot.pub", "--json")))
+    assert (told["result"], told["signed_by"], told["blobs_checked"]) == ("valid", keyid, True)
+    assert [claim["keyid"] for claim in told["signatures"]] == [keyid]
+    assert "it is unsigned" in refused(run_ingot("verify", "team/tiny:2", "--trust", policy))
+
+
+def test_a_file_is_signed_in_place(run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
+    FIRST.save(tmp_path / "tiny.ingot")
+    succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key"))
+    assert Archive.open(tmp_path / "tiny.ingot").digest == FIRST.digest
+    assert f"signed by {keyid}" in succeeded(run_ingot("verify", "./tiny.ingot", "--key", "ingot.pub"))
+    SECOND.save(tmp_path / "tiny.ingot")
+    assert "it is unsigned" in refused(run_ingot("verify", "tiny.ingot", "--key", "ingot.pub"))
+
+
+def test_an_archive_that_was_signed_and_then_damaged_is_refused(
+    run_ingot: RunIngot, store: Store, keyid: str, policy: Path
+) -> None:
+    succeeded(run_ingot("sign", "team/tiny:1", "--key", "ingot.key"))
+    graph = store.get("team/tiny:1").variant("fp32").path()
+    graph.chmod(0o644)
+    graph.write_bytes(b"x" * graph.stat().st_size)
+    assert "is damaged: its content has another digest" in refused(
+        run_ingot("verify", "team/tiny:1", "--trust", policy)
+    )
+
+
+def test_keys_are_made_for_their_owner_alone_and_never_overwritten(run_ingot: RunIngot, tmp_path: Path) -> None:
+    made = run_ingot("keygen", "-o", "keys.of.team")
+    assert succeeded(made).startswith("keys.of.team.key  to sign with")
+    assert "is not encrypted" in made.stderr
+    private = tmp_path / "keys.of.team.key"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    before = private.read_bytes()
+    assert "keys.of.team.key is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    private.unlink()
+    assert "keys.of.team.pub is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    assert not private.exists()
+    private.symlink_to(tmp_path / "elsewhere")
+    assert "is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    assert not (tmp_path / "elsewhere").exists()
+    assert before.startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
+def test_an_encrypted_key_needs_its_password(
+    run_ingot: RunIngot, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_KEY_PASSWORD", "right")
+    assert "not encrypted" not in run_ingot("keygen").stderr
+    assert (tmp_path / "ingot.key").read_bytes().startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+    sign = ("sign", "team/tiny:1", "--key", "ingot.key")
+    monkeypatch.setenv("INGOT_KEY_PASSWORD", "wrong")
+    assert "ingot.key cannot be decrypted: the password is wrong" in refused(run_ingot(*sign))
+    monkeypatch.delenv("INGOT_KEY_PASSWORD")
+    assert "set INGOT_KEY_PASSWORD" in refused(run_ingot(*sign))
+    monkeypatch.setenv("INGOT_KEY_PASSWORD", "right")
+    succeeded(run_ingot(*sign))
+
+
+def test_a_key_that_others_can_read_is_remarked_upon(
+    run_ingot: RunIngot, store: Store, keyid: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ingot.key").chmod(0o644)
+    result = run_ingot("sign", "team/tiny:1", "--key", "ingot.key")
+    succeeded(result)
+    assert "ingot.key can be read by other users of this machine; chmod 600 ingot.key" in result.stderr
+
+
+def test_the_policy_can_come_from_the_environment(
+    run_ingot: RunIngot, store: Store, keyid: str, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "nothing says whom to trust" in refused(run_ingot("verify", "team/tiny:1"))
+    monkeypatch.setenv("INGOT_TRUST", str(policy))
+    assert "rule 1 (names = 'team/*')" in refused(run_ingot("verify", "team/tiny:1"))
+    succeeded(run_ingot("sign", "team/tiny:1", "--key", "ingot.key"))
+    succeeded(run_ingot("verify", "team/tiny:1"))
+    succeeded(run_ingot("verify", "team/tiny:1", "--key", "ingot.pub"))
+
+
+def test_what_a_policy_lets_in_unsigned_is_told_as_such(run_ingot: RunIngot, store: Store, policy: Path) -> None:
+    policy.write_text("require_signature = false\n")
+    assert "unsigned, which the policy allows" in succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
+
+
+def test_what_cannot_be_done_is_refused(run_ingot: RunIngot, store: Store, keyid: str, policy: Path) -> None:
+    both = run_ingot("verify", "team/tiny:1", "--trust", policy, "--key", "ingot.pub")
+    assert "cannot be given together" in refused(both)
+    for command in ("sign", "verify"):
+        key = "ingot.key" if command == "sign" else "ingot.pub"
+        assert "leave #int8 out" in refused(run_ingot(command, "team/tiny:1#int8", "--key", key))
+        assert "there is no file lost" in refused(run_ingot(command, "team/tiny:1", "--key", "lost"))
+        assert "has no model 'lost'" in refused(run_ingot(command, "lost:1", "--key", key))
+    assert "is a public key, not a private key" in refused(run_ingot("sign", "team/tiny:1", "--key", "ingot.pub"))
+    assert "is a private key, not a public key" in refused(run_ingot("verify", "team/tiny:1", "--key", "ingot.key"))

@@ -1,0 +1,131 @@
+"""The store's commands as a user types them, each in its own process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.model_store import Archive
+from tests.cli.test_archives import refused, succeeded
+from tests.model_store.samples import archive
+from tests.support import RunIngot
+
+FIRST, SECOND = archive(b"one"), archive(b"two")
+
+
+@pytest.fixture
+def pushed(run_ingot: RunIngot, tmp_path: Path) -> None:
+    for tag, item in (("1", FIRST), ("2", SECOND)):
+        item.save(tmp_path / f"{tag}.ingot")
+        succeeded(run_ingot("push", f"{tag}.ingot", f"tiny:{tag}"))
+
+
+def read(output: str) -> Any:
+    return json.loads(output)
+
+
+@pytest.mark.usefixtures("pushed")
+def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
+    assert succeeded(run_ingot("promote", "tiny:1", "prod")) == f"tiny:prod  {FIRST.digest}\n"
+    moved = run_ingot("promote", "tiny:2", "prod", "--expect", FIRST.digest)
+    assert succeeded(moved) == f"tiny:prod  {SECOND.digest}\n"
+    assert moved.stderr == f"tiny:prod was {FIRST.digest}\n"
+    assert "somebody else has moved it" in refused(run_ingot("promote", "tiny:1", "prod", "--expect", "none"))
+    back = read(succeeded(run_ingot("rollback", "tiny:prod", "--json")))
+    assert back == {"name": "tiny", "tag": "prod", "digest": FIRST.digest, "before": SECOND.digest}
+    assert "has nothing to go back to" in refused(run_ingot("rollback", "tiny:prod"))
+    lines = succeeded(run_ingot("history", "tiny:prod")).splitlines()
+    assert [line.split()[2:5] for line in lines] == [
+        ["rollback", "tiny:prod", FIRST.digest],
+        ["promote", "tiny:prod", SECOND.digest],
+        ["promote", "tiny:prod", FIRST.digest],
+    ]
+    told = read(succeeded(run_ingot("history", "tiny", "--json")))
+    assert [(move["tag"], move["action"]) for move in told[-2:]] == [("2", "push"), ("1", "push")]
+    assert "knows nothing of 'tiny:canary'" in refused(run_ingot("history", "tiny:canary"))
+
+
+@pytest.mark.usefixtures("pushed")
+def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
+    assert succeeded(run_ingot("remove", "tiny:2")) == f"tiny:2 removed, was {SECOND.digest}\n"
+    assert succeeded(run_ingot("gc")).startswith("0 files, 0 B were removed; ")
+    would = read(succeeded(run_ingot("gc", "--grace", "0s", "--dry-run", "--json")))
+    assert len(would["files"]) == 7
+    assert would["dry_run"]
+    assert succeeded(run_ingot("gc", "--grace", "0s")).startswith("7 files, ")
+    assert succeeded(run_ingot("fsck")) == "1 archives, 11 blobs: all is well\n"
+    assert "which is not whole any more" in refused(run_ingot("rollback", "tiny:2"))
+    assert "--grace is 'soon'; write a time such as 30s" in refused(run_ingot("gc", "--grace", "soon"))
+
+
+@pytest.mark.usefixtures("pushed")
+def test_damage_is_told_put_aside_and_mended(run_ingot: RunIngot, tmp_path: Path) -> None:
+    (path,) = (tmp_path / "home" / "blobs" / "sha256").glob(FIRST.variant().graph.hex)
+    path.chmod(0o644)
+    path.write_bytes(bytes(path.stat().st_size))
+    found = run_ingot("fsck")
+    assert found.returncode == 1
+    assert found.stdout.splitlines()[0].startswith(f"blob sha256:{path.name}: its content has the digest sha256:")
+    assert found.stdout.splitlines()[0].endswith("; needed by tiny:1")
+    repaired = run_ingot("fsck", "--repair", "--json")
+    assert repaired.returncode == 1
+    assert read(repaired.stdout)["problems"][0]["repaired"]
+    succeeded(run_ingot("push", "1.ingot", "tiny:1"))
+    assert succeeded(run_ingot("fsck", "--quick")) == "2 archives, 18 blobs: all is well\n"
+    assert "leave --quick out" in refused(run_ingot("fsck", "--quick", "--repair"))
+
+
+@pytest.mark.usefixtures("pushed")
+def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
+    told = read(succeeded(run_ingot("save", "tiny:1", "-o", "saved.ingot", "--json")))
+    assert told == {"file": "saved.ingot", "digest": FIRST.digest, "size": (tmp_path / "saved.ingot").stat().st_size}
+    assert Archive.open(tmp_path / "saved.ingot").digest == FIRST.digest
+    other = ("--store", tmp_path / "other")
+    loaded = read(succeeded(run_ingot("load", "saved.ingot", *other, "--json")))
+    assert loaded["reference"] == "tiny:1"
+    assert loaded["moved"] == loaded["size"]
+    assert read(succeeded(run_ingot("load", "saved.ingot", *other, "--json")))["reference"] == "tiny:1"
+    assert succeeded(run_ingot("load", "2.ingot", *other)) == f"tiny:2  {SECOND.digest}\n"
+    copied = run_ingot("copy", "tiny:2", "team/tiny:prod")
+    assert succeeded(copied) == f"team/tiny:prod  {SECOND.digest}\n"
+    assert copied.stderr.startswith("0 B copied, ")
+    assert succeeded(run_ingot("list", "team/tiny")) == f"team/tiny:prod  {SECOND.digest}\n"
+    assert [item["tag"] for item in read(succeeded(run_ingot("list", "--json")))] == ["prod", "1", "2"]
+
+
+@pytest.mark.usefixtures("pushed")
+class TestRefused:
+    def test_wrong_references(self, run_ingot: RunIngot) -> None:
+        cases = {
+            ("push", "1.ingot", "other.ingot"): "is a file; ingot save writes one",
+            ("push", "1.ingot", "tiny"): "write name:tag, such as tiny:1",
+            ("push", "none.ingot", "tiny:3"): "there is no file none.ingot",
+            ("pull", "tiny:1"): "names no registry; write oci://host/tiny:1",
+            ("copy", "tiny:1#int8", "tiny:3"): "copied with all its variants; leave #int8 out",
+            ("copy", "tiny:1", "oci://nope"): "is not a model reference",
+            ("save", "tiny:1", "-o", "nowhere/a.ingot"): "there is no folder nowhere",
+            ("load", "tiny:1"): "there is no file tiny:1",
+            ("promote", "tiny:1", "2"): "a version never changes",
+            ("promote", "tiny:1", "a b"): "'a b' is no tag",
+            ("rollback", "oci://127.0.0.1:1/tiny:prod"): "registries keep no history of tags; promote a version",
+            ("history", "oci://127.0.0.1:1/tiny"): "registries keep no history of tags",
+            ("remove", "tiny"): "name a tag, such as tiny:1",
+            ("list", "tiny:1"): "ingot inspect shows it",
+            ("list", "none"): "there is no model 'none'",
+        }
+        for command, message in cases.items():
+            assert message in refused(run_ingot(*command)), command
+
+    def test_a_store_of_a_newer_schema(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        (tmp_path / "home" / "store.json").write_text('{"schema_version": 2}')
+        for command in (("list",), ("push", "1.ingot", "tiny:3"), ("gc",), ("fsck",), ("serve", "tiny:1")):
+            assert "was made by a newer Ingot" in refused(run_ingot(*command))
+
+    def test_a_file_that_was_tampered_with_is_not_loaded(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        path = tmp_path / "1.ingot"
+        path.write_bytes(path.read_bytes().replace(b"some weights", b"evil weights"))
+        assert "is damaged" in refused(run_ingot("load", "1.ingot", "--store", tmp_path / "other"))
+        assert succeeded(run_ingot("list", "--store", tmp_path / "other")) == ""

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import IngotError, InvalidArgument, NotFound
+from ingot.model_store.importers import Candidate, Consent, Imported, candidates, specs
+from ingot.tensors import DType, TensorSpec
+from tests.model_store.importers.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
+
+TORCH = """
+backend: "pytorch"
+input [ { name: "INPUT__1" data_type: TYPE_INT64 dims: [ -1 ] }, { name: "INPUT__0" data_type: TYPE_FP16 dims: [ 3 ] } ]
+output [ { name: "OUTPUT__1" data_type: TYPE_FP32 }, { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+
+
+def listed(path: Path) -> tuple[Candidate, ...]:
+    with candidates(path, Consent()) as found:
+        return found
+
+
+def only(path: Path) -> Imported:
+    (candidate,) = listed(path)
+    return candidate.read()
+
+
+class TestWhatIsFound:
+    def test_a_model_with_its_versions(self, tmp_path: Path) -> None:
+        names = ("1", "10", "2", "0", "01", "v3", "draft")
+        triton(tmp_path / "ResNet", files={f"{name}/model.onnx": b"" for name in names})
+        found = listed(tmp_path / "ResNet")
+        assert [(item.name, item.version) for item in found] == [("resnet", version) for version in ("1", "2", "10")]
+        assert found[1].read().file == tmp_path / "ResNet" / "2" / "model.onnx"
+
+    def test_a_repository(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a")
+        triton(tmp_path / "b", None)
+        (tmp_path / "c").mkdir()
+        (tmp_path / "note.txt").write_text("")
+        assert [(item.name, item.version) for item in listed(tmp_path)] == [("a", "1"), ("b", "1")]
+
+    def test_one_version(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        triton(tmp_path / "a", files={"1/model.onnx": b"", "2/model.onnx": b""})
+        monkeypatch.chdir(tmp_path / "a" / "2")
+        for path in (tmp_path / "a" / "2", Path()):
+            (found,) = listed(path)
+            assert (found.name, found.version) == ("a", "2")
+            assert found.read().inputs[0].name == "x"
+
+    def test_inputs_as_the_configuration_declares_them(self, tmp_path: Path) -> None:
+        found = only(triton(tmp_path / "a"))
+        assert specs(found.inputs) == (TensorSpec("x", DType.FP32, ("batch", 3)),)
+        assert found.outputs == ()
+        known = [TensorSpec("x", DType.FP32, ("N", "channels"))]
+        anything = CONFIG.replace("[ 3 ]", "[ -1 ]")
+        assert specs(only(triton(tmp_path / "a", anything)).inputs, known)[0].shape == ("batch", "channels")
+        whole = anything.replace("max_batch_size: 8", "")
+        assert specs(only(triton(tmp_path / "a", whole)).inputs)[0].shape == ("x_0",)
+        reshaped = CONFIG.replace("dims: [ 3 ] }", "dims: [ 3 ] reshape { shape: [ 1, 3 ] } }", 1)
+        found = only(triton(tmp_path / "a", reshaped))
+        assert specs(found.inputs)[0].shape == ("batch", 1, 3)
+        assert "the reshape of 'x' is not taken over: clients must send what the model takes" in found.notes
+
+    def test_torchscript_takes_inputs_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
+        found = only(triton(tmp_path / "a", TORCH, {"1/model.pt": torch_file(*SCRIPT)}))
+        assert [str(spec) for spec in specs(found.inputs)] == ["INPUT__0:float16[3]", "INPUT__1:int64[INPUT__1_0]"]
+        assert found.outputs == ("OUTPUT__0", "OUTPUT__1")
+        assert found.format == "torchscript"
+
+    def test_a_file_of_another_name_or_in_a_folder_with_its_data(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a", CONFIG + 'default_model_filename: "net.bin"', {"1/net.bin": b""})
+        assert only(tmp_path / "a").file.name == "net.bin"
+        triton(tmp_path / "b", files={"1/model.onnx/model.onnx": b"", "1/model.onnx/data": b""})
+        assert only(tmp_path / "b").file == tmp_path / "b" / "1" / "model.onnx" / "model.onnx"
+
+    def test_labels_come_along_and_settings_are_named(self, tmp_path: Path) -> None:
+        more = "dynamic_batching { } instance_group [ { count: 2 } ] parameters: { key: 'a' } unheard_of { a: [ ] }"
+        triton(tmp_path / "a", CONFIG + more)
+        (tmp_path / "a" / "labels.txt").write_text("cat")
+        (tmp_path / "a" / "warm.bin").write_text("x")
+        found = only(tmp_path / "a")
+        assert found.documents == {"labels.txt": b"cat"}
+        assert found.notes == (
+            "max_batch_size 8 is not taken over: ingot serve has --max-batch",
+            "dynamic_batching is not taken over: ingot serve joins requests by itself",
+            "instance_group is not taken over: see --instances and --device of ingot serve",
+            "parameters is not taken over",
+            "files that are not taken over: warm.bin",
+        )
+
+    def test_links_inside_the_folder_are_followed(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a", files={"data/model.onnx": b"a graph"})
+        (tmp_path / "a" / "1").symlink_to("data")
+        assert only(tmp_path / "a").file.read_bytes() == b"a graph"
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("platform", "remedy"),
+        [
+            ("tensorrt_plan", "import or export the model that it was made from"),
+            ("python", "it is Python code of its author's, which Ingot does not run"),
+            ("ensemble", "it joins other models; import those"),
+            ("tensorflow_savedmodel", "convert it to ONNX by tf2onnx"),
+            ("acme", "import or export the model that it was made from"),
+        ],
+    )
+    def test_other_backends(self, tmp_path: Path, platform: str, remedy: str) -> None:
+        model = triton(tmp_path / "a", f'platform: "{platform}"', {"1/model.any": b""})
+        with pytest.raises(InvalidArgument, match=f"backend '{platform}', which cannot be imported: {remedy}"):
+            only(model)
+
+    def test_a_model_of_another_backend_may_have_no_version(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match="backend 'ensemble', which cannot be imported"):
+            only(triton(tmp_path / "a", 'platform: "ensemble"', {}))
+
+    def test_a_model_that_says_nothing_of_its_backend(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match=r"neither a backend in config.pbtxt nor a model.onnx or model.pt"):
+            only(triton(tmp_path / "a", "", {"1/net.bin": b""}))
+        with pytest.raises(InvalidArgument, match="of Triton's backend 'tensorrt', which cannot be imported"):
+            only(triton(tmp_path / "b", None, {"1/model.plan": b""}))
+
+    def test_no_version_and_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="has no folder of a version, such as a/1"):
+            only(triton(tmp_path / "a", files={}))
+        with pytest.raises(NotFound, match=r"there is no file .*model.onnx, the model of that version"):
+            only(triton(tmp_path / "b", files={"1/other": b""}))
+
+    def test_a_folder_without_models(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match=r"holds no model: neither MAR-INF/MANIFEST.json of TorchServe, nor"):
+            listed(tmp_path)
+
+    def test_weights_in_place_of_torchscript(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match=r"model.pt is a pickle of torch.save, not TorchScript"):
+            only(triton(tmp_path / "a", TORCH, {"1/model.pt": torch_file(*WEIGHTS)}))
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ("max_batch_size: many", "config.pbtxt: 'max_batch_size' is not a number"),
+            ("platform: 3", "'platform' is not text"),
+            ("input: 3", "'input' is no list of messages"),
+            ("input { dims: 3 }", "an input has no name"),
+            ('input { name: "x" data_type: TYPE_FP9 }', "the data_type of the input 'x' is 'TYPE_FP9'"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: -2 }', "the dims of the input 'x' are no sizes"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: "3" }', "the dims of the input 'x' are no sizes"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: [' + "1," * 99 + "1] }", "are no sizes"),
+            ("input { } " * 1001, "'input' is no list of messages, of 1000 at most"),
+            ("input {" * 100, "messages inside each other, over 32 deep"),
+            ("a: 1 " * 1_000_000, "config.pbtxt is larger than 1 MiB"),
+            ("platform: [", "line 1: the end of the file stands where a value should be"),
+        ],
+    )
+    def test_a_damaged_configuration(self, tmp_path: Path, config: str, message: str) -> None:
+        with pytest.raises(InvalidArgument) as error:
+            only(triton(tmp_path / "a", config))
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", ".."])
+    def test_a_file_name_that_leads_elsewhere(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(InvalidArgument, match=r"calls the model's file .*, which is no name of one"):
+            only(triton(tmp_path / "a", CONFIG + f'default_model_filename: "{name}"'))
+
+    @pytest.mark.parametrize("place", ["1/model.onnx", "1", "config.pbtxt", "labels.txt"])
+    def test_links_that_lead_out(self, tmp_path: Path, place: str) -> None:
+        outside = triton(tmp_path / "outside")
+        (outside / "labels.txt").write_text("a secret")
+        folder = triton(tmp_path / "a")
+        target = folder / place
+        if place == "1":
+            (target / "model.onnx").unlink()
+            target.rmdir()
+        target.unlink(missing_ok=True)
+        target.symlink_to(outside / place)
+        with pytest.raises(InvalidArgument, match=f"{place} is a link that leads out of a; put a copy"):
+            only(folder)
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a", files={"1/x": b""})
+        os.mkfifo(tmp_path / "a" / "1" / "model.onnx")
+        with pytest.raises(IngotError, match="there is no file"):
+            only(tmp_path / "a")
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+    def test_a_folder_that_cannot_be_read(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a").chmod(0)
+        with pytest.raises(InvalidArgument, match="cannot be read: Permission denied"):
+            only(tmp_path / "a")

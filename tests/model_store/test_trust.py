@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import InvalidArgument, NotFound, Untrusted
+from ingot.model_store import Archive, Reference, signing
+from ingot.model_store.keys import PrivateKey
+from ingot.model_store.trust import Policy, Verdict
+from tests.model_store.samples import archive
+from tests.model_store.signers import KEY, OTHER
+
+PLAIN = archive()
+TEAM = '[[rule]]\nnames = "team/*"\nkeys = ["team.pub"]\n'
+
+LoadPolicy = Callable[[str], Policy]
+
+
+def signed(key: PrivateKey = KEY, name: str = "tiny") -> Archive:
+    return PLAIN.with_signature(signing.sign(PLAIN, name, key))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> LoadPolicy:
+    """Writes a policy, beside which the keys team.pub and other.pub lie, and loads it."""
+    (tmp_path / "team.pub").write_bytes(KEY.public.pem)
+    (tmp_path / "other.pub").write_bytes(OTHER.public.pem)
+
+    def write(text: str) -> Policy:
+        (tmp_path / "trust.toml").write_text(text)
+        return Policy.load(tmp_path / "trust.toml")
+
+    return write
+
+
+def check(policy: Policy, reference: str, subject: Archive | None = None) -> Verdict:
+    return policy.check(subject or signed(), Reference.parse(reference))
+
+
+def refusal(policy: Policy, reference: str, subject: Archive | None = None) -> str:
+    with pytest.raises(Untrusted) as caught:
+        check(policy, reference, subject)
+    return str(caught.value)
+
+
+class TestCheck:
+    def test_what_an_accepted_key_signed_is_trusted(self, load: LoadPolicy) -> None:
+        verdict = check(load(TEAM), "team/tiny:1")
+        assert (verdict.result, verdict.signed_by, verdict.allow_code) == ("valid", KEY.public.keyid, False)
+        assert verdict.rule == "rule 1 (names = 'team/*')"
+
+    def test_the_refusal_of_the_unsigned_says_who_can_sign_it(self, load: LoadPolicy) -> None:
+        message = refusal(load(TEAM), "team/tiny:1", PLAIN)
+        assert message == (
+            f"'team/tiny:1@{PLAIN.digest}' is not trusted by trust.toml, rule 1 (names = 'team/*'): it is unsigned. "
+            f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub). Whoever holds one of them can sign it: ingot sign"
+        )
+
+    def test_a_key_that_is_not_in_the_rule_is_refused(self, load: LoadPolicy) -> None:
+        message = refusal(load(TEAM), "team/tiny:1", signed(OTHER))
+        assert f"it is signed by {OTHER.public.keyid[:16]}..., whose key is not accepted" in message
+
+    def test_a_key_that_was_taken_out_of_the_rule_does_not_count_any_more(self, load: LoadPolicy) -> None:
+        check(load(TEAM), "team/tiny")
+        assert "not accepted" in refusal(load(TEAM.replace("team.pub", "other.pub")), "team/tiny")
+
+    def test_a_signature_for_another_name_is_refused(self, load: LoadPolicy) -> None:
+        message = refusal(load(TEAM), "team/fraud:1")
+        assert "it is signed for another name, 'tiny' and not 'fraud'" in message
+
+    def test_a_signature_for_another_archive_is_refused(self, load: LoadPolicy) -> None:
+        swapped = archive(b"evil").with_signature(signing.sign(PLAIN, "tiny", KEY))
+        assert "it is signed for another archive" in refusal(load(TEAM), "team/tiny:1", swapped)
+
+    def test_any_of_several_keys_will_do(self, load: LoadPolicy) -> None:
+        policy = load(TEAM.replace('"team.pub"', '"team.pub", "other.pub"'))
+        assert check(policy, "team/tiny").signed_by == KEY.public.keyid
+        assert check(policy, "team/tiny", signed(OTHER)).signed_by == OTHER.public.keyid
+
+    def test_the_text_of_a_key_can_stand_in_the_policy(self, load: LoadPolicy) -> None:
+        policy = load(f'[[rule]]\nnames = "tiny"\nkeys = ["""\n{KEY.public.pem.decode()}"""]\n')
+        assert check(policy, "tiny").signed_by == KEY.public.keyid
+
+    def test_a_file_is_known_by_the_archives_own_name(self, load: LoadPolicy) -> None:
+        policy = load('[[rule]]\nnames = "tiny"\nkeys = ["team.pub"]\n')
+        assert policy.check(signed(), Reference(signed().name)).result == "valid"
+
+    def test_code_is_allowed_only_where_a_rule_says_so_and_a_key_of_it_signed(self, load: LoadPolicy) -> None:
+        policy = load(f"{TEAM}allow_code = true\nrequire_signature = false\n")
+        assert check(policy, "team/tiny").allow_code
+        assert not check(policy, "team/tiny", PLAIN).allow_code
+        assert not check(policy, "team/tiny", signed(OTHER)).allow_code
+        assert not check(load(TEAM), "team/tiny").allow_code
+
+    def test_a_rule_can_do_without_signatures(self, load: LoadPolicy) -> None:
+        policy = load('[[rule]]\nnames = "scratch/*"\nrequire_signature = false\n')
+        assert check(policy, "scratch/tiny", PLAIN) == Verdict("unsigned", "rule 1 (names = 'scratch/*')")
+
+    def test_the_keys_of_a_command_accept_their_own_signatures(self, tmp_path: Path) -> None:
+        (tmp_path / "a.pub").write_bytes(KEY.public.pem)
+        policy = Policy.of_keys([tmp_path / "a.pub"])
+        assert check(policy, "any/where/tiny").signed_by == KEY.public.keyid
+        assert "is not trusted by" in refusal(policy, "tiny", PLAIN)
+
+
+class TestRules:
+    def test_what_no_rule_names_is_refused(self, load: LoadPolicy) -> None:
+        message = refusal(load(TEAM), "tiny:1")
+        assert "is not trusted by trust.toml: no rule names it, and it is signed by" in message
+        assert "add a rule for its name" in message
+
+    def test_an_empty_policy_refuses_everything(self, load: LoadPolicy) -> None:
+        assert "no rule names it" in refusal(load(""), "tiny:1")
+
+    def test_what_no_rule_names_can_be_let_in(self, load: LoadPolicy) -> None:
+        policy = load(f"require_signature = false\n{TEAM}")
+        assert check(policy, "tiny:1", PLAIN) == Verdict("unsigned", "")
+        refusal(policy, "team/tiny:1", PLAIN)
+
+    def test_the_first_rule_that_names_it_counts(self, load: LoadPolicy) -> None:
+        narrow = '[[rule]]\nnames = "team/tiny"\nkeys = ["other.pub"]\n'
+        assert "rule 1 (names = 'team/tiny')" in refusal(load(narrow + TEAM), "team/tiny")
+        assert check(load(TEAM + narrow), "team/tiny").rule == "rule 1 (names = 'team/*')"
+
+    def test_a_rule_for_a_registry_is_for_that_one_alone(self, load: LoadPolicy) -> None:
+        policy = load(f'{TEAM}registry = "Registry.local:5000"\n')
+        check(policy, "oci://registry.local:5000/team/tiny:1")
+        for other in ("oci://registry.local/team/tiny:1", "oci://registry.local:500/team/tiny:1", "team/tiny:1"):
+            assert "no rule names it" in refusal(policy, other)
+
+    def test_a_rule_without_a_registry_is_for_all(self, load: LoadPolicy) -> None:
+        for where in ("", "oci://registry.local:5000/", "oci+http://evil.example/"):
+            check(load(TEAM), f"{where}team/tiny:1")
+
+    @pytest.mark.parametrize("text", ["registry.local", "registry.local:443", "oci://registry.local"])
+    def test_the_usual_port_need_not_be_written(self, load: LoadPolicy, text: str) -> None:
+        policy = load(f'{TEAM}registry = "{text}"\n')
+        check(policy, "oci://registry.local/team/tiny:1")
+        check(policy, "oci://registry.local:443/team/tiny:1")
+        assert "no rule names it" in refusal(policy, "oci+http://registry.local/team/tiny:1")
+
+    @pytest.mark.parametrize(
+        ("names", "inside", "outside"),
+        [
+            ("team/*", ["team/tiny"], ["tiny", "team-evil/tiny", "evil/team/tiny", "team/sub/tiny"]),
+            ("team/**", ["team/tiny", "team/a/b/tiny"], ["tiny", "team-evil/tiny", "team"]),
+            ("**/tiny", ["a/tiny", "a/b/tiny"], ["tiny", "a/tiny/b"]),
+            ("**", ["tiny", "a/b/tiny"], []),
+            ("*", ["tiny"], ["a/tiny"]),
+            ("t?ny", ["tiny", "tony"], ["t/ny", "tiiny", "tny"]),
+            ("team/ti*", ["team/tiny", "team/ti"], ["team/tony", "team/ti/ny"]),
+            ("t.ny", ["t.ny"], ["tiny"]),
+            ("tiny", ["tiny"], ["tiny2", "a-tiny", "tiny/tiny"]),
+        ],
+    )
+    def test_patterns_name_whole_parts(
+        self, load: LoadPolicy, names: str, inside: list[str], outside: list[str]
+    ) -> None:
+        policy = load(f'[[rule]]\nnames = "{names}"\nkeys = ["team.pub"]\n')
+        assert [name for name in inside if not policy.rule(Reference(name)).keys] == []
+        assert [name for name in outside if policy.rule(Reference(name)).keys] == []
+
+    @pytest.mark.parametrize("name", ["team/../tiny", "team//tiny", "team/tiny\n", "team/./tiny", "", "Team/tiny"])
+    def test_a_name_that_no_model_can_have_is_refused(self, load: LoadPolicy, name: str) -> None:
+        with pytest.raises(InvalidArgument, match="cannot name a model"):
+            load(TEAM).check(signed(), Reference(name))
+
+
+WRONG = {
+    "a slip in a field": ("require_signatur = false\n", "there is no field 'require_signatur'; there are: require_s"),
+    "a slip in a rule": (TEAM + "alow_code = true\n", "rule 1: there is no field 'alow_code'; there are: names, reg"),
+    "a slip in a table": ('[[rules]]\nnames = "*"\n', "there is no field 'rules'; there are: require_signature, rule"),
+    "a rule that is no list": ('[rule]\nnames = "*"\n', "'rule'"),
+    "no names": ('[[rule]]\nkeys = ["team.pub"]\n', "rule 1: 'names': Field required"),
+    "text for yes": ('require_signature = "no"\n', "'require_signature': Input should be a valid boolean"),
+    "a number for no": ("require_signature = 0\n", "'require_signature': Input should be a valid boolean"),
+    "a key by itself": ('[[rule]]\nnames = "*"\nkeys = "team.pub"\n', "rule 1: 'keys'"),
+    "a field twice": ("require_signature = true\nrequire_signature = false\n", "is not valid TOML"),
+    "no TOML": ("\x00", "is not valid TOML"),
+    "too deep": ("x = " + "[" * 5000, "is not valid TOML"),
+    "no keys": ('[[rule]]\nnames = "team/*"\n', "a signature is required, and no keys are accepted"),
+    "code of anybody": (
+        '[[rule]]\nnames = "*"\nrequire_signature = false\nallow_code = true\n',
+        "allow_code counts for signed models alone",
+    ),
+    "a class of characters": ('[[rule]]\nnames = "team/[a-z]"\nkeys = ["team.pub"]\n', "is no pattern of model names"),
+    "an empty part": ('[[rule]]\nnames = "team//x"\nkeys = ["team.pub"]\n', "is no pattern of model names"),
+    "a registry with a path": (TEAM + 'registry = "host/team"\n', "rule 1 .* is no registry's address"),
+    "a private key": ('[[rule]]\nnames = "*"\nkeys = ["team.key"]\n', "team.key is a private key, not a public key"),
+    "a text that is no key": (
+        '[[rule]]\nnames = "*"\nkeys = ["-----BEGIN CERTIFICATE-----"]\n',
+        "rule 1 .*: key 1 is a certificate, not a public key",
+    ),
+}
+
+
+class TestLoad:
+    @pytest.mark.parametrize("case", WRONG)
+    def test_a_policy_that_is_not_understood_is_refused(self, load: LoadPolicy, tmp_path: Path, case: str) -> None:
+        (tmp_path / "team.key").write_bytes(KEY.pem())
+        text, message = WRONG[case]
+        with pytest.raises(InvalidArgument, match=message):
+            load(text)
+
+    def test_a_missing_policy(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="there is no file"):
+            Policy.load(tmp_path / "trust.toml")
+
+    def test_a_missing_key(self, load: LoadPolicy) -> None:
+        with pytest.raises(NotFound, match=r"rule 1 .* there is no file .*lost\.pub; keys are files beside the policy"):
+            load('[[rule]]\nnames = "*"\nkeys = ["lost.pub"]\n')
+
+    @pytest.mark.parametrize("name", ["trust.toml", "team.pub"])
+    def test_a_file_that_everybody_can_write_is_refused(self, load: LoadPolicy, tmp_path: Path, name: str) -> None:
+        load(TEAM)
+        (tmp_path / name).chmod(0o646)
+        with pytest.raises(InvalidArgument, match=f"{name} can be changed by every user"):
+            Policy.load(tmp_path / "trust.toml")

@@ -1,0 +1,186 @@
+"""A server with a trust policy: what it serves, what it refuses, and who is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+import ingot
+from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
+from ingot.model_store import Archive, BlobFolder, Store, signing
+from ingot.model_store.keys import PrivateKey
+from ingot.model_store.trust import Policy
+from ingot.runtime import Repository
+from ingot.server.client import Client
+from tests import onnx_models
+from tests.model_store.signers import KEY, OTHER
+from tests.runtime.variants import Made, X, archive, doubling
+
+FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
+PLAIN = archive([Made("fp32"), Made("int8", 2)])
+CODE = archive([Made("compiled", format="pt2", graph=b"a program")], name="code")
+
+
+def signed(subject: Archive = PLAIN, key: PrivateKey = KEY) -> Archive:
+    return subject.with_signature(signing.sign(subject, subject.name, key))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    (tmp_path / "team.pub").write_bytes(KEY.public.pem)
+    path = tmp_path / "trust.toml"
+    path.write_text('[[rule]]\nnames = "**"\nkeys = ["team.pub"]\n')
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "store")
+    store.push(signed(), "team/double:1")
+    store.push(signed(archive([Made("fp32")])), "team/double:2")
+    return store
+
+
+def tamper(path: Path) -> None:
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_what_is_signed_is_served_and_clients_are_told_by_whom(store: Store, policy: Path, protocol: str) -> None:
+    with ingot.serve("team/double:1", store=store, trust=policy, **FREE) as server:
+        with Client(server.http_url if protocol == "http" else server.grpc_url) as client:
+            assert client.metadata("double")["properties"]["signed_by"] == KEY.public.keyid
+            assert np.allclose(client.infer("double", {"x": X})["y"], 2 * X)
+        text = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+        assert 'ingot_signature_checks_total{model="double",result="valid",version="1"} 1.0' in text
+
+
+def test_without_a_policy_nothing_is_checked(store: Store) -> None:
+    with ingot.serve("team/double:1", store=store, **FREE) as server:
+        with Client(server.http_url) as client:
+            assert "signed_by" not in client.metadata("double")["properties"]
+        text = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+        assert 'ingot_signature_checks_total{model="double",result="unchecked",version="1"} 1.0' in text
+
+
+def test_a_signed_file_is_served_and_an_unsigned_one_is_not(policy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "double.ingot"
+    signed().save(path)
+    with ingot.serve(str(path), trust=policy, **FREE):
+        pass
+    PLAIN.save(path)
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(str(path), trust=policy, **FREE)
+
+
+def test_an_archive_object_is_held_against_the_policy_too(policy: Path) -> None:
+    with ingot.serve(signed(), trust=policy, **FREE):
+        pass
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(PLAIN, trust=policy, **FREE)
+
+
+def test_one_source_that_is_not_trusted_stops_all(store: Store, policy: Path) -> None:
+    store.push(signed(CODE, OTHER), "team/code:1")
+    with pytest.raises(Untrusted, match="whose key is not accepted"):
+        ingot.serve("team/double:1", "team/code:1", store=store, trust=policy, **FREE)
+
+
+def test_a_signed_model_does_not_pass_for_another(store: Store, policy: Path) -> None:
+    store.push(signed(), "team/fraud:1")
+    with pytest.raises(Untrusted, match="signed for another name, 'double' and not 'fraud'"):
+        ingot.serve("team/fraud:1", store=store, trust=policy, **FREE)
+    with pytest.raises(Untrusted, match="signed for another name"):
+        ingot.serve("double=team/fraud:1", store=store, trust=policy, **FREE)
+
+
+@pytest.mark.parametrize("source", ["team/double:1", "team/double:1#int8"])
+def test_a_blob_that_was_changed_in_the_store_is_refused(store: Store, policy: Path, source: str) -> None:
+    tamper(store.get("team/double:1").variant("int8").path())
+    with pytest.raises(InvalidArchive, match="is damaged: its content has another digest"):
+        ingot.serve(source, store=store, trust=policy, **FREE)
+
+
+def test_of_a_variant_that_is_named_no_other_is_read(store: Store, policy: Path) -> None:
+    tamper(store.get("team/double:1").variant("int8").path())
+    with ingot.serve("team/double:1#fp32", store=store, trust=policy, **FREE) as server:
+        assert server.models == ["double"]
+
+
+def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(policy: Path, tmp_path: Path) -> None:
+    made = signed(archive([Made("fp32", graph=doubling(1) + b"a" * 64)]))
+    with pytest.raises(InvalidArchive, match="refers to a blob not its own"):
+        ingot.serve(made.copy_to(BlobFolder(tmp_path / "blobs")), trust=policy, **FREE)
+
+
+def test_a_changed_signature_is_refused(store: Store, policy: Path) -> None:
+    found = store.get("team/double:2")
+    for descriptor in found.attached:
+        tamper(store.blobs.path(descriptor))
+    with pytest.raises(Untrusted, match="is damaged"):
+        ingot.serve("team/double:2", store=store, trust=policy, **FREE)
+
+
+def test_a_bare_file_is_served_only_where_no_signature_is_asked_for(policy: Path, tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    with pytest.raises(Untrusted, match="a bare file carries no signature; make an archive of it"):
+        ingot.serve(str(path), trust=policy, **FREE)
+    policy.write_text(f'[[rule]]\nnames = "affine"\nrequire_signature = false\n{policy.read_text()}')
+    with ingot.serve(str(path), trust=policy, **FREE) as server:
+        assert server.models == ["affine"]
+    with pytest.raises(Untrusted, match="a bare file carries no signature"):
+        ingot.serve(f"other={path}", trust=policy, **FREE)
+
+
+def test_what_is_let_in_unsigned_is_logged(policy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy.write_text("require_signature = false\n")
+    with ingot.serve(PLAIN, trust=policy, **FREE):
+        pass
+    told = [record for record in caplog.records if record.name == "ingot.runtime.admission"]
+    assert [record.levelno for record in told if "is unsigned, which the trust policy allows" in record.message] == [
+        logging.WARNING
+    ]
+
+
+class TestCode:
+    """The archive's program is none, so that allowing it shows in how far loading gets."""
+
+    def test_a_rule_allows_it_for_what_its_keys_signed(self, policy: Path) -> None:
+        policy.write_text(f"{policy.read_text()}allow_code = true\n")
+        with pytest.raises(InvalidArgument) as caught:
+            ingot.serve(signed(CODE), trust=policy, **FREE)
+        assert not isinstance(caught.value, Unsupported | Untrusted)
+
+    def test_a_rule_that_does_not_say_so_does_not_allow_it(self, policy: Path) -> None:
+        with pytest.raises(Unsupported, match="--allow-code"):
+            ingot.serve(signed(CODE), trust=policy, **FREE)
+
+    def test_a_rule_for_one_model_allows_no_other(self, policy: Path) -> None:
+        policy.write_text('[[rule]]\nnames = "double"\nkeys = ["team.pub"]\nallow_code = true\n' + policy.read_text())
+        with pytest.raises(Unsupported, match="--allow-code"):
+            ingot.serve(signed(CODE), trust=policy, **FREE)
+
+
+def test_refusals_are_counted(policy: Path) -> None:
+    repository = Repository(policy=Policy.load(policy))
+    with pytest.raises(Untrusted):
+        repository.add(PLAIN)
+    registry: CollectorRegistry = repository.metrics.registry
+    labels = {"model": "double", "version": "1", "result": "refused"}
+    assert registry.get_sample_value("ingot_signature_checks_total", labels) == 1
+
+
+def test_a_policy_that_cannot_be_read_stops_the_server(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy.write_text("require_signatures = true\n")
+    monkeypatch.setenv("INGOT_TRUST", str(policy))
+    with pytest.raises(InvalidArgument, match="there is no field 'require_signatures'"):
+        ingot.serve(signed(), **FREE)

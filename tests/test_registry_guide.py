@@ -1,0 +1,48 @@
+"""The commands of docs/registry.md run, in order, against a real registry and with skopeo as an independent reader."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from ingot.model_store import Archive, Store
+from tests.model_store.samples import archive
+from tests.support import ROOT, RequireTool
+
+WEIGHTS = tuple(bytes([part]) * 1_500_000 for part in range(20))
+
+
+def blocks() -> str:
+    page = (ROOT / "docs" / "registry.md").read_text()
+    return "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+
+
+def test_the_way_from_a_store_to_a_shared_registry(registry: str, require_tool: RequireTool, tmp_path: Path) -> None:
+    require_tool("skopeo")
+    archive(b"first", WEIGHTS, "digits").save(tmp_path / "digits.ingot")
+    archive(b"tuned", (bytes([99]) * 1_500_000, *WEIGHTS[1:]), "digits").save(tmp_path / "digits-tuned.ingot")
+    script = blocks().replace("registry.local:5000", registry.removeprefix("oci://"))
+    result = subprocess.run(
+        ["bash", "-c", f"set -e -x -o pipefail\n{script}"],
+        cwd=tmp_path,
+        env={
+            **{key: value for key, value in os.environ.items() if not key.startswith("INGOT_")},
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+            "INGOT_HOME": str(tmp_path / "home"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    first, tuned = (Archive.open(tmp_path / name).digest for name in ("digits.ingot", "digits-tuned.ingot"))
+    assert Store(tmp_path / "home").tags("digits") == {"1.0.0": first, "1.1.0": tuned, "prod": tuned}
+    layout = (tmp_path / "layout" / "index.json").read_text()
+    assert tuned in layout
+    moved = [float(size) for size in re.findall(r"^([\d.]+) MiB copied", result.stderr, re.MULTILINE)]
+    assert min(moved) < 2, "the second push moved what the first had"
