@@ -20,7 +20,11 @@ from ingot.model_store.registry.credentials import Credentials
 Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
 """Sends (method, URL, headers, content) and returns (status, content)."""
 
-_PART = re.compile(r'([A-Za-z]+)[ \t]+(?=[\w-]+=)|([\w-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))|(Basic)\b', re.IGNORECASE)
+# Nothing begins within a word, so that a long one is gone over once.
+_PART = re.compile(
+    r'(?<![\w-])(?:([A-Za-z]++)[ \t]++(?=[\w-]++=)|([\w-]++)=(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]*+))|(Basic)\b)',
+    re.IGNORECASE,
+)
 _MAX_CHALLENGE = 4096  # characters
 _DEFAULT_SECONDS = 60  # what the specification of tokens says where an answer names no time
 _MARGIN_SECONDS = 5

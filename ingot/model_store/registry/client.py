@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import os
 import socket
 import ssl
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,14 @@ from importlib.metadata import version
 import httpx
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
-from ingot.model_store.manifest import MAX_DOCUMENT_BYTES
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
+from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries, Transient
 
 MAX_REDIRECTS = 5
-CONNECT_SECONDS, READ_SECONDS, DOCUMENT_SECONDS = 10.0, 60.0, 120.0
-_MAX_ERROR_BYTES, _MAX_ERROR_TEXT = 16 << 10, 300
+CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
 # What Docker calls its hub is not where the hub's registry is.
@@ -35,13 +34,17 @@ Content = bytes | Callable[[], Iterable[bytes]] | None
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request. ``content`` is called anew for each time that the body is sent."""
+    """One HTTP request. ``content`` is called anew for each time that the body is sent.
+
+    ``passing`` are codes of refusals that may pass, beside those that may always.
+    """
 
     method: str
     url: str
     scope: Scope
     headers: Mapping[str, str] = field(default_factory=dict)
     content: Content = None
+    passing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,8 @@ class Client:
         base = httpx.URL(address.url)
         self._base = base.copy_with(host=_HUB_REGISTRY) if base.host in _HUB else base
         self._authorizer = Authorizer(address, credentials, self._ask)
-        context = httpx.create_ssl_context()
-        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
         self._http = httpx.Client(
-            verify=context,
+            verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
             # A compressed answer could be a bomb, and its digest would be another one.
             headers={"User-Agent": f"ingot/{version('ingot')}", "Accept-Encoding": "identity"},
@@ -114,7 +115,7 @@ class Client:
         response = self.open(request, allow)
         try:
             with self.errors():
-                content = b"" if request.method == "HEAD" else _read(response, MAX_DOCUMENT_BYTES, self.address)
+                content = b"" if request.method == "HEAD" else read_document(response, self.address)
                 return Answer(response.status_code, response.headers, content, str(response.url))
         finally:
             response.close()
@@ -164,7 +165,7 @@ class Client:
             raise InvalidArgument(f"{self.address} leads to an address that makes no sense") from error
         if not allowed(self.address, url) or url.userinfo or not url.host:
             raise InvalidArgument(
-                f"{self.address} leads to '{location[:_MAX_ERROR_TEXT]}', which is not followed: only HTTPS is, and "
+                f"{self.address} leads to '{location[:MAX_TEXT]}', which is not followed: only HTTPS is, and "
                 f"plain HTTP from oci+http://{self.address.netloc}"
             )
         return str(url)
@@ -176,11 +177,10 @@ class Client:
             if response.status_code not in _REDIRECTS:
                 return response
             location = response.headers.get("Location", "")
-            _discard(response)
+            discard(response)
             if request.method not in ("GET", "HEAD"):
                 raise InvalidArgument(
-                    f"{self.address} sends what is written to it on to '{location[:_MAX_ERROR_TEXT]}'; "
-                    "use that address itself"
+                    f"{self.address} sends what is written to it on to '{location[:MAX_TEXT]}'; use that address itself"
                 )
             url = self.target(url, location)
         raise InvalidArgument(f"{self.address} leads from one address to the next, more than {MAX_REDIRECTS} times")
@@ -196,7 +196,7 @@ class Client:
             challenges = response.headers.get_list("WWW-Authenticate")
             fresh = self._authorizer.renew(challenges, request.scope, header)
             if fresh is not None:
-                _discard(response)
+                discard(response)
                 return self._send(request, url, fresh)
         return response
 
@@ -217,18 +217,18 @@ class Client:
                 response = self._http.send(sent, stream=True, follow_redirects=False)
                 try:
                     if response.status_code in _TRANSIENT:
-                        raise Transient(f"{httpx.URL(url).host} answers {response.status_code}", _retry_after(response))
-                    return response.status_code, _read(response, MAX_DOCUMENT_BYTES, self.address)
+                        raise Transient(f"{httpx.URL(url).host} answers {response.status_code}", retry_after(response))
+                    return response.status_code, read_document(response, self.address)
                 finally:
                     response.close()
 
         return self.retries.run(ask)
 
     def _refusal(self, request: Request, response: httpx.Response) -> IngotError:
-        status, text = response.status_code, _error_text(response)
+        status, (code, text) = response.status_code, error_of(response)
         said = f"{status}: {text}" if text else str(status)
-        if status in _TRANSIENT:
-            return Transient(f"{self.address} answers {said}", _retry_after(response))
+        if status in _TRANSIENT or code in request.passing:
+            return Transient(f"{self.address} answers {said}", retry_after(response))
         if status in (401, 403):
             what = f"'{request.scope.name}'" if request.scope.name else "this"
             return InvalidArgument(
@@ -251,52 +251,19 @@ def allowed(address: RegistryAddress, url: httpx.URL) -> bool:
     return url.scheme == "https"
 
 
-def _read(response: httpx.Response, limit: int, address: RegistryAddress) -> bytes:
-    """Return a response's body.
+@functools.cache
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return the authorities whose certificates are believed: httpx's, the system's, or those of the environment.
 
     Raises:
-        InvalidArgument: it is longer than a document can be.
-        Transient: it takes too long.
+        InvalidArgument: what the environment names cannot be read.
     """
-    content, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
-    for chunk in response.iter_raw():
-        content += chunk
-        if len(content) > limit:
-            raise InvalidArgument(f"{address} answers with more than {limit >> 20} MiB where a document is expected")
-        if time.monotonic() > end:
-            raise Transient(f"{address} takes too long to answer")
-    return bytes(content)
-
-
-def _discard(response: httpx.Response) -> None:
-    """Read what little there is, so that the connection can be used again, and close the response."""
-    count = 0
-    for chunk in response.iter_raw():
-        count += len(chunk)
-        if count > _MAX_ERROR_BYTES:
-            break
-    response.close()
-
-
-def _error_text(response: httpx.Response) -> str:
-    """Return what a registry says of an error, cut to what a person reads."""
-    content = bytearray()
-    with contextlib.suppress(httpx.TransportError):
-        for chunk in response.iter_raw():
-            content += chunk
-            if len(content) > _MAX_ERROR_BYTES:
-                break
-    text = content.decode(errors="replace")
-    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-        first = json.loads(text)["errors"][0]
-        text = str(first.get("message") or first["code"])
-    return " ".join(text.split())[:_MAX_ERROR_TEXT]
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Return how many seconds a response asks to wait; 0 where it names a date or nothing."""
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() and len(text) < 10 else 0.0
+    try:
+        context = httpx.create_ssl_context()
+        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
+    except OSError as error:
+        raise InvalidArgument(f"SSL_CERT_FILE={file or ''} (or SSL_CERT_DIR={folder or ''}) cannot be read") from error
+    return context
 
 
 def _network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:

@@ -80,7 +80,7 @@ class _Download(io.RawIOBase):
                 self._reconnect()
         self._at += len(chunk)
         if self._at > self._descriptor.size:
-            raise self._wrong_size("more than that")
+            raise self._wrong_size("more")
         if self._at == self._descriptor.size:
             self._finish()
         return chunk
@@ -94,7 +94,7 @@ class _Download(io.RawIOBase):
             surplus = b""
         self._disconnect()
         if surplus:
-            raise self._wrong_size("more than that")
+            raise self._wrong_size("more")
 
     def _fail(self, error: Transient) -> None:
         """Wait before the next try, or raise if there have been enough without progress."""
@@ -153,10 +153,10 @@ class _Download(io.RawIOBase):
                     self._chunks = itertools.chain((chunk[count:],), self._chunks)
                 count -= min(count, len(chunk))
 
-    def _wrong_size(self, size: str) -> InvalidArchive:
+    def _wrong_size(self, count: str) -> InvalidArchive:
         self._disconnect()
         return InvalidArchive(
-            f"blob {self._descriptor.digest} has {size} bytes in {self._client.address}, "
+            f"blob {self._descriptor.digest} has {count} bytes in {self._client.address}, "
             f"its manifest says {self._descriptor.size}"
         )
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 import httpx
 
 from ingot.errors import InvalidArgument
+from ingot.model_store.references import Reference, is_version, version_key
+from ingot.model_store.registry.auth import Scope
 from ingot.model_store.registry.client import Answer, Client, Request
 
-MAX_PAGES = 1000
+MAX_PAGES = 200
 MAX_ITEMS = 10_000
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
 
@@ -37,12 +39,38 @@ def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iter
     raise InvalidArgument(f"{client.address} gives a list of more than {MAX_PAGES} pages")
 
 
-def names(client: Client, request: Request, key: str, allow: Collection[int] = ()) -> list[str] | None:
-    """Return the texts that a registry lists under ``key``; None if the answer is one of the statuses in ``allow``.
+def names(client: Client) -> list[str] | None:
+    """Return the names of a registry's repositories, as far as they can name models; None if it does not list them.
 
     Raises:
-        InvalidArgument: it lists too many, or what it gives is no list.
+        InvalidArgument: it refuses to, lists too many, or what it gives is no list.
     """
+    request = Request("GET", client.url("_catalog?n=1000"), Scope())
+    found = _items(client, request, "repositories", allow=(404, 405, 501))
+    return None if found is None else [name for name in found if _is_reference(name)]
+
+
+def tags(client: Client, name: str) -> list[str]:
+    """Return a repository's tags, the versions first; without those that hold attachments.
+
+    Raises:
+        InvalidArgument: the registry refuses to list them, lists too many, or what it gives is no list.
+    """
+    request = Request("GET", client.url(f"{name}/tags/list?n=1000"), Scope(name))
+    found = _items(client, request, "tags", allow=(404,)) or ()
+    shown = [tag for tag in found if _is_reference(f"{name}:{tag}")]
+    return sorted(shown, key=lambda tag: (not is_version(tag), version_key(tag) if is_version(tag) else (), tag))
+
+
+def _is_reference(text: str) -> bool:
+    try:
+        return str(Reference.parse(text)) == text
+    except InvalidArgument:
+        return False
+
+
+def _items(client: Client, request: Request, key: str, allow: Collection[int]) -> list[str] | None:
+    """Return the texts that a registry lists under ``key``; None if the answer is one of the statuses in ``allow``."""
     found: dict[str, None] = {}
     for answer in pages(client, request, allow):
         if answer.status in allow:

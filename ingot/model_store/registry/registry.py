@@ -13,18 +13,15 @@ from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import (
     Reference,
     RegistryAddress,
-    is_attachments_tag,
     is_version,
     valid_name,
     version_key,
 )
 from ingot.model_store.registry import credentials as credential_files
-from ingot.model_store.registry import referrers
-from ingot.model_store.registry.auth import Scope
+from ingot.model_store.registry import pages, referrers
 from ingot.model_store.registry.blobs import RegistryBlobs
-from ingot.model_store.registry.client import Client, Request
+from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
-from ingot.model_store.registry.pages import names as listed
 from ingot.model_store.registry.retries import Retries
 from ingot.model_store.store import next_version
 from ingot.model_store.tags import ANY, NONE
@@ -68,19 +65,18 @@ class Registry:
         Raises:
             Unsupported: the registry does not list them, as large ones do not.
         """
-        request = Request("GET", self._client.url("_catalog?n=1000"), Scope())
         try:
-            found = listed(self._client, request, "repositories", allow=(401, 403, 404, 405, 501))
+            found = pages.names(self._client)
         except InvalidArgument as error:
             raise Unsupported(f"{self.address} does not list its models: {error}; name one") from error
         if found is None:
             raise Unsupported(f"{self.address} does not list its models; name one, such as {self.address}/team/digits")
-        return sorted(name for name in found if _is_name(name))
+        return sorted(found)
 
     def tags(self, name: str) -> dict[str, str]:
         """Return tag -> digest of a model; empty when there is no such model."""
         blobs = self._blobs(name)
-        tags = self._tags(blobs)
+        tags = pages.tags(self._client, blobs.name)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="ingot-tags") as pool:
             digests = pool.map(blobs.digest_of, tags)
             return {tag: digest for tag, digest in zip(tags, digests, strict=True) if digest is not None}
@@ -105,7 +101,7 @@ class Registry:
         descriptor, content = found
         archive = self._archive(blobs, descriptor, content, ref)
         if tag is None:
-            tag = next((tag for tag, digest in self.tags(ref.name).items() if digest == descriptor.digest), None)
+            tag = self._tag_of(descriptor.digest, ref.name)
         return archive, Reference(ref.name, tag, descriptor.digest, ref.variant, self.address)
 
     def push(
@@ -202,19 +198,13 @@ class Registry:
             raise InvalidArgument(f"'{ref}' is in another registry than {self.address}")
         return Reference(ref.name, ref.tag, ref.digest, ref.variant, self.address)
 
-    def _tags(self, blobs: RegistryBlobs) -> list[str]:
-        request = Request("GET", self._client.url(f"{blobs.name}/tags/list?n=1000"), Scope(blobs.name))
-        found = listed(self._client, request, "tags", allow=(404,)) or []
-        shown = [tag for tag in found if _is_tag(tag) and not is_attachments_tag(tag)]
-        return sorted(shown, key=lambda tag: (not is_version(tag), version_key(tag) if is_version(tag) else (), tag))
-
     def _latest(self, blobs: RegistryBlobs, ref: Reference) -> str:
         """Return the highest version, or the only tag.
 
         Raises:
             NotFound: there is none.
         """
-        tags = self._tags(blobs)
+        tags = pages.tags(self._client, blobs.name)
         versions = [tag for tag in tags if is_version(tag)]
         if versions:
             return max(versions, key=version_key)
@@ -224,8 +214,14 @@ class Registry:
             raise NotFound(f"'{ref}' has no version; name one of its tags: {_some(tags)}")
         raise self._missing(blobs, ref)
 
+    def _tag_of(self, digest: str, name: str) -> str | None:
+        try:
+            return next((tag for tag, there in self.tags(name).items() if there == digest), None)
+        except InvalidArgument:  # some give what is asked for and list nothing
+            return None
+
     def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
-        tags = self._tags(blobs)
+        tags = pages.tags(self._client, blobs.name)
         if not tags:
             return NotFound(f"{self.address} has no model '{ref.name}'")
         return NotFound(f"{self.address} has no '{ref}'; '{ref.name}' has: {_some(tags)}")
@@ -249,9 +245,10 @@ class Registry:
         if expect not in (ANY, there or NONE):
             raise TagMoved(f"'{blobs.name}:{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
         if is_version(tag) and there not in (None, digest):
+            free = next_version(pages.tags(self._client, blobs.name))
             raise AlreadyExists(
                 f"'{blobs.name}:{tag}' in {self.address} holds another archive ({str(there)[:19]}...) and a version "
-                f"never changes; push as another version, such as {blobs.name}:{next_version(self._tags(blobs))}"
+                f"never changes; push as another version, such as {blobs.name}:{free}"
             )
         return there
 
@@ -273,20 +270,6 @@ class Registry:
             )
         if blobs.delete_manifest(digest, refusals) in refusals:
             raise Unsupported(f"{self.address} deletes nothing: whoever runs it must allow it to")
-
-
-def _is_name(text: str) -> bool:
-    try:
-        return valid_name(text) == text
-    except InvalidArgument:
-        return False
-
-
-def _is_tag(text: str) -> bool:
-    try:
-        return Reference.parse(f"name:{text}").tag == text
-    except InvalidArgument:
-        return is_attachments_tag(text)
 
 
 def _some(tags: Iterable[str]) -> str:

@@ -244,13 +244,6 @@ class TestPassword:
         assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
 
 
-@pytest.fixture
-def without_logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-
-
 class TestSkopeo:
     """An independent client reads what we write, and writes what we read."""
 

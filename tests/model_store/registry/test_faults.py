@@ -1,0 +1,197 @@
+"""What a network does to a copy, by a proxy before a real registry."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import InvalidArchive, Unavailable
+from ingot.model_store import Archive, Store
+from ingot.model_store.blobs import CHUNK_BYTES
+from ingot.model_store.registry import Registry, Retries
+from ingot.model_store.transfer import Transfer
+from tests.model_store.registry.proxy import Fault, Server, serving
+from tests.model_store.registry.servers import free_port
+from tests.model_store.samples import archive
+
+QUICK = Retries(tries=3, first=0.001)
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def proxy(registry: str) -> Iterator[Server]:
+    with serving(upstream=int(registry.rpartition(":")[2])) as server:
+        yield server
+
+
+@pytest.fixture
+def place(proxy: Server) -> Registry:
+    return Registry(proxy.address, retries=QUICK)
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> Archive:
+    """An archive of the test's own with one large blob."""
+    return archive(weights=(random.Random(request.node.nodeid).randbytes(SIZE),))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def large(model: Archive) -> str:
+    return model.variants[0].weights[0].digest
+
+
+class TestDownload:
+    @pytest.fixture(autouse=True)
+    def pushed(self, registry: str, model: Archive) -> str:
+        reference = f"faults/{model.digest[7:19]}:1"
+        Registry(registry).push(model, reference)
+        return reference
+
+    def test_it_goes_on_where_the_connection_broke(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
+    ) -> None:
+        proxy.faults = [Fault(f"GET .*{large(model)}", times=2, drop_received=1_200_000)]
+        transfer = Transfer()
+        store.push(place.find(pushed)[0], "tiny:1", transfer=transfer)
+        assert sum(item.received for item in proxy.asked(large(model))) == SIZE
+        assert [item.headers.get("Range") for item in proxy.asked(large(model))] == [
+            None,
+            "bytes=1200000-",
+            "bytes=2400000-",
+        ]
+        assert transfer.moved == transfer.total
+
+    def test_each_break_may_follow_another_as_long_as_something_arrives(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive
+    ) -> None:
+        weights = model.variants[0].weights[0]
+        proxy.faults = [Fault(f"GET .*{large(model)}", times=2 * QUICK.tries, drop_received=1 << 20)]
+        place.find(pushed)[0].verify()
+        assert sum(item.received for item in proxy.asked(large(model))) == weights.size
+
+    def test_what_does_not_arrive_is_given_up_and_gone_on_with_later(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
+    ) -> None:
+        proxy.faults = [
+            Fault(f"GET .*{large(model)}", drop_received=2_000_000),
+            Fault(f"GET .*{large(model)}", times=3, status=503),
+        ]
+        with pytest.raises(Unavailable, match=rf"{proxy.address} answers 503 \(tried 3 times\)"):
+            store.push(place.find(pushed)[0], "tiny:1")
+        assert store.tags("tiny") == {}
+        store.push(place.find(pushed)[0], "tiny:1")
+        assert sum(item.received for item in proxy.asked(large(model))) < SIZE + CHUNK_BYTES
+
+    def test_a_registry_that_cannot_begin_in_the_middle_is_read_from_the_start(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
+    ) -> None:
+        proxy.faults = [
+            Fault(f"GET .*{large(model)}", drop_received=1_000_001),
+            Fault(f"GET .*{large(model)}", without="Range"),
+        ]
+        store.push(place.find(pushed)[0], "tiny:1")
+        store.get("tiny:1").verify()
+        assert [item.received for item in proxy.asked(large(model))] == [1_000_001, SIZE]
+
+    def test_a_corrupted_blob_is_not_stored(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
+    ) -> None:
+        proxy.faults = [Fault(f"GET .*{large(model)}", corrupt=1_234_567)]
+        with pytest.raises(InvalidArchive, match=f"blob {large(model)} .* is damaged"):
+            store.push(place.find(pushed)[0], "tiny:1")
+        assert store.tags("tiny") == {}
+        assert not store.blobs.has(model.variants[0].weights[0])
+
+    def test_a_corrupted_manifest_is_no_archive(self, place: Registry, proxy: Server, pushed: str) -> None:
+        proxy.faults = [Fault("GET .*/manifests/1$", corrupt=40)]
+        with pytest.raises(InvalidArchive, match=r"blob sha256:.* is damaged"):
+            place.find(pushed)
+
+    def test_a_blob_that_is_longer_than_its_manifest_says_is_refused(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive
+    ) -> None:
+        proxy.faults = [Fault(f"GET .*{large(model)}", longer=7)]
+        with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, its manifest says {SIZE}"):
+            place.find(pushed)[0].verify()
+
+    def test_a_part_that_is_not_what_was_asked_for_is_refused(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive
+    ) -> None:
+        proxy.faults = [
+            Fault(f"GET .*{large(model)}", drop_received=1000),
+            Fault(f"GET .*{large(model)}", headers={"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"}),
+        ]
+        with pytest.raises(InvalidArchive, match="from byte 1000 on and gives 'bytes 0-"):
+            place.find(pushed)[0].verify()
+
+    def test_errors_of_the_registry_while_a_tag_moves_are_sat_out(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive
+    ) -> None:
+        proxy.faults = [Fault("/manifests/1$", times=2, status=500)]
+        assert place.find(pushed)[0].digest == model.digest
+        proxy.faults = [Fault("/manifests/1$", times=3, status=500)]
+        with pytest.raises(Unavailable, match=r"answers 500 \(tried 3 times\)"):
+            place.find(pushed)
+
+    def test_a_registry_that_is_asked_too_often_is_left_in_peace(
+        self, place: Registry, proxy: Server, pushed: str
+    ) -> None:
+        proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "1"})]
+        place.find(pushed)
+        proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "3600"})]
+        with pytest.raises(Unavailable, match="answers 429; it asks to come back in 3600 seconds"):
+            place.find(pushed)
+
+    def test_what_the_registry_refuses_is_not_asked_again(self, place: Registry, proxy: Server, pushed: str) -> None:
+        proxy.faults = [Fault("/manifests/1$", times=9, status=403)]
+        with pytest.raises(Exception, match="refuses access"):
+            place.find(pushed)
+        assert len(proxy.asked("/manifests/1$")) == 1
+
+
+class TestUpload:
+    def test_a_blob_in_one_piece_is_sent_again(self, place: Registry, proxy: Server, model: Archive) -> None:
+        proxy.faults = [Fault("PUT .*/blobs/", least=SIZE, drop_sent=2_000_000)]
+        transfer = Transfer()
+        place.push(model, "faults/whole:1", transfer=transfer)
+        place.find("faults/whole:1")[0].verify()
+        assert transfer.moved + transfer.skipped == transfer.total
+        assert [item.sent for item in proxy.asked("PUT .*/blobs/") if item.sent > 100_000] == [2_000_000, SIZE]
+
+    def test_chunks_go_on_where_the_registry_has_them(self, proxy: Server, model: Archive) -> None:
+        place = Registry(proxy.address, retries=QUICK, chunk_bytes=1_000_000)
+        proxy.faults = [Fault("PATCH", least=1_000_000, status=502)]
+        transfer = Transfer()
+        place.push(model, "faults/chunks:1", transfer=transfer)
+        place.find("faults/chunks:1")[0].verify()
+        assert transfer.moved + transfer.skipped == transfer.total
+        assert sum(item.sent for item in proxy.asked("PATCH")) < SIZE + 100_000
+
+    def test_a_broken_chunk_is_sent_again(self, proxy: Server, model: Archive) -> None:
+        place = Registry(proxy.address, retries=QUICK, chunk_bytes=1_000_000)
+        proxy.faults = [Fault("PATCH", least=1_000_000, drop_sent=700_000)]
+        transfer = Transfer()
+        place.push(model, "faults/broken:1", transfer=transfer)
+        place.find("faults/broken:1")[0].verify()
+        assert transfer.moved + transfer.skipped == transfer.total
+
+    def test_a_registry_that_stays_away_gets_no_tag(
+        self, place: Registry, proxy: Server, registry: str, model: Archive
+    ) -> None:
+        proxy.faults = [Fault("PUT .*/blobs/", times=99, drop_sent=100)]
+        with pytest.raises(Unavailable, match=f"the connection to {proxy.address} broke .* .tried 3 times"):
+            place.push(model, "faults/away:1")
+        assert Registry(registry).tags("faults/away") == {}
+
+
+def test_a_registry_that_is_not_there_is_named() -> None:
+    address = f"oci://127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=f"{address} cannot be reached .*; check the address and the network"):
+        Registry(address, retries=QUICK).find("tiny:1")
