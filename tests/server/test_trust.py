@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -16,10 +17,12 @@ from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store, signing
 from ingot.model_store.keys import PrivateKey
 from ingot.model_store.trust import Policy
-from ingot.runtime import Repository
+from ingot.runtime import Repository, Settings, load_engine, prepacked
+from ingot.runtime.prepacked import Prepacked
 from ingot.server.client import Client
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
+from tests.runtime import large_models
 from tests.runtime.variants import Made, X, archive, doubling
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
@@ -101,6 +104,51 @@ def test_a_signed_model_does_not_pass_for_another(store: Store, policy: Path) ->
         ingot.serve("team/fraud:1", store=store, trust=policy, **FREE)
     with pytest.raises(Untrusted, match="signed for another name"):
         ingot.serve("double=team/fraud:1", store=store, trust=policy, **FREE)
+
+
+def doubled_for_three(path: Path) -> Path:
+    """Return the model of a file, but with batches of over two rows, which no golden case has, doubled."""
+    model = onnx.load(path)
+    model.graph.node[-1].output[0] = "honest"
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+            onnx.helper.make_node("Greater", ["rows", "two"], ["many"]),
+            onnx.helper.make_node("Add", ["honest", "honest"], ["doubled"]),
+            onnx.helper.make_node("Where", ["many", "doubled", "honest"], ["y"]),
+        ]
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2], np.int64), "two"))
+    other = path.with_name("other") / path.name
+    other.parent.mkdir()
+    onnx.save(model, other)
+    return other
+
+
+def test_what_no_signature_covers_is_not_served_under_a_policy(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derived cache lies in the store, where somebody may have put another model that answers the goldens."""
+    monkeypatch.setattr(prepacked, "MIN_BYTES", 1)
+    honest = large_models.layers(tmp_path)
+    fraud = doubled_for_three(honest)
+    made, wrong = (
+        large_models.push(Store(tmp_path / f"store-{index}"), lambda folder, path=path: path)  # type: ignore[misc]
+        for index, path in enumerate((honest, fraud))
+    )
+    store = Store(tmp_path / "store")
+    store.push(signed(made), "layers:1")
+    where, what = (
+        Prepacked.of_variant(item.variant(), Settings(device="cpu")) for item in (store.get("layers:1"), wrong)
+    )
+    assert where is not None
+    assert what is not None
+    assert what.build(where.entry())
+    x = {"x": np.ones((3, 512), np.float32)}
+    with ingot.serve("layers:1", store=store, trust=policy, **FREE) as server, Client(server.http_url) as client:
+        answer = client.infer("layers", x)["y"]
+        assert "ingot_derived_cache_total{" not in client.metrics()
+    np.testing.assert_array_equal(answer, load_engine(honest).run(x)["y"])
 
 
 @pytest.mark.parametrize("source", ["team/double:1", "team/double:1#int8"])
