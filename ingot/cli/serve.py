@@ -55,6 +55,14 @@ def serve(
         float | None,
         typer.Option(help="Seconds that each variant is timed at each batch size, if it must be.", show_default="0.3"),
     ] = None,
+    derived_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--derived-cache/--no-derived-cache",
+            help="Keep packed weights of large models beside the store, where processes share them.",
+            show_default="True",
+        ),
+    ] = None,
     instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
     max_queue: Annotated[
@@ -103,6 +111,7 @@ def serve(
         "ort_library": ort_library,
         "variant_choice": variant_choice,
         "choice_time": choice_time,
+        "derived_cache": derived_cache,
         "instances": instances,
         "max_batch": max_batch,
         "max_queue": max_queue,

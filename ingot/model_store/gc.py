@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import attachments
 from ingot.model_store.archive import Archive
+from ingot.model_store.derived import DerivedCache
 from ingot.model_store.leases import is_locked
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag, is_attachments_tag
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 GRACE = timedelta(days=1)
 KEPT_MOVES = 10
+UNUSED = timedelta(days=30)
+"""How long before the grace derived files of an archive that is kept were used last if they go, too."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,20 @@ def _garbage(store: Store, marked: set[str], before: float) -> Iterator[Path]:
     for path in _files(store.tmp):
         if _old(path, before) and not is_locked(path):
             yield path
-    for path in _files(store.root / "derived"):
-        # Derived files can be made again at any time: they go with what they were made from, or when nobody used them.
+    yield from _derived(DerivedCache(store.root / "derived"), marked, before)
+
+
+def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[Path]:
+    """Yield derived files, which can be made again: they go with their archive, or when nobody uses them any more."""
+    for path in _files(cache.root):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
+    for entry in cache.entries():
+        if f"sha256:{entry.manifest}" not in marked:
+            continue
+        if _old(entry.record, before - UNUSED.total_seconds()):
+            yield entry.path
+        yield from (path for path in entry.leftovers() if _old(path, before))
 
 
 def _files(folder: Path) -> list[Path]:

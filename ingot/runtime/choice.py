@@ -49,10 +49,15 @@ class Choice:
 Choose = Callable[[], Choice]
 
 
-def only(form: Form, settings: Settings | None = None, reason: Reason = "") -> Choose:
+def only(form: Form, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
     """Return a choice that is none: of one form, whose engine is opened when it is asked for."""
     settings = settings or Settings()
-    return lambda: Choice(form, form.open(settings.device, settings.threads), reason)
+
+    def choose() -> Choice:
+        engine, tested = form.start(settings.device, settings.threads, model)
+        return Choice(form, engine, reason, tested=tested)
+
+    return choose
 
 
 def warn_of(variant: Variant, model: str, settings: Settings) -> None:
@@ -150,7 +155,7 @@ class Chooser:
         best: tuple[Form, Engine] | None = None
         told: list[str] = []
         for variant in variants:
-            opened = self._open(variant)
+            opened = self._open(variant, timed=len(variants) > 1)
             if opened is None:
                 continue
             if best is None:
@@ -185,15 +190,17 @@ class Chooser:
             return second, first[1], comparison.tell(names[1], costs[1], names[0], costs[0])
         return first, second[1], comparison.tell(names[0], costs[0], names[1], costs[1])
 
-    def _open(self, variant: Variant) -> tuple[Form, Engine] | None:
-        """Return a variant's engine, which answers its goldens, or None."""
+    def _open(self, variant: Variant, *, timed: bool = False) -> tuple[Form, Engine] | None:
+        """Return a variant's engine, which answers its goldens, or None. One to be timed is as fast as it can be."""
         engine: Engine | None = None
         try:
             form = Form.of_variant(variant, self._settings)
-            engine = form.open(self._settings.device, self._settings.threads)
+            device, threads = self._settings.device, self._settings.threads
+            engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
             if devices_of(variant) == {"cuda"} and engine.device != "cuda":
                 raise Unsupported("it is made for GPUs, and the engine could not use the one that is here")
-            form.test(engine, self._model)
+            if not tested:
+                form.test(engine, self._model)
         except Exception as error:
             if engine is not None:
                 engine.close()

@@ -28,6 +28,21 @@ def has_cuda() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
+@cache
+def cpu_features() -> str:
+    """Return the processor's architecture and its instruction sets, on which it depends what code kernels choose."""
+    names: set[str] = set()
+    try:
+        with Path("/proc/cpuinfo").open() as info:
+            for line in info:
+                label, _, value = line.partition(":")
+                if label.strip() in ("flags", "Features", "CPU implementer", "CPU part"):
+                    names.update(value.split())
+    except OSError:
+        names.add(platform.processor())
+    return " ".join([platform.machine(), *sorted(names)])
+
+
 def describe() -> str:
     """Return the machine in a few words, for evidence: architecture, CPU model, cores."""
     model = platform.processor() or platform.machine()

@@ -11,7 +11,9 @@ from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
+from ingot.runtime.prepacked import Prepacked
 from ingot.runtime.settings import Settings
+from ingot.runtime.takeover import Takeover
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -22,7 +24,8 @@ class Form:
 
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
-    the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it.
+    the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
+    how it is opened by way of the derived cache, if it is.
     """
 
     open: OpenEngine
@@ -30,6 +33,7 @@ class Form:
     tolerance: float = 1e-3
     variant: str = ""
     joins: bool = True
+    prepacked: Prepacked | None = None
 
     @classmethod
     def of_file(cls, path: Path) -> Form:
@@ -58,7 +62,27 @@ class Form:
             variant.serving.golden_tolerance,
             variant.name,
             variant.serving.joins,
+            Prepacked.of_variant(variant, settings),
         )
+
+    def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
+        """Open the engine that is ready soonest; return it and whether it has answered the goldens.
+
+        One that has may be slow with batches, until :class:`~ingot.runtime.takeover.Takeover` replaces it.
+        """
+        if self.prepacked is not None:
+            early = self.prepacked.open_early(threads, lambda engine: self.test(engine, model))
+            if early is not None:
+                return early, True
+        return self.open(device, threads), False
+
+    def takeover(
+        self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]
+    ) -> Takeover | None:
+        """Return what replaces engines at work by such as share memory, not started; None if nothing is to."""
+        if self.prepacked is None:
+            return None
+        return Takeover(self.prepacked, engines, threads, lambda engine: self.test(engine, model), done, model)
 
     def test(self, engine: Engine, model: str) -> None:
         """Replay the goldens.

@@ -73,6 +73,12 @@ class Metrics:
             (*_MODEL, "result"),
             registry=registry,
         )
+        self.derived_cache = Counter(
+            "ingot_derived_cache",
+            "Loads of large models by what the derived cache had: hit, built, or failed",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )

@@ -23,6 +23,7 @@ from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
+from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class Model:
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
+        self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
+        self._takeover: Takeover | None = None
         self._joins = True
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
@@ -120,7 +123,7 @@ class Model:
         """Return a model that serves one variant of an archive, whose blobs are files."""
         settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
-        choose = only(Form.of_variant(variant, settings), settings, reason)
+        choose = only(Form.of_variant(variant, settings), settings, reason, name)
         return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
@@ -173,6 +176,8 @@ class Model:
         self._idle = list(self._instances)
         self.state = State.READY
         log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+        if self._takeover is not None:
+            self._takeover.start()
 
     def _open(self, engines: list[Engine]) -> Signature:
         """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
@@ -182,7 +187,7 @@ class Model:
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins = choice.form.joins
         while len(engines) < self._settings.instances:
-            engines.append(choice.form.open(self._settings.device, self._settings.threads))
+            engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
         first = engines[0]
         self.platform, self.device = first.platform, first.device
         signature = self._signature = self._signature or first.signature
@@ -193,9 +198,16 @@ class Model:
         self.state = State.WARMING
         for engine in engines[1:]:
             choice.form.test(engine, self.name)
+        self._takeover = choice.form.takeover(engines, self._settings.threads, self.name, self._count_derived)
+        if self._takeover is not None:
+            engines[:] = self._takeover.engines
         if self.variant:
             self._variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until the engines are those that are to serve for good; return whether they are."""
+        return self._takeover is None or self._takeover.wait(timeout)
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, joined with others where the model allows it.
@@ -251,6 +263,8 @@ class Model:
         Args:
             timeout: seconds to wait for an engine call that ``drain`` could not wait for.
         """
+        if self._takeover is not None:
+            self._takeover.close(timeout)
         for instance in self._instances:
             instance.close(timeout)
         self._instances, self._idle = [], []

@@ -21,7 +21,7 @@ class Settings:
     ``ort_library`` is native code of custom operators for ONNX Runtime.
     ``variant_choice`` says which of an archive's variants is served where none is named: ``measured``, the fastest, or
     ``preferred``, the archive's first, of those that run here. ``choice_time`` is how many seconds each variant is
-    timed at each batch size, if it must be.
+    timed at each batch size, if it must be. ``derived_cache`` keeps large models' packed weights beside their store.
     """
 
     device: str = "auto"
@@ -31,6 +31,7 @@ class Settings:
     ort_library: Path | None = None
     variant_choice: VariantChoice = "measured"
     choice_time: float = 0.3
+    derived_cache: bool = True
 
     @property
     def threads(self) -> int:

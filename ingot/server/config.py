@@ -42,6 +42,9 @@ class ServerConfig(BaseSettings):
     choice_time: float = Field(
         0.3, gt=0, le=60, description="Seconds that each variant is timed at each batch size, if it must be."
     )
+    derived_cache: bool = Field(
+        True, description="Keep packed weights of large models beside the store, where processes share them."
+    )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
@@ -93,4 +96,5 @@ class ServerConfig(BaseSettings):
             self.ort_library,
             self.variant_choice,
             self.choice_time,
+            self.derived_cache,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from ingot.errors import InvalidArchive
 from ingot.model_store import Archive, Store
+from ingot.model_store.derived import DerivedCache
 from ingot.model_store.gc import Collected, collect
 from tests.model_store.samples import archive
 
@@ -121,6 +123,34 @@ def test_derived_files_go_with_their_archive(store: Store) -> None:
     assert collected.size == len(b"content")
     assert of_first.exists()
     assert not of_nothing.exists()
+
+
+def test_derived_files_that_nobody_uses_go_before_their_archive(store: Store) -> None:
+    cache = DerivedCache(store.root / "derived")
+    used, unused = (cache.entry(FIRST.variant().descriptor.hex, key) for key in ("used", "unused"))
+    for entry in (used, unused):
+        entry.build(lambda folder: None, 1)
+        long_ago = time.time() - timedelta(days=31).total_seconds()
+        os.utime(entry.record, (long_ago, long_ago))
+    used.find()
+    assert collect(store, grace=timedelta(days=2)).files == ()
+    assert names(collect(store, grace=NOW)) == {"unused"}
+    assert (used.find(), unused.find()) == (True, False)
+
+
+def test_what_a_killed_process_left_of_derived_files_goes(store: Store) -> None:
+    entry = DerivedCache(store.root / "derived").entry(FIRST.variant().descriptor.hex, "engine-1")
+    left = entry.path.with_name(f".{entry.key}.0123.tmp")
+
+    def fill(folder: Path) -> None:
+        assert collect(store, grace=NOW).files == ()  # it is being built
+
+    entry.build(fill, 1)
+    left.mkdir()
+    (left / "weights").write_bytes(b"half of them")
+    assert collect(store, grace=timedelta(hours=1)).files == ()
+    assert names(collect(store, grace=NOW)) == {left.name}
+    assert entry.find()
 
 
 def test_signatures_stay_as_long_as_what_they_sign(store: Store) -> None:
