@@ -67,6 +67,8 @@ class Gate:
         verdict = self._judge(lambda: policy.check(archive, reference), served)
         properties = {"signed_by": verdict.signed_by} if verdict.signed_by else {}
         settings = replace(self._settings, allow_code=self._settings.allow_code or verdict.allow_code)
+        if verdict.signed_by:  # nobody signed what the derived cache holds, and who can write a blob can write there
+            settings = replace(settings, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its copy is made of what had the right digests
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, variant, served[0]))

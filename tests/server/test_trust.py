@@ -17,10 +17,11 @@ from ingot.model_store import Archive, BlobFolder, Store, signing
 from ingot.model_store.keys import PrivateKey
 from ingot.model_store.registry import Registry
 from ingot.model_store.trust import Policy
-from ingot.runtime import Repository
+from ingot.runtime import Repository, Settings, prepacked
 from ingot.server.client import Client
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
+from tests.runtime import large_models
 from tests.runtime.variants import Made, X, archive, doubling
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
@@ -121,6 +122,25 @@ def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(
     made = signed(archive([Made("fp32", graph=doubling(1) + b"a" * 64)]))
     with pytest.raises(InvalidArchive, match="refers to a blob not its own"):
         ingot.serve(made.copy_to(BlobFolder(tmp_path / "blobs")), trust=policy, **FREE)
+
+
+def test_what_nobody_signed_is_not_served_from_the_derived_cache(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepacked, "MIN_BYTES", 1)
+    store = Store(tmp_path / "large")
+    made = large_models.push(store)
+    for signer, expected in ((OTHER, "built"), (KEY, "")):
+        store.attach(made.with_signature(signing.sign(made, "layers", signer)), "layers")
+        if signer is OTHER:
+            policy.write_text(policy.read_text() + "require_signature = false\n")
+        repository = Repository(store, Settings(device="cpu"), policy=Policy.load(policy))
+        model = repository.add("layers:1")
+        model.load()
+        assert model.settle(120)
+        (metric,) = repository.metrics.derived_cache.collect()
+        assert "".join(s.labels["result"] for s in metric.samples if s.name.endswith("_total")) == expected
+        repository.close(60)
 
 
 def test_a_changed_signature_is_refused(store: Store, policy: Path) -> None:
