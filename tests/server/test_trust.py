@@ -16,6 +16,7 @@ import ingot
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store, signing
 from ingot.model_store.keys import PrivateKey
+from ingot.model_store.registry import Registry
 from ingot.model_store.trust import Policy
 from ingot.runtime import Repository, Settings, load_engine, prepacked
 from ingot.runtime.prepacked import Prepacked
@@ -232,3 +233,20 @@ def test_a_policy_that_cannot_be_read_stops_the_server(policy: Path, monkeypatch
     monkeypatch.setenv("INGOT_TRUST", str(policy))
     with pytest.raises(InvalidArgument, match="there is no field 'require_signatures'"):
         ingot.serve(signed(), **FREE)
+
+
+def test_what_is_served_from_a_registry_is_held_against_the_rule_for_it_before_it_is_pulled(
+    registry: str, store: Store, policy: Path, tmp_path: Path
+) -> None:
+    Registry(registry).push(signed(), "team/double:1")
+    Registry(registry).push(CODE, "team/code:1")
+    host = registry.partition("://")[2]
+    policy.write_text(policy.read_text() + f'registry = "{host}"\n')
+    here = Store(tmp_path / "here")
+    with ingot.serve(f"{registry}/team/double:1", store=here, trust=policy, **FREE) as server:
+        assert server.models == ["double"]
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(f"{registry}/team/code:1", store=here, trust=policy, **FREE)
+    with pytest.raises(Untrusted, match="no rule names it"):
+        ingot.serve("team/double:1", store=store, trust=policy, **FREE)
+    assert here.names() == ["team/double"]

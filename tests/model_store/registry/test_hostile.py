@@ -280,9 +280,11 @@ def test_a_manifest_is_sent_again_when_its_blobs_are_not_visible_yet(place: Regi
     """docker-registry says so while another client uploads one of the same blobs."""
     refusals = [json.dumps({"errors": [{"code": code, "message": "no"}]}).encode()]
     fake.before.append(
-        lambda asked: Reply(400, body=refusals.pop())
-        if refusals and asked.method == "PUT" and "/manifests/" in asked.path
-        else None
+        lambda asked: (
+            Reply(400, body=refusals.pop())
+            if refusals and asked.method == "PUT" and "/manifests/" in asked.path
+            else None
+        )
     )
     place.push(archive(b"new"), "tiny:2")
     assert not refusals
