@@ -114,7 +114,7 @@ def open_archive(model: str, store: Path | None) -> Archive:
     from ingot.model_store import Archive, Reference
 
     if is_file(model):
-        return Archive.open(Path(model).expanduser())
+        return Archive.open(model if "://" in model else Path(model).expanduser())
     try:
         ref = Reference.parse(model)
         return open_place(ref, store).find(ref)[0]
@@ -149,8 +149,12 @@ def check_trusted(archive: Archive, reference: Reference, trust: Path | None) ->
 
 
 def is_file(model: str) -> bool:
-    """Tell whether a user means a file: it ends in .ingot, or starts as a path does."""
-    return "://" not in model and (model.endswith(".ingot") or model.startswith((".", "/", "~")))
+    """Tell whether a user means a file: it ends in .ingot, starts as a path does, or is an object's address."""
+    from ingot.model_store.objects import is_object
+
+    if "://" in model:
+        return is_object(model)
+    return model.endswith(".ingot") or model.startswith((".", "/", "~"))
 
 
 def open_variant(model: str, store: Path | None) -> Variant:

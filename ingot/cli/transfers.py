@@ -113,7 +113,7 @@ def save(
 
 
 def load(
-    file: Annotated[Path, typer.Argument(help="The archive file.")],
+    file: Annotated[str, typer.Argument(help="The archive file, or its address in object storage: s3://bucket/FILE.")],
     reference: Annotated[
         str | None, typer.Argument(help="Where to: name:tag.", show_default="its name, and the next free version")
     ] = None,
@@ -124,7 +124,7 @@ def load(
     """Copy an archive file into the store, as what it calls itself. One that is there already keeps its tag."""
     from ingot.model_store import Archive, Reference, Store
 
-    archive = Archive.open(file)
+    archive = Archive.open(file if is_file(file) and "://" in file else Path(file).expanduser())
     if reference is None:
         here = Store(store)
         held = [tag for tag, digest in here.tags(archive.name).items() if digest == archive.digest]

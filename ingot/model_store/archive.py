@@ -19,9 +19,10 @@ from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, 
 from ingot.model_store.files import atomic_file
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
+from ingot.model_store.objects import ObjectFile, is_object
 from ingot.model_store.plan import Plan
 from ingot.model_store.references import attachments_tag
-from ingot.model_store.tar import TarBlobs
+from ingot.model_store.tar import LocalFile, TarBlobs
 from ingot.model_store.transfer import Transfer
 from ingot.tensors import Signature, check_inputs
 
@@ -161,15 +162,21 @@ class Archive:
     def open(cls, path: str | os.PathLike[str]) -> Archive:
         """Open an archive file without unpacking it.
 
+        Args:
+            path: the file, or the address of one in object storage, such as ``s3://bucket/digits.ingot``.
+
         Raises:
             NotFound: there is no such file.
             InvalidArchive: it is no archive, or is damaged in the parts that are read here; :meth:`verify` reads all.
+            Unavailable: the object storage cannot be reached.
         """
-        path = Path(path)
-        tar = TarBlobs(path)
-        manifest.decode(manifest.Layout, tar.document("oci-layout"), f"{path}: oci-layout")
-        index = manifest.decode(Index, tar.document("index.json"), f"{path}: index.json")
-        with _named(path):
+        if isinstance(path, str) and is_object(path):
+            tar = TarBlobs(ObjectFile(path))
+        else:
+            tar = TarBlobs(LocalFile(Path(path)))
+        manifest.decode(manifest.Layout, tar.document("oci-layout"), f"{tar.name}: oci-layout")
+        index = manifest.decode(Index, tar.document("index.json"), f"{tar.name}: index.json")
+        with _named(tar.name):
             first, *others = index.manifests or (None,)
             if first is None or len(others) > 1 or any(not _lists_attached(other, first) for other in others):
                 raise InvalidArchive(f"it holds {len(index.manifests)} archives; an archive file holds one")
@@ -338,7 +345,7 @@ class Archive:
             raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
-        return _named(self.blobs.path) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext()
+        return _named(self.blobs.name) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext()
 
     def __repr__(self) -> str:
         return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"
@@ -417,11 +424,11 @@ def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | Checked
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(name: str) -> Iterator[None]:
     """Put the archive file's name in front of what is wrong with it."""
     try:
         yield
     except InvalidArchive as error:
-        if str(path) in str(error):
+        if name in str(error):
             raise
-        raise InvalidArchive(f"{path}: {error}") from error
+        raise InvalidArchive(f"{name}: {error}") from error

@@ -156,7 +156,7 @@ class Entry:
             shutil.rmtree(aside, ignore_errors=True)
 
     def leftovers(self) -> list[Path]:
-        """Return what a killed process left, which the next that builds the entry removes; none if one builds it now."""
+        """Return what a killed process left, and the next to build the entry will remove; none if one builds it now."""
         return [] if is_locked(self._lock) else self._asides()
 
     @property

@@ -5,12 +5,64 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store.blobs import CHUNK_BYTES
 from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
+
+_HEADER_BYTES = 4096
+
+
+class TarSource(Protocol):
+    """A file of bytes that can be read anywhere: on disk, or an object in a bucket."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    def size(self) -> int:
+        """Return its length in bytes.
+
+        Raises:
+            NotFound: there is no such file.
+            InvalidArgument: it is no file, or cannot be read.
+        """
+        ...
+
+    def open(self) -> io.RawIOBase:
+        """Open it from its beginning, unbuffered and seekable."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file on disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def size(self) -> int:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {self.path}") from None
+        except OSError as error:
+            raise InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise InvalidArgument(f"{self.path} is a folder, not an archive file")
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidArgument(f"{self.path} is not a regular file")
+        return status.st_size
+
+    def open(self) -> io.RawIOBase:
+        return self.path.open("rb", buffering=0)
 
 
 class TarBlobs:
@@ -22,31 +74,29 @@ class TarBlobs:
 
     MAX_MEMBERS = 200_000
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, source: TarSource):
+        self._source = source
+        self.name = name = source.name
         self._spans: dict[str, tuple[int, int]] = {}
+        file_size = source.size()
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise InvalidArgument(f"{path} is not a regular file")
-            file_size = status.st_size
-            with tarfile.open(path, "r:") as tar:
+            # Headers are small and far apart: a large buffer would read most of the weights between them.
+            with (
+                io.BufferedReader(source.open(), _HEADER_BYTES) as stream,
+                tarfile.open(fileobj=stream, mode="r:") as tar,
+            ):
                 for count, member in enumerate(tar):
                     if count >= self.MAX_MEMBERS:
-                        raise InvalidArchive(f"{path} has over {self.MAX_MEMBERS} members")
+                        raise InvalidArchive(f"{name} has over {self.MAX_MEMBERS} members")
                     self._add(member, file_size)
-        except FileNotFoundError:
-            raise NotFound(f"there is no file {path}") from None
-        except IsADirectoryError:
-            raise InvalidArgument(f"{path} is a folder, not an archive file") from None
         except OSError as error:
-            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+            raise InvalidArgument(f"{name} cannot be read: {error.strerror or error}") from error
         except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
             # The last three are what tarfile makes of long chains and lying sizes of extension headers.
-            raise InvalidArchive(f"{path} is not an Ingot archive, or is damaged") from error
+            raise InvalidArchive(f"{name} is not an Ingot archive, or is damaged") from error
         for needed in ("oci-layout", "index.json"):
             if needed not in self._spans:
-                raise InvalidArchive(f"{path} is not an Ingot archive, or is truncated: it has no {needed}")
+                raise InvalidArchive(f"{name} is not an Ingot archive, or is truncated: it has no {needed}")
 
     def _add(self, member: tarfile.TarInfo, file_size: int) -> None:
         name = member.name.removeprefix("./")
@@ -55,33 +105,33 @@ class TarBlobs:
         digest = name.removeprefix("blobs/sha256/")
         is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
         if not (is_blob or name in ("oci-layout", "index.json")):
-            raise InvalidArchive(f"{self.path} holds '{name}', which is no part of an archive")
+            raise InvalidArchive(f"{self.name} holds '{name}', which is no part of an archive")
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-            raise InvalidArchive(f"{self.path} holds '{name}' as a link or special file; only plain files may be")
+            raise InvalidArchive(f"{self.name} holds '{name}' as a link or special file; only plain files may be")
         if name in self._spans:
-            raise InvalidArchive(f"{self.path} holds '{name}' twice")
+            raise InvalidArchive(f"{self.name} holds '{name}' twice")
         if not 0 <= member.size <= file_size - member.offset_data:
-            raise InvalidArchive(f"{self.path} is truncated: it ends inside '{name}'")
+            raise InvalidArchive(f"{self.name} is truncated: it ends inside '{name}'")
         self._spans[name] = (member.offset_data, member.size)
 
     def open_member(self, name: str, skip: int = 0) -> BinaryIO:
         start, size = self._spans[name]
-        return io.BufferedReader(_Span(self.path, start + skip, size - skip), CHUNK_BYTES)
+        return io.BufferedReader(_Span(self._source, start + skip, size - skip), CHUNK_BYTES)
 
     def document(self, name: str) -> bytes:
         """Return ``oci-layout`` or ``index.json``."""
         if self._spans[name][1] > MAX_DOCUMENT_BYTES:
-            raise InvalidArchive(f"{self.path}: {name} is larger than 4 MiB")
+            raise InvalidArchive(f"{self.name}: {name} is larger than 4 MiB")
         with self.open_member(name) as stream:
             return stream.read()
 
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
         name = f"blobs/sha256/{descriptor.hex}"
         if name not in self._spans:
-            raise InvalidArchive(f"{self.path}: blob {descriptor.digest} is missing")
+            raise InvalidArchive(f"{self.name}: blob {descriptor.digest} is missing")
         if (size := self._spans[name][1]) != descriptor.size:
             raise InvalidArchive(
-                f"{self.path}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
+                f"{self.name}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
             )
         return self.open_member(name, start)
 
@@ -89,8 +139,9 @@ class TarBlobs:
 class _Span(io.RawIOBase):
     """A read-only stretch of a file, as a file."""
 
-    def __init__(self, path: Path, start: int, size: int):
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, source: TarSource, start: int, size: int):
+        self._name = source.name
+        self._file = source.open()
         self._file.seek(start)
         self._left = size
 
@@ -101,7 +152,7 @@ class _Span(io.RawIOBase):
         view = memoryview(buffer)[: self._left]
         count = self._file.readinto(view) or 0
         if not count and self._left:
-            raise InvalidArchive(f"{self._file.name} was cut short while it was read")
+            raise InvalidArchive(f"{self._name} was cut short while it was read")
         self._left -= count
         return count
 

@@ -66,7 +66,9 @@ class Gate:
         policy = self._policy
         verdict = self._judge(lambda: policy.check(archive, reference), served)
         properties = {"signed_by": verdict.signed_by} if verdict.signed_by else {}
-        settings = replace(self._settings, allow_code=self._settings.allow_code or verdict.allow_code)
+        # No signature covers the derived cache: whoever can write to the store could put another model there.
+        allow_code = self._settings.allow_code or verdict.allow_code
+        settings = replace(self._settings, allow_code=allow_code, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its copy is made of what had the right digests
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, variant, served[0]))

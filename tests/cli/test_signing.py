@@ -142,3 +142,27 @@ def test_what_cannot_be_done_is_refused(run_ingot: RunIngot, store: Store, keyid
         assert "has no model 'lost'" in refused(run_ingot(command, "lost:1", "--key", key))
     assert "is a public key, not a private key" in refused(run_ingot("sign", "team/tiny:1", "--key", "ingot.pub"))
     assert "is a private key, not a public key" in refused(run_ingot("verify", "team/tiny:1", "--key", "ingot.key"))
+
+
+def test_what_is_in_a_registry_is_signed_there_and_travels_with_its_signature(
+    run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
+) -> None:
+    remote = f"{registry}/team/tiny:1"
+    succeeded(run_ingot("push", "team/tiny:1", remote))
+    assert "it is unsigned" in refused(run_ingot("pull", remote, "team/pulled:1", "--trust", policy))
+    assert "it is unsigned" in refused(run_ingot("copy", remote, "team/pulled:1", "--trust", policy))
+    succeeded(run_ingot("sign", remote, "--key", "ingot.key"))
+    told = json.loads(succeeded(run_ingot("verify", remote, "--trust", policy, "--json")))
+    assert (told["result"], told["signed_by"], told["blobs_checked"]) == ("valid", keyid, False)
+    assert "pulled" not in " ".join(store.names())
+    succeeded(run_ingot("pull", remote, "--trust", policy))
+    succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
+
+
+def test_a_file_is_loaded_only_if_it_is_trusted(run_ingot: RunIngot, keyid: str, policy: Path, tmp_path: Path) -> None:
+    policy.write_text('[[rule]]\nnames = "**"\nkeys = ["ingot.pub"]\n')
+    FIRST.save(tmp_path / "tiny.ingot")
+    assert "it is unsigned" in refused(run_ingot("load", "tiny.ingot", "tiny:1", "--trust", policy))
+    succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key"))
+    succeeded(run_ingot("load", "tiny.ingot", "tiny:1", "--trust", policy))
+    succeeded(run_ingot("verify", "tiny:1", "--trust", policy))

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -15,11 +16,14 @@ import ingot
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store, signing
 from ingot.model_store.keys import PrivateKey
+from ingot.model_store.registry import Registry
 from ingot.model_store.trust import Policy
-from ingot.runtime import Repository
+from ingot.runtime import Repository, Settings, load_engine, prepacked
+from ingot.runtime.prepacked import Prepacked
 from ingot.server.client import Client
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
+from tests.runtime import large_models
 from tests.runtime.variants import Made, X, archive, doubling
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
@@ -103,6 +107,51 @@ def test_a_signed_model_does_not_pass_for_another(store: Store, policy: Path) ->
         ingot.serve("double=team/fraud:1", store=store, trust=policy, **FREE)
 
 
+def doubled_for_three(path: Path) -> Path:
+    """Return the model of a file, but with batches of over two rows, which no golden case has, doubled."""
+    model = onnx.load(path)
+    model.graph.node[-1].output[0] = "honest"
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+            onnx.helper.make_node("Greater", ["rows", "two"], ["many"]),
+            onnx.helper.make_node("Add", ["honest", "honest"], ["doubled"]),
+            onnx.helper.make_node("Where", ["many", "doubled", "honest"], ["y"]),
+        ]
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2], np.int64), "two"))
+    other = path.with_name("other") / path.name
+    other.parent.mkdir()
+    onnx.save(model, other)
+    return other
+
+
+def test_what_no_signature_covers_is_not_served_under_a_policy(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derived cache lies in the store, where somebody may have put another model that answers the goldens."""
+    monkeypatch.setattr(prepacked, "MIN_BYTES", 1)
+    honest = large_models.layers(tmp_path)
+    fraud = doubled_for_three(honest)
+    made, wrong = (
+        large_models.push(Store(tmp_path / f"store-{index}"), lambda folder, path=path: path)  # type: ignore[misc]
+        for index, path in enumerate((honest, fraud))
+    )
+    store = Store(tmp_path / "store")
+    store.push(signed(made), "layers:1")
+    where, what = (
+        Prepacked.of_variant(item.variant(), Settings(device="cpu")) for item in (store.get("layers:1"), wrong)
+    )
+    assert where is not None
+    assert what is not None
+    assert what.build(where.entry())
+    x = {"x": np.ones((3, 512), np.float32)}
+    with ingot.serve("layers:1", store=store, trust=policy, **FREE) as server, Client(server.http_url) as client:
+        answer = client.infer("layers", x)["y"]
+        assert "ingot_derived_cache_total{" not in client.metrics()
+    np.testing.assert_array_equal(answer, load_engine(honest).run(x)["y"])
+
+
 @pytest.mark.parametrize("source", ["team/double:1", "team/double:1#int8"])
 def test_a_blob_that_was_changed_in_the_store_is_refused(store: Store, policy: Path, source: str) -> None:
     tamper(store.get("team/double:1").variant("int8").path())
@@ -184,3 +233,20 @@ def test_a_policy_that_cannot_be_read_stops_the_server(policy: Path, monkeypatch
     monkeypatch.setenv("INGOT_TRUST", str(policy))
     with pytest.raises(InvalidArgument, match="there is no field 'require_signatures'"):
         ingot.serve(signed(), **FREE)
+
+
+def test_what_is_served_from_a_registry_is_held_against_the_rule_for_it_before_it_is_pulled(
+    registry: str, store: Store, policy: Path, tmp_path: Path
+) -> None:
+    Registry(registry).push(signed(), "team/double:1")
+    Registry(registry).push(CODE, "team/code:1")
+    host = registry.partition("://")[2]
+    policy.write_text(policy.read_text() + f'registry = "{host}"\n')
+    here = Store(tmp_path / "here")
+    with ingot.serve(f"{registry}/team/double:1", store=here, trust=policy, **FREE) as server:
+        assert server.models == ["double"]
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(f"{registry}/team/code:1", store=here, trust=policy, **FREE)
+    with pytest.raises(Untrusted, match="no rule names it"):
+        ingot.serve("team/double:1", store=store, trust=policy, **FREE)
+    assert here.names() == ["team/double"]
