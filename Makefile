@@ -44,12 +44,15 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-# skopeo reads archives as any OCI tool would. Without it those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
+# skopeo reads archives as any OCI tool would, docker-registry keeps them. Without them those tests are skipped (with
+# INGOT_REQUIRE_TOOLS=1: fail).
 tools:
-	@if ! command -v skopeo >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "Installing skopeo, an OCI tool that the tests read archives with"; \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends skopeo; } \
-			>/dev/null 2>&1 || echo "warning: skopeo could not be installed" >&2; \
+	@if ! { command -v skopeo && command -v docker-registry; } >/dev/null && \
+		command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing skopeo and docker-registry, which the tests push archives to and read them with"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			skopeo docker-registry; } >/dev/null 2>&1 \
+			|| echo "warning: skopeo and docker-registry could not be installed" >&2; \
 	fi
 
 protos: $(INSTALLED)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.model_store.common import BATCHES, Layers
 from benchmarks.model_store.load import RESULTS, Found, markdown
+from benchmarks.model_store import transfer
 from benchmarks.model_store.processes import Worker
 from ingot.model_store import BlobFolder, Store
 from ingot.runtime import load_engine
@@ -52,3 +53,17 @@ def test_the_page_that_is_kept_is_of_the_form_that_is_written() -> None:
     assert [line for line in written if not line.startswith("machine")] == [
         line for line in kept[: len(written)] if not line.startswith("machine")
     ]
+
+
+def test_the_page_of_transfers_is_of_the_form_that_is_written() -> None:
+    written = transfer.markdown(dict.fromkeys(transfer.WAYS, [1.0]), 0.05, 300, "machine").splitlines()
+    kept = (RESULTS / "transfer.md").read_text().splitlines()
+    assert len(kept) == len(written)
+    same = [(old, new) for old, new in zip(kept, written, strict=True) if not old.startswith(("machine", "| ", "A fine"))]
+    assert all(old == new for old, new in same)
+
+
+def test_two_archives_share_nineteen_tensors_of_twenty(tmp_path: Path) -> None:
+    first, tuned = transfer.archives(BlobFolder(tmp_path), transfer.TENSORS * 1000)
+    weights = [{item.digest for item in archive.variant().weights} for archive in (first, tuned)]
+    assert len(weights[0] & weights[1]) / len(weights[0]) == 0.95

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import re
 import subprocess
@@ -84,7 +85,11 @@ def _paths() -> Iterator[Path]:
         yield Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers" / "auth.json"
-    yield Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    if docker := os.environ.get("DOCKER_CONFIG"):
+        yield Path(docker) / "config.json"
+    else:
+        with contextlib.suppress(RuntimeError):  # a container's user without a home
+            yield Path.home() / ".docker" / "config.json"
 
 
 def _load(path: Path) -> _File | None:

@@ -79,7 +79,7 @@ def _from_api(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]] | None:
     for answer in pages(blobs.client, request, allow=(400, 403, 404, 405, 406, 501)):
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
         if answer.status != 200 or kind != manifest.INDEX:
-            blobs.client.has_referrers = False
+            blobs.client.has_referrers = answer.status == 403  # which may be said of this repository alone
             return None
         entries += _entries(answer.content, f"what {blobs.client.address} lists as attached to {digest}")
         if len(entries) > MAX_ITEMS:

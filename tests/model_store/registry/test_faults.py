@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,21 @@ class TestUpload:
         with pytest.raises(Unavailable, match=f"the connection to {proxy.address} broke .* .tried 3 times"):
             place.push(model, "faults/away:1")
         assert Registry(registry).tags("faults/away") == {}
+
+
+def test_a_tag_can_be_read_while_it_moves(registry: str) -> None:
+    """docker-registry fails some of these reads; what is read is the one archive or the other."""
+    patient = Retries(tries=20, first=0.001, longest=0.05)
+    writer, reader = Registry(registry, retries=patient), Registry(registry, retries=patient)
+    first, second = (writer.push(archive(graph), f"faults/moving:{tag}") for tag, graph in ((1, b"one"), (2, b"two")))
+    writer.promote(first, "prod")
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(lambda: [writer.promote(ref, "prod") for _ in range(8) for ref in (second, first)])
+        found = [reader.find("faults/moving:prod")[1].digest]
+        while not moving.done():
+            found.append(reader.find("faults/moving:prod")[1].digest)
+        moving.result()
+    assert set(found) <= {first.digest, second.digest}
 
 
 def test_a_registry_that_is_not_there_is_named() -> None:
