@@ -1,11 +1,12 @@
 """Archives (OCI artifacts) and the store that holds them. Knows nothing of torch, engines or the web."""
 
-from ingot.model_store.archive import Archive, Variant, add_variant
+from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import BatchLatency, Evidence, ParityEvidence, Provenance, Serving
 from ingot.model_store.references import Reference
 from ingot.model_store.store import Store
+from ingot.model_store.variant import Variant, add_variant
 
 __all__ = [
     "Archive",

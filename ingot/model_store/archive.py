@@ -4,127 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import attachments, goldens, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read, read_document
+from ingot.model_store import attachments, manifest
+from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read_document
 from ingot.model_store.files import atomic_file
-from ingot.model_store.goldens import Golden
-from ingot.model_store.manifest import Descriptor, Index, Manifest, ModelConfig, Serving
+from ingot.model_store.manifest import Descriptor, Index
 from ingot.model_store.objects import ObjectFile, is_object
-from ingot.model_store.plan import Plan
 from ingot.model_store.references import attachments_tag
 from ingot.model_store.tar import LocalFile, TarBlobs
 from ingot.model_store.transfer import Transfer
-from ingot.tensors import Signature, check_inputs
+from ingot.model_store.variant import Variant, read_variant
+from ingot.tensors import Signature
 
 MAX_VARIANTS = 64
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One runnable form of a model."""
-
-    serving: Serving
-    manifest: Manifest
-    descriptor: Descriptor
-    blobs: Blobs
-
-    @property
-    def name(self) -> str:
-        return self.serving.variant
-
-    @property
-    def signature(self) -> Signature:
-        return self.serving.signature
-
-    @property
-    def executable(self) -> bool:
-        """Whether it can run code of whoever made it where it is loaded: all formats but ONNX can."""
-        return self.serving.format != "onnx"
-
-    @property
-    def size(self) -> int:
-        """The bytes of its graph and weights."""
-        return sum(layer.size for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
-
-    @property
-    def graph(self) -> Descriptor:
-        """The layer that an engine opens, such as the ONNX graph: the first weight layer."""
-        return next(layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
-
-    @property
-    def weights(self) -> tuple[Descriptor, ...]:
-        """The layers that the graph refers to: one large tensor each, or a part of the model."""
-        weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
-        return tuple(layer for layer in weights if layer is not self.graph)
-
-    def graphs(self) -> Iterator[Descriptor]:
-        """Yield the layers that refer to others: an ONNX graph, or a plan and the ONNX graphs in it.
-
-        Raises:
-            InvalidArchive: the plan is damaged.
-        """
-        if self.serving.format in ("onnx", "partitioned"):
-            yield self.graph
-        if self.serving.format == "partitioned":
-            plan = manifest.decode(Plan, read_document(self.blobs, self.graph), "the plan")
-            parts = {segment.blob for segment in plan.segments if segment.format == "onnx"}
-            yield from (layer for layer in self.weights if layer.hex in parts)
-
-    def check_own(self) -> None:
-        """Check that its graphs refer to no other blobs than its own.
-
-        Raises:
-            InvalidArchive: a graph names a blob that the manifest does not list, or is damaged.
-        """
-        own = {layer.hex.encode() for layer in self.weights}
-        for graph in self.graphs():
-            for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, graph)):
-                if name not in own:
-                    raise InvalidArchive(f"variant '{self.name}' refers to a blob not its own: {name[:64].decode()}")
-
-    def path(self) -> Path:
-        """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
-
-        Raises:
-            InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
-        """
-        if not isinstance(self.blobs, BlobFolder):
-            raise InvalidArgument(f"variant '{self.name}' is inside an archive file; unpack the archive first")
-        return self.blobs.path(self.graph)
-
-    def document(self, name: str) -> bytes | None:
-        """Return a file for people that the variant carries, such as ``report.json``, or None."""
-        for layer in self.manifest.layers:
-            if layer.media_type == manifest.DOCUMENT and layer.annotations.get(manifest.FILEPATH) == name:
-                return read(self.blobs, layer)
-        return None
-
-    def goldens(self) -> tuple[Golden, ...]:
-        """Return the golden cases; none when the archive carries none.
-
-        Raises:
-            InvalidArchive: they are damaged, or are no cases of this model.
-        """
-        layer = self.manifest.layer(manifest.GOLDENS)
-        cases = goldens.decode(read(self.blobs, layer)) if layer else ()
-        for case in cases:
-            try:
-                check_inputs(self.signature, case.inputs)
-            except InvalidArgument as error:
-                raise InvalidArchive(f"the goldens are no cases of this model: {error}") from error
-            if set(case.outputs) != {spec.name for spec in self.signature.outputs}:
-                raise InvalidArchive(f"the goldens are no cases of this model: their outputs are {list(case.outputs)}")
-        return cases
 
 
 class Archive:
@@ -149,7 +48,7 @@ class Archive:
             or len(index.manifests) > MAX_VARIANTS
         ):
             raise InvalidArchive(f"the archive's variants must be each named once, and {MAX_VARIANTS} at most")
-        self.variants = tuple(_variant(blobs, entry) for entry in index.manifests)
+        self.variants = tuple(read_variant(blobs, entry) for entry in index.manifests)
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
             raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, each named once")
@@ -351,43 +250,6 @@ class Archive:
         return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"
 
 
-def add_variant(
-    blobs: BlobFolder,
-    serving: Serving,
-    graph: Descriptor,
-    weights: Sequence[Descriptor],
-    cases: Sequence[Golden],
-    documents: Mapping[str, bytes] | None = None,
-) -> Descriptor:
-    """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
-
-    Args:
-        blobs: the folder, which holds the blobs of ``graph`` and ``weights`` already.
-        serving: what the runtime must know.
-        graph: what an engine opens, such as the ONNX model, which names the blobs of ``weights`` by their hex digests.
-        weights: one descriptor a large tensor or part.
-        cases: what the variant answered to some inputs.
-        documents: files for people, by name, such as ``report.json``.
-    """
-    layers = [graph, *weights]
-    layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
-    if cases:
-        layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
-    for name, content in (documents or {}).items():
-        layers.append(blobs.put(content, manifest.DOCUMENT, {manifest.FILEPATH: name}))
-    config = ModelConfig(
-        descriptor=manifest.ModelDescriptor(name=serving.name, created_at=serving.provenance.created),
-        config=manifest.ModelDetails(
-            format=serving.format,
-            precision=serving.precision,
-            quantization=serving.recipe["name"] if serving.recipe else None,
-        ),
-        modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
-    )
-    document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
-    return blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
-
-
 class _Overlay:
     """Blobs of one folder, and behind it those of another source."""
 
@@ -405,15 +267,6 @@ def _lists_attached(entry: Descriptor, archive: Descriptor) -> bool:
 
 def _named_entry(descriptor: Descriptor, name: str) -> Descriptor:
     return descriptor.model_copy(update={"annotations": {manifest.REF_NAME: name}})
-
-
-def _variant(blobs: Blobs, entry: Descriptor) -> Variant:
-    document = manifest.decode(Manifest, read_document(blobs, entry), f"manifest {entry.digest}")
-    layer = document.layer(manifest.SERVING)
-    if layer is None or document.layer(manifest.WEIGHT) is None:
-        raise InvalidArchive(f"manifest {entry.digest} lacks a serving.json or a model: it is no variant of Ingot's")
-    serving = manifest.decode(Serving, read_document(blobs, layer), "serving.json")
-    return Variant(serving, document, entry, blobs)
 
 
 def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | CheckedReader) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from ingot.errors import missing_package
 from ingot.model_store import manifest
-from ingot.model_store.archive import Archive, Variant
+from ingot.model_store.archive import Archive
 from ingot.model_store.diff import facts, measured
 from ingot.model_store.diff.records import Diff, Side, VariantDiff
 from ingot.model_store.diff.tensors import about, compare
+from ingot.model_store.variant import Variant
 
 Progress = Callable[[str], None]
 _READABLE = ("onnx", "partitioned")

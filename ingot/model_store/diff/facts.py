@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.model_store import manifest
-from ingot.model_store.archive import Archive, Variant
+from ingot.model_store.archive import Archive
 from ingot.model_store.diff.records import Change
+from ingot.model_store.variant import Variant
 from ingot.tensors import Signature, TensorSpec
 
 _SERVING = {"format", "precision", "requires", "recipe", "joins", "golden_tolerance", "parents", "provenance"}

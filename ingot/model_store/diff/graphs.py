@@ -18,12 +18,12 @@ import onnx_ir as ir
 from ingot.errors import InvalidArchive
 from ingot.layout import one_line
 from ingot.model_store import manifest
-from ingot.model_store.archive import Variant
 from ingot.model_store.blobs import chunks, read, read_document
 from ingot.model_store.diff.records import TensorInfo
 from ingot.model_store.diff.tensors import Graph, Tensor, about
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.plan import Plan
+from ingot.model_store.variant import Variant
 
 _MAX_BYTES = 1 << 31  # protobuf reads no larger ones
 

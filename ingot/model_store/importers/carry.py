@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import manifest
-from ingot.model_store.archive import Archive, Variant, add_variant
+from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder, read
+from ingot.model_store.variant import Variant, add_variant
 
 FOLDER = "imported"
 """Stands before the names of documents that came with a model: Ingot's own have such names too."""
