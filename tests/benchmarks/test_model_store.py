@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.model_store import transfer
 from benchmarks.model_store.common import BATCHES, Layers
 from benchmarks.model_store.load import RESULTS, Found, markdown
-from benchmarks.model_store import transfer
 from benchmarks.model_store.processes import Worker
 from ingot.model_store import BlobFolder, Store
 from ingot.runtime import load_engine
@@ -59,7 +59,9 @@ def test_the_page_of_transfers_is_of_the_form_that_is_written() -> None:
     written = transfer.markdown(dict.fromkeys(transfer.WAYS, [1.0]), 0.05, 300, "machine").splitlines()
     kept = (RESULTS / "transfer.md").read_text().splitlines()
     assert len(kept) == len(written)
-    same = [(old, new) for old, new in zip(kept, written, strict=True) if not old.startswith(("machine", "| ", "A fine"))]
+    same = [
+        (old, new) for old, new in zip(kept, written, strict=True) if not old.startswith(("machine", "| ", "A fine"))
+    ]
     assert all(old == new for old, new in same)
 
 
