@@ -97,8 +97,8 @@ def markdown(ratio: float, share: float, seconds: float) -> str:
         f"machine {devices.describe()}. {WRITERS} processes move one alias, and expect what they found;\n"
         f"{ROUNDS} rounds of {seconds:g} s, medians.\n\n"
         "| | |\n| --- | --- |\n"
-        f"| swaps won, as a share of what {WRITERS} processes reach that only lock, replace a file and append to a log, "
-        f"both with `fsync` | {ratio:.2f} |\n"
+        f"| swaps won, as a share of what {WRITERS} processes reach that only lock, replace a file and append to a "
+        f"log, both with `fsync` | {ratio:.2f} |\n"
         f"| attempts that won | {share:.0%} |\n"
         "| swaps that were lost, by the log | 0 |\n"
     )

@@ -56,7 +56,7 @@ def test_the_page_that_is_kept_is_of_the_form_that_is_written() -> None:
 
 
 def test_the_page_of_transfers_is_of_the_form_that_is_written() -> None:
-    written = transfer.markdown(dict.fromkeys(transfer.WAYS, [1.0]), 0.05, 300, "machine").splitlines()
+    written = transfer.markdown({way: [1.0] for way in transfer.WAYS}, 0.05, 300, "machine").splitlines()
     kept = (RESULTS / "transfer.md").read_text().splitlines()
     assert len(kept) == len(written)
     same = [
