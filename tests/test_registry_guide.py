@@ -8,11 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ingot.model_store import Archive, Store
-from tests.model_store.samples import archive
+import numpy as np
+
+from benchmarks.model_store.common import Layers
+from ingot.model_store import Archive, BlobFolder, Store
+from ingot.tensors import Array
 from tests.support import ROOT, RequireTool
 
-WEIGHTS = tuple(bytes([part]) * 1_500_000 for part in range(20))
+
+class Tuned(Layers):
+    """A version whose first layer was trained further."""
+
+    def weights(self, layer: int) -> Array:
+        return super().weights(layer) * np.float32(1.001 if layer == 0 else 1)
 
 
 def blocks() -> str:
@@ -22,8 +30,8 @@ def blocks() -> str:
 
 def test_the_way_from_a_store_to_a_shared_registry(registry: str, require_tool: RequireTool, tmp_path: Path) -> None:
     require_tool("skopeo")
-    archive(b"first", WEIGHTS, "digits").save(tmp_path / "digits.ingot")
-    archive(b"tuned", (bytes([99]) * 1_500_000, *WEIGHTS[1:]), "digits").save(tmp_path / "digits-tuned.ingot")
+    for name, model in (("digits", Layers(30, 600, "digits")), ("digits-tuned", Tuned(30, 600, "digits"))):
+        model.archive(BlobFolder.scratch()).save(tmp_path / f"{name}.ingot")
     script = blocks().replace("registry.local:5000", registry.removeprefix("oci://"))
     result = subprocess.run(
         ["bash", "-c", f"set -e -x -o pipefail\n{script}"],

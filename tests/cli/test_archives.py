@@ -70,7 +70,9 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     message = refused(run_ingot("push", "digits.ingot", "digits:1"))
     assert "a version never changes; push as another version, such as digits:2" in message
     pushed = json.loads(succeeded(run_ingot("push", "digits.ingot", "digits:2", "--json")))
-    assert pushed == {"reference": "digits:2", "digest": Archive.open(tmp_path / "digits.ingot").digest}
+    exported_archive = Archive.open(tmp_path / "digits.ingot")
+    assert (pushed["reference"], pushed["digest"]) == ("digits:2", exported_archive.digest)
+    assert pushed["moved"] + pushed["present"] == pushed["size"] == exported_archive.size
 
     assert succeeded(run_ingot("list")).splitlines()[0] == line.strip()
     assert [(item["name"], item["tag"]) for item in json.loads(succeeded(run_ingot("list", "--json")))] == [
