@@ -130,6 +130,11 @@ class Archive:
             yield variant.descriptor
         yield self.descriptor
 
+    def all_descriptors(self) -> Iterator[Descriptor]:
+        """Yield every blob of the archive and of what is attached to it."""
+        yield from self.descriptors()
+        yield from self.attached_descriptors()
+
     def attached_descriptors(self) -> Iterator[Descriptor]:
         """Yield the blobs of what is attached, those that are referred to before those that refer to them."""
         for descriptor in self.attached:
@@ -189,7 +194,7 @@ class Archive:
         """
         transfer = transfer or Transfer()
         stages: tuple[dict[str, Descriptor], ...] = ({}, {})
-        for descriptor in (*self._descriptors.values(), *self.attached_descriptors()):
+        for descriptor in self.all_descriptors():
             refers = descriptor.media_type in (manifest.MANIFEST, manifest.INDEX)
             stages[refers][descriptor.digest] = descriptor
         transfer.expect(sum(item.size for stage in stages for item in stage.values()))

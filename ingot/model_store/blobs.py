@@ -334,7 +334,10 @@ def _pump(
     left = descriptor.size - start
     with source.open(descriptor, start) as stream:
         while left:
-            chunk = stream.read(min(CHUNK_BYTES, left))
+            try:
+                chunk = stream.read(min(CHUNK_BYTES, left))
+            except OSError as error:  # of the source: what it is copied to is not to blame
+                raise InvalidArgument(f"blob {descriptor.digest} cannot be read: {error.strerror}") from error
             if not chunk:
                 raise InvalidArchive(f"blob {descriptor.digest} is truncated: its source ended {left} bytes too early")
             sha.update(chunk)

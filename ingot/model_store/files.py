@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # shows others that it is being written
             yield stream
             stream.flush()
             if durable:

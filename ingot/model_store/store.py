@@ -13,15 +13,16 @@ STORE/
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
@@ -29,8 +30,10 @@ from ingot.model_store.files import atomic_file
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import Reference, attachments_tag, is_attachments_tag, is_version, version_key
-from ingot.model_store.tags import ANY, Action, Change, Move, Tags, targets
+from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, targets
 from ingot.model_store.transfer import Transfer
+
+log = logging.getLogger(__name__)
 
 
 class _Schema(BaseModel):
@@ -86,7 +89,7 @@ class Store:
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         with self._writing():
-            self._check_free(ref.name, ref.tag, archive.digest)
+            self._check_free(ref.name, ref.tag, archive.digest, expect)
             archive.check_own()
             with self.leases.hold(_digests(archive)):
                 archive.copy_to(self.blobs, transfer)
@@ -110,7 +113,7 @@ class Store:
         """
         archive, found = self.find(reference)
         target = alias_of(found.name, alias)
-        with self._writing(), self.leases.hold(_digests(archive)):
+        with self._holding(archive):
             return self._move(found.name, str(target.tag), archive, "promote", expect)
 
     def rollback(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
@@ -124,15 +127,17 @@ class Store:
         tags = self.of(ref.name)
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be rolled back; name an alias, such as {ref.name}:prod")
-        before = [digest for digest in targets(tags.history(), ref.tag)[:-1] if digest is not None]
+        *earlier, now = targets(tags.history(), ref.tag) or [None]
+        before = [digest for digest in earlier if digest is not None]
         if not before:
             raise NotFound(f"'{ref}' has nothing to go back to; ingot history {ref.name} shows what is known")
         try:
-            archive = self._archive(ref.name, self.descriptor(before[-1]))
+            archive = self.open(self.descriptor(before[-1]), tags.read())
         except InvalidArchive as error:
             raise NotFound(f"'{ref}' pointed to {before[-1]} before, which is not whole any more: {error}") from error
-        with self._writing(), self.leases.hold(_digests(archive)):
-            return self._move(ref.name, ref.tag, archive, "rollback", expect)
+        with self._holding(archive):
+            # What it is taken back from is what was looked at, or else somebody else's move would be undone.
+            return self._move(ref.name, ref.tag, archive, "rollback", (now or NONE) if expect == ANY else expect)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag. Its blobs stay until they are collected, and :meth:`rollback` brings the tag back until then.
@@ -143,10 +148,10 @@ class Store:
         ref = _parse(reference)
         if ref.tag is None or ref.variant:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
-        found = self.resolve(ref)
+        tag, entry = self._locate(ref, self._entries(ref.name))  # the archive itself may be damaged
         with self._writing(), self.of(ref.name).locked() as change:
-            change.replace(ref.tag, None, "remove", expect=found.digest if expect == ANY and found.digest else expect)
-        return found
+            change.replace(tag, None, "remove", expect=entry.digest if expect == ANY else expect)
+        return Reference(ref.name, tag, entry.digest)
 
     def attach(self, archive: Archive, name: str) -> None:
         """Store what is attached to an archive that is here already, beside what was attached before.
@@ -159,7 +164,8 @@ class Store:
         with self._writing(), self.leases.hold(_digests(archive)):
             archive.copy_attached(self.blobs)
             with self.of(name).locked() as change:
-                self._attach(change, archive)
+                for tag, listing in self._listing(change, archive).items():
+                    change.replace(tag, listing, "push")
 
     def get(self, reference: str | Reference) -> Archive:
         """Return the archive that a reference names; without a tag, the highest version.
@@ -184,15 +190,10 @@ class Store:
             NotFound: the store holds no such name, tag or digest.
         """
         ref = _parse(reference)
-        entries = self._entries(ref.name)
-        if not entries:
-            known = ", ".join(self.names()) or "nothing yet"
-            raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
-        tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
-        if tag is None:
-            raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
-        found = Reference(ref.name, tag, entries[tag].digest, ref.variant)
-        return self._archive(ref.name, entries[tag]), found
+        self._check()
+        entries = self.of(ref.name).read()
+        tag, entry = self._locate(ref, _shown(entries))
+        return self.open(entry, entries), Reference(ref.name, tag, entry.digest, ref.variant)
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted.
@@ -241,14 +242,32 @@ class Store:
         except FileNotFoundError:
             raise InvalidArchive(f"blob {digest} is missing") from None
 
-    def _archive(self, name: str, descriptor: Descriptor) -> Archive:
-        listing = self.of(name).read().get(attachments_tag(descriptor.digest))
-        attached = attachments.listed(self.blobs, listing) if listing else ()
-        return Archive(self.blobs, descriptor, attached)
+    def open(self, descriptor: Descriptor, entries: Mapping[str, Descriptor]) -> Archive:
+        """Return an archive with what is attached to it, as the entries of a model list it.
+
+        Raises:
+            InvalidArchive: one of its documents is missing or damaged.
+        """
+        listing = entries.get(attachments_tag(descriptor.digest))
+        return Archive(self.blobs, descriptor, attachments.listed(self.blobs, listing) if listing else ())
+
+    def _locate(self, ref: Reference, entries: Mapping[str, Descriptor]) -> tuple[str, Descriptor]:
+        """Return which tag a reference names, and its archive's descriptor.
+
+        Raises:
+            NotFound: it names none.
+        """
+        if not entries:
+            known = ", ".join(name for name in self.names() if self.tags(name)) or "nothing yet"
+            raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
+        tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
+        if tag is None:
+            raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
+        return tag, entries[tag]
 
     def _entries(self, name: str) -> dict[str, Descriptor]:
         self._check()
-        return {tag: entry for tag, entry in self.of(name).read().items() if not is_attachments_tag(tag)}
+        return _shown(self.of(name).read())
 
     def _check(self) -> None:
         """Raise InvalidArgument if the store is no folder, or is of a newer schema."""
@@ -282,24 +301,55 @@ class Store:
 
     def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
         with self.of(name).locked() as change:
-            self._check_free(name, tag, archive.digest)
-            change.replace(tag, archive.descriptor, action, expect=expect)
-            if archive.attached and action == "push":
-                self._attach(change, archive)
+            self._check_free(name, tag, archive.digest, expect)
+            # In one step: nobody finds the archive without its signatures.
+            also = self._listing(change, archive) if action == "push" else {}
+            change.replace(tag, archive.descriptor, action, expect=expect, also=also)
         return Reference(name, tag, archive.digest)
 
-    def _attach(self, change: Change, archive: Archive) -> None:
+    def _listing(self, change: Change, archive: Archive) -> dict[str, Descriptor | None]:
+        """Return the entry that lists what is attached to an archive, what was attached before included.
+
+        A list that is damaged is made anew of what the archive carries.
+        """
         tag = attachments_tag(archive.digest)
         listing = change.tags.read().get(tag)
-        before = attachments.listed(self.blobs, listing) if listing else ()
-        merged = manifest.encode(attachments.merge(before, archive.attached))
-        change.replace(tag, self.blobs.put(merged, manifest.INDEX), "push")
+        before: tuple[Descriptor, ...] = ()
+        if listing is not None:
+            try:
+                before = attachments.listed(self.blobs, listing)
+            except InvalidArchive as error:
+                log.warning("the signatures of %s are listed anew: %s", archive.digest, error)
+        merged = attachments.merge(before, archive.attached)
+        if not merged.manifests:
+            return {tag: None} if listing is not None else {}
+        return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
 
-    def _check_free(self, name: str, tag: str, digest: str) -> None:
-        """Raise AlreadyExists if a tag is a version that holds, or held before it was removed, another archive."""
+    @contextmanager
+    def _holding(self, archive: Archive) -> Iterator[None]:
+        """Keep an archive that is here from being collected.
+
+        Raises:
+            NotFound: it has been already.
+        """
+        with self._writing(), self.leases.hold(_digests(archive)):
+            if not all(self.blobs.has(item) for item in archive.descriptors()):
+                raise NotFound(f"'{archive.name}@{archive.digest}' is not whole here, or was collected a moment ago")
+            yield
+
+    def _check_free(self, name: str, tag: str, digest: str, expect: str) -> None:
+        """Check that a tag may be moved, which is done before blobs are copied and once more when it is.
+
+        Raises:
+            TagMoved: it is not what is expected.
+            AlreadyExists: it is a version that holds, or held before it was removed, another archive.
+        """
+        entries = self._entries(name)
+        there = entries[tag].digest if tag in entries else NONE
+        if expect not in (ANY, there):
+            raise TagMoved(f"'{name}:{tag}' is {there}, not {expect}: somebody else has moved it")
         if not is_version(tag):
             return
-        entries = self._entries(name)
         taken = entries[tag].digest if tag in entries else None
         if taken is None:
             held = [move.new for move in self.of(name).history() if move.tag == tag and move.new is not None]
@@ -353,4 +403,8 @@ def _parse(reference: str | Reference) -> Reference:
 
 
 def _digests(archive: Archive) -> list[str]:
-    return [item.digest for item in (*archive.descriptors(), *archive.attached_descriptors())]
+    return [item.digest for item in archive.all_descriptors()]
+
+
+def _shown(entries: Mapping[str, Descriptor]) -> dict[str, Descriptor]:
+    return {tag: entry for tag, entry in entries.items() if not is_attachments_tag(tag)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import IO, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from ingot.errors import InvalidArgument, TagMoved
+from ingot.errors import InvalidArchive, InvalidArgument, TagMoved
 from ingot.model_store import manifest
 from ingot.model_store.files import atomic_file
 from ingot.model_store.manifest import Descriptor, Digest, Index
@@ -79,7 +79,8 @@ class Tags:
         """Return all moves, the oldest first.
 
         Raises:
-            InvalidArgument: the log cannot be read.
+            InvalidArchive: the log is damaged.
+            InvalidArgument: it cannot be read.
         """
         try:
             lines = self.reflog.read_bytes().split(b"\n")
@@ -87,26 +88,39 @@ class Tags:
             return []
         except OSError as error:
             raise InvalidArgument(f"the store's {self.reflog} cannot be read: {error.strerror}") from error
-        moves = []
-        for line in lines:
-            try:
-                moves.append(Move.model_validate_json(line))
-            except ValidationError:  # cut short by a full disk; the move was logged anew
-                continue
-        return moves
+        return [move for number, line in enumerate(lines, 1) if (move := self.parse(line, number)) is not None]
+
+    def parse(self, line: bytes, number: int) -> Move | None:
+        """Return what a line of the log says; None if it was cut short, by a full disk or a crash.
+
+        Raises:
+            InvalidArchive: it is damaged.
+        """
+        if not line.endswith(b"}"):
+            return None  # the move was logged anew
+        try:
+            return Move.model_validate_json(line)
+        except ValidationError as error:
+            raise InvalidArchive(
+                f"line {number} of {self.reflog} is damaged; ingot fsck --repair puts such lines aside"
+            ) from error
 
     @contextmanager
-    def locked(self) -> Iterator[Change]:
+    def locked(self, *, recover: bool = True) -> Iterator[Change]:
         """Keep other processes from changing the tags, and yield what changes them.
+
+        Args:
+            recover: first log what a process did not that was killed.
 
         Raises:
             OSError: the folder cannot be written.
+            InvalidArchive: the log is damaged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("ab+", buffering=0) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             change = Change(self, lock)
-            if os.fstat(lock.fileno()).st_size:
+            if recover and os.fstat(lock.fileno()).st_size:
                 change.recover()
             yield change
 
@@ -123,14 +137,29 @@ class Change:
         self.tags = tags
         self._lock = lock
 
-    def replace(self, tag: str, new: Descriptor | None, action: Action, *, expect: str = ANY) -> Descriptor | None:
+    def replace(
+        self,
+        tag: str,
+        new: Descriptor | None,
+        action: Action,
+        *,
+        expect: str = ANY,
+        also: Mapping[str, Descriptor | None] | None = None,
+    ) -> Descriptor | None:
         """Point a tag at an archive, or at nothing, if it points to what is expected.
+
+        Args:
+            tag: which.
+            new: the archive.
+            action: what the log calls it.
+            expect: a digest, ``ANY`` or ``NONE``.
+            also: other entries that change in the same step, such as the list of what is attached to the archive.
 
         Returns:
             What it pointed to before.
 
         Raises:
-            TagMoved: it points to something else than ``expect`` (a digest, ``ANY`` or ``NONE``).
+            TagMoved: it points to something else than expected; nothing is changed.
             InvalidArgument: there are too many tags.
             OSError: the folder cannot be written.
         """
@@ -139,20 +168,39 @@ class Change:
         there = old.digest if old else NONE
         if expect not in (ANY, there):
             raise TagMoved(f"'{self.tags.name}:{tag}' is {there}, not {expect}: somebody else has moved it")
-        if (new and new.digest) == (old and old.digest):
+        before = dict(tags)
+        for name, entry in {**(also or {}), tag: new}.items():
+            if entry is None:
+                tags.pop(name, None)
+            elif name not in tags or tags[name].digest != entry.digest:
+                tags[name] = entry
+        if tags == before:
             return old
-        if new is None:
-            del tags[tag]
-        else:
-            tags[tag] = new
         if len(tags) > MAX_TAGS:
             raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
         self._lock.write(b"*")
         self._write(tags)
-        if not is_attachments_tag(tag):
+        if not is_attachments_tag(tag) and (new and new.digest) != (old and old.digest):
             self._log(Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action))
         self._lock.truncate(0)
         return old
+
+    def mend_log(self, aside: Path) -> int:
+        """Take damaged lines out of the log, which is kept as it was as ``aside``, and return how many they were."""
+        lines = self.tags.reflog.read_bytes().split(b"\n")
+        sound = [line for number, line in enumerate(lines, 1) if self._sound(line, number)]
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        self.tags.reflog.replace(aside)
+        with atomic_file(self.tags.reflog, durable=True) as stream:
+            stream.write(b"".join(line + b"\n" for line in sound))
+        self.recover()
+        return sum(map(bool, lines)) - len(sound)
+
+    def _sound(self, line: bytes, number: int) -> bool:
+        try:
+            return self.tags.parse(line, number) is not None
+        except InvalidArchive:
+            return False
 
     def recover(self) -> None:
         """Log the moves that were made, but not logged, by a process that was killed."""
