@@ -14,6 +14,7 @@ import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
+import ingot
 from ingot.cli.main import app
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.metric.parse import NAMES
@@ -37,6 +38,12 @@ def test_every_command_and_option_is_documented(name: str) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("--") and option != "--help":
                 assert option in section[0], f"{option} of ingot {name} is not in docs/cli.md"
+
+
+@pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
+def test_every_public_name_is_loaded_when_asked_for_and_documented(name: str) -> None:
+    assert getattr(ingot, name) is not None
+    assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 
 
 @pytest.mark.parametrize("setting", sorted(ServerConfig.model_fields))

@@ -14,7 +14,7 @@ from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Variant
-    from ingot.model_store.manifest import Agreement, MetricEvidence
+    from ingot.model_store.evidence import Agreement, MetricEvidence
     from ingot.model_store.places import Place
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -65,8 +65,8 @@ class Entry:
         return self.path.name
 
     @property
-    def manifest(self) -> str:
-        """The variant's manifest, as the hex of its digest."""
+    def manifest_hex(self) -> str:
+        """The hex of the digest of the manifest of its variant."""
         return self.path.parent.name
 
     @property
@@ -208,9 +208,9 @@ class DerivedCache:
             return None
         return cls(blobs.root.parent / "derived")
 
-    def entry(self, manifest: str, key: str) -> Entry:
-        """Return the entry of a variant's manifest, by the hex of its digest, and of a runtime's key."""
-        return Entry(self.root / manifest / key)
+    def entry(self, manifest_hex: str, key: str) -> Entry:
+        """Return the entry of a variant, by the hex of its manifest's digest, and of a runtime's key."""
+        return Entry(self.root / manifest_hex / key)
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries that are there or were begun, damaged ones included."""

@@ -147,7 +147,7 @@ def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[P
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
     for entry in cache.entries():
-        if f"sha256:{entry.manifest}" not in marked:
+        if f"sha256:{entry.manifest_hex}" not in marked:
             continue
         if _old(entry.record, before - UNUSED.total_seconds()):
             yield entry.path

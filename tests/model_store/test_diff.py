@@ -30,7 +30,8 @@ from ingot.model_store import (
 )
 from ingot.model_store.diff import Diff, VariantDiff, diff, measured, view
 from ingot.model_store.diff.records import GraphDiff, Values
-from ingot.model_store.manifest import Agreement, Descriptor, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.evidence import Agreement, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.manifest import Descriptor
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.model_store import samples
 
