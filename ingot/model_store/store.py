@@ -14,7 +14,7 @@ STORE/
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -28,8 +28,16 @@ from ingot.model_store.blobs import BlobFolder
 from ingot.model_store.files import atomic_file
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
-from ingot.model_store.references import Reference, attachments_tag, is_attachments_tag, is_version, version_key
-from ingot.model_store.tags import ANY, Action, Change, Move, Tags, targets
+from ingot.model_store.references import (
+    Reference,
+    alias_of,
+    attachments_tag,
+    choose,
+    is_attachments_tag,
+    is_version,
+    next_version,
+)
+from ingot.model_store.tags import ANY, Action, Change, Move, Tags, check_expected, targets
 from ingot.model_store.transfer import Transfer
 
 
@@ -86,6 +94,7 @@ class Store:
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         with self._writing():
+            check_expected(f"{ref.name}:{ref.tag}", self.digest_of(ref.name, ref.tag), expect)
             self._check_free(ref.name, ref.tag, archive.digest)
             archive.check_own()
             with self.leases.hold(_digests(archive)):
@@ -162,7 +171,7 @@ class Store:
                 self._attach(change, archive)
 
     def get(self, reference: str | Reference) -> Archive:
-        """Return the archive that a reference names; without a tag, the highest version.
+        """Return the archive that a reference names; without a tag, the highest version, or the only tag.
 
         Raises:
             NotFound: the store holds no such name, tag or digest; the message lists what there is.
@@ -208,6 +217,14 @@ class Store:
     def tags(self, name: str) -> dict[str, str]:
         """Return tag -> digest of a model; empty when there is no such model."""
         return {tag: entry.digest for tag, entry in self._entries(name).items()}
+
+    def digest_of(self, name: str, tag: str) -> str | None:
+        """Return the digest that a model's tag points to; None if there is no such tag.
+
+        Raises:
+            InvalidArgument: ``tag`` is no tag.
+        """
+        return self.tags(name).get(str(alias_of(name, tag).tag))
 
     def history(self, name: str) -> list[Move]:
         """Return what the tags of a model pointed to, the oldest move first.
@@ -309,40 +326,6 @@ class Store:
                 f"'{name}:{tag}' {'holds' if tag in entries else 'held'} another archive ({str(taken)[:19]}...) and a "
                 f"version never changes; push as another version, such as {name}:{self.next_version(name)}"
             )
-
-
-def alias_of(name: str, alias: str) -> Reference:
-    """Return the reference of a model's tag.
-
-    Raises:
-        InvalidArgument: ``alias`` is no tag.
-    """
-    try:
-        ref = Reference.parse(f"{name}:{alias}")
-    except InvalidArgument as error:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod") from error
-    if not ref.pushable:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod")
-    return ref
-
-
-def choose(tags: dict[str, str], ref: Reference) -> str | None:
-    """Return which of a model's tags (tag -> digest) a reference names; None if it names none of them."""
-    if ref.tag is not None:
-        tag = ref.tag
-    elif ref.digest is not None:
-        tag = next((tag for tag, digest in tags.items() if digest == ref.digest), "")
-    else:
-        versions = [tag for tag in tags if is_version(tag)]
-        tag = max(versions, key=version_key) if versions else next(reversed(tags))
-    return tag if tag in tags and ref.digest in (None, tags[tag]) else None
-
-
-def next_version(tags: Iterable[str]) -> str:
-    """Return the lowest whole version above all of these tags."""
-    highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
-    whole = highest[0][1]
-    return str(whole if version_key(str(whole)) > highest else whole + 1)
 
 
 def _parse(reference: str | Reference) -> Reference:

@@ -137,8 +137,7 @@ class Change:
         tags = self.tags.read()
         old = tags.get(tag)
         there = old.digest if old else NONE
-        if expect not in (ANY, there):
-            raise TagMoved(f"'{self.tags.name}:{tag}' is {there}, not {expect}: somebody else has moved it")
+        check_expected(f"{self.tags.name}:{tag}", there, expect)
         if (new and new.digest) == (old and old.digest):
             return old
         if new is None:
@@ -185,6 +184,12 @@ class Change:
             log.write(move.model_dump_json().encode() + b"\n")
             log.flush()
             os.fsync(log.fileno())
+
+
+def check_expected(tag: str, there: str | None, expect: str) -> None:
+    """Raise TagMoved if a tag (``name:tag``) points to something else than a digest, ``NONE`` or ``ANY``."""
+    if expect not in (ANY, there or NONE):
+        raise TagMoved(f"'{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
 
 
 def targets(history: list[Move], tag: str) -> list[str | None]:
