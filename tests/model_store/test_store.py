@@ -121,11 +121,6 @@ class TestResolve:
         assert store.resolve("tiny").tag == "10"
         assert store.get("tiny").digest == FIRST.digest
 
-    def test_without_any_version_it_is_the_latest_alias(self, store: Store) -> None:
-        store.push(FIRST, "tiny:prod")
-        store.push(SECOND, "tiny:canary")
-        assert store.resolve("tiny").tag == "canary"
-
     def test_a_digest_names_an_archive_and_must_fit_the_tag(self, store: Store) -> None:
         store.push(FIRST, "tiny:1")
         store.push(SECOND, "tiny:2")
