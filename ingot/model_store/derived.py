@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder, Blobs
-from ingot.model_store.files import atomic_file, sync_folder
+from ingot.model_store.files import atomic_file, open_plain, sync_folder
 from ingot.model_store.leases import is_locked
 
 # Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
@@ -128,7 +128,7 @@ class Entry:
         """
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("w") as lock:
+        with open_plain(self._lock, "ab+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.find():
                 return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import attachments
 from ingot.model_store.blobs import CHUNK_BYTES
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag, is_attachments_tag
@@ -97,10 +98,27 @@ def _archive(
         for digest in descriptors:
             needed[digest].append(f"{name}:{tag}")
         faults = [fault for item in descriptors.values() if (fault := _fault(store, item))]
+        faults += _attachment_faults(store, entry, entries.get(attachments_tag(entry.digest)))
     for fault in faults:
         moved = store.of(name).read().get(tag) != entry  # while it was looked at; its blobs may have been collected
         if not moved:
             yield Problem("archive", f"{name}:{tag}", fault)
+
+
+def _attachment_faults(store: Store, entry: Descriptor, listing: Descriptor | None) -> Iterator[str]:
+    """Yield what is wrong with what is attached to an archive: readers of the archive pass over it."""
+    if listing is None:
+        return
+    try:
+        attached = attachments.listed(store.blobs, listing)
+    except InvalidArchive as error:
+        yield f"its list of signatures: {error}"
+        return
+    for descriptor in attached:
+        try:
+            attachments.load(store.blobs, descriptor, entry)
+        except InvalidArchive as error:
+            yield f"a signature of it: {error}"
 
 
 def _log(store: Store, name: str, *, repair: bool) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import attachments, manifest
 from ingot.model_store.derived import DerivedCache
 from ingot.model_store.leases import is_locked
 from ingot.model_store.manifest import Descriptor
@@ -60,7 +61,7 @@ def collect(
             marked = set(leased)
             for name in names:
                 marked |= _reachable(store, name, since, keep_moves, dry_run=dry_run)
-            found = [(path, _size(path)) for path in _garbage(store, marked, since.timestamp())]
+            found = [(path, _size(path)) for path in _garbage(store, marked, leased, since.timestamp())]
             removed = [(path, size) for path, size in found if dry_run or _remove(path)]
             files = tuple(path for path, _ in removed)
             return Collected(files, sum(size for _, size in removed), len(marked), dry_run)
@@ -88,8 +89,14 @@ def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry
                 descriptor = store.descriptor(digest)
                 marked |= _blobs(store, descriptor, there)
                 archives[digest] = descriptor
+        living = {attachments_tag(digest) for digest in archives}
         for tag in there:
-            if change is not None and is_attachments_tag(tag) and tag not in map(attachments_tag, archives):
+            if not is_attachments_tag(tag) or tag in living:
+                continue
+            if (store.blobs.folder / tag.removeprefix("sha256-")).exists():
+                # It goes after its archive, which may yet be brought back, or be another model's too.
+                marked |= _attached(store, tag, there[tag])
+            elif change is not None:
                 change.replace(tag, None, "remove")
     return marked
 
@@ -110,15 +117,26 @@ def _blobs(store: Store, descriptor: Descriptor, there: dict[str, Descriptor]) -
     return found | {listing.digest} if listing else found
 
 
-def _garbage(store: Store, marked: set[str], before: float) -> Iterator[Path]:
+def _attached(store: Store, tag: str, listing: Descriptor) -> set[str]:
+    """Return the digests of what is attached to an archive that no tag points to, and of the list of it."""
+    found = {listing.digest}
+    subject = Descriptor(media_type=manifest.INDEX, digest=tag.replace("-", ":", 1), size=0)
+    with contextlib.suppress(InvalidArchive):
+        for descriptor in attachments.listed(store.blobs, listing):
+            document = attachments.load(store.blobs, descriptor, subject)
+            found.update(item.digest for item in (descriptor, document.config, *document.layers))
+    return found
+
+
+def _garbage(store: Store, marked: set[str], leased: set[str], before: float) -> Iterator[Path]:
     for path in _files(store.blobs.folder):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
     unfinished = [*_files(store.tmp), *store.root.glob(".tmp-*"), *(store.root / "repos").rglob(".tmp-*")]
     for path in unfinished:
         # A push that holds a lease may be about to go on with a part.
-        leased = path.suffix == ".part" and f"sha256:{path.stem}" in marked
-        if not leased and _old(path, before) and not is_locked(path):
+        wanted = path.suffix == ".part" and f"sha256:{path.stem}" in leased
+        if path.is_file() and not path.is_symlink() and not wanted and _old(path, before) and not is_locked(path):
             yield path
     yield from _derived(DerivedCache(store.root / "derived"), marked, before)
 
@@ -141,6 +159,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _old(path: Path, before: float) -> bool:
+    """Tell whether a file was written before a moment; False if there is none."""
     try:
         return path.stat().st_mtime <= before
     except FileNotFoundError:

@@ -65,7 +65,7 @@ class Descriptor(OCIDocument):
 
     media_type: str = Field(max_length=255)
     digest: Digest
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, lt=1 << 63)
     artifact_type: str | None = Field(None, max_length=255)
     annotations: dict[str, str] = {}
 

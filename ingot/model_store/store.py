@@ -26,7 +26,7 @@ from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFoun
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
-from ingot.model_store.files import atomic_file
+from ingot.model_store.files import atomic_file, open_plain
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import Reference, attachments_tag, is_attachments_tag, is_version, version_key
@@ -63,7 +63,13 @@ class Store:
         self.leases = Leases(self.root)
 
     def push(
-        self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
+        self,
+        archive: Archive,
+        reference: str | Reference,
+        *,
+        expect: str = ANY,
+        transfer: Transfer | None = None,
+        recheck: bool = False,
     ) -> Reference:
         """Copy an archive into the store, with what is attached to it, and point a tag at it.
 
@@ -75,6 +81,7 @@ class Store:
             reference: ``name:tag``.
             expect: the digest that the tag must have now, ``"none"`` for a new tag; by default anything.
             transfer: is told of what is copied.
+            recheck: read the blobs that are here already, instead of trusting their names and sizes.
 
         Returns:
             The reference with the archive's digest.
@@ -90,9 +97,9 @@ class Store:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         with self._writing():
             self._check_free(ref.name, ref.tag, archive.digest, expect)
-            archive.check_own()
             with self.leases.hold(_digests(archive)):
-                archive.copy_to(self.blobs, transfer)
+                sink = self.blobs.doubting() if recheck else self.blobs
+                archive.copy_to(sink, transfer).check_own()  # of the copy: its blobs are on this disk, and checked
                 return self._move(ref.name, ref.tag, archive, "push", expect)
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
@@ -203,7 +210,17 @@ class Store:
         """
         self._check()
         repos = self.root / "repos"
-        found = (path.parent.relative_to(repos).as_posix() for path in repos.rglob("index.json") if path.is_file())
+        found = []
+        try:
+            for folder, folders, files in os.walk(repos, onerror=_raise):
+                for path in (Path(folder) / name for name in folders):
+                    _check_no_link(path)
+                if "index.json" in files or "reflog.jsonl" in files:
+                    found.append(Path(folder).relative_to(repos).as_posix())
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # what cannot be seen must not be taken for absent: its blobs would be collected
+            raise InvalidArgument(f"the store's {error.filename} cannot be read: {error.strerror}") from error
         return sorted(found)
 
     def tags(self, name: str) -> dict[str, str]:
@@ -227,8 +244,16 @@ class Store:
         return next_version({*self.tags(name), *(move.tag for move in self.of(name).history())})
 
     def of(self, name: str) -> Tags:
-        """Return the tags of a model as they are kept."""
-        return Tags(name, self.root / "repos" / name)
+        """Return the tags of a model as they are kept.
+
+        Raises:
+            InvalidArgument: their folder is a link.
+        """
+        folder = self.root / "repos"
+        for part in name.split("/"):
+            folder /= part
+            _check_no_link(folder)
+        return Tags(name, folder)
 
     def descriptor(self, digest: str) -> Descriptor:
         """Return the descriptor of an archive by its digest alone.
@@ -248,8 +273,15 @@ class Store:
         Raises:
             InvalidArchive: one of its documents is missing or damaged.
         """
-        listing = entries.get(attachments_tag(descriptor.digest))
-        return Archive(self.blobs, descriptor, attachments.listed(self.blobs, listing) if listing else ())
+        return Archive(self.blobs, descriptor, self._listed(entries.get(attachments_tag(descriptor.digest))))
+
+    def _listed(self, listing: Descriptor | None) -> tuple[Descriptor, ...]:
+        """Return what an entry lists as attached: nothing where it is damaged, so that the archive can still be had."""
+        try:
+            return attachments.listed(self.blobs, listing) if listing is not None else ()
+        except InvalidArchive as error:
+            log.warning("what is attached to an archive cannot be read, and counts for nothing: %s", error)
+            return ()
 
     def _locate(self, ref: Reference, entries: Mapping[str, Descriptor]) -> tuple[str, Descriptor]:
         """Return which tag a reference names, and its archive's descriptor.
@@ -273,9 +305,12 @@ class Store:
         """Raise InvalidArgument if the store is no folder, or is of a newer schema."""
         if self.root.exists() and not self.root.is_dir():
             raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
+        for name in ("blobs", "blobs/sha256", "repos", "tmp", "leases", "derived", "damaged"):
+            _check_no_link(self.root / name)
         path = self.root / "store.json"
         try:
-            manifest.decode(_Schema, path.read_bytes(), str(path))
+            with open_plain(path) as stream:
+                manifest.decode(_Schema, stream.read(manifest.MAX_DOCUMENT_BYTES), str(path))
         except FileNotFoundError:
             return  # of a version that wrote none, or not made yet
         except OSError as error:
@@ -314,13 +349,7 @@ class Store:
         """
         tag = attachments_tag(archive.digest)
         listing = change.tags.read().get(tag)
-        before: tuple[Descriptor, ...] = ()
-        if listing is not None:
-            try:
-                before = attachments.listed(self.blobs, listing)
-            except InvalidArchive as error:
-                log.warning("the signatures of %s are listed anew: %s", archive.digest, error)
-        merged = attachments.merge(before, archive.attached)
+        merged = attachments.merge(self._listed(listing), archive.attached)
         if not merged.manifests:
             return {tag: None} if listing is not None else {}
         return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
@@ -393,6 +422,16 @@ def next_version(tags: Iterable[str]) -> str:
     highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
     whole = highest[0][1]
     return str(whole if version_key(str(whole)) > highest else whole + 1)
+
+
+def _check_no_link(path: Path) -> None:
+    """Raise InvalidArgument if a folder of the store is a link: it could lead to files that are none of the store's."""
+    if path.is_symlink():
+        raise InvalidArgument(f"{path} is a link, which a folder of a store cannot be; move the whole store instead")
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _parse(reference: str | Reference) -> Reference:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import IO, Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.errors import InvalidArchive, InvalidArgument, TagMoved
 from ingot.model_store import manifest
-from ingot.model_store.files import atomic_file
+from ingot.model_store.files import atomic_file, open_plain
 from ingot.model_store.manifest import Descriptor, Digest, Index
-from ingot.model_store.references import is_attachments_tag
+from ingot.model_store.references import is_attachments_tag, is_tag
 
 Action = Literal["push", "promote", "rollback", "remove", "recover"]
 
@@ -30,6 +31,10 @@ ANY: Final = "any"
 NONE: Final = "none"
 """Where a digest is expected: nothing yet."""
 MAX_TAGS = 10_000
+# Moments that every time zone can show.
+_FIRST, _LAST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+
+log = logging.getLogger(__name__)
 
 
 class Move(BaseModel):
@@ -37,12 +42,12 @@ class Move(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    time: AwareDatetime
-    tag: str
+    time: Annotated[AwareDatetime, Field(ge=_FIRST, le=_LAST)]
+    tag: str = Field(max_length=200)
     old: Digest | None = None
     new: Digest | None = None
     action: Action = "push"
-    by: str = ""
+    by: str = Field("", max_length=200)
 
 
 class Tags:
@@ -67,13 +72,20 @@ class Tags:
             InvalidArgument: it cannot be read.
         """
         try:
-            raw = self.index.read_bytes()
+            with open_plain(self.index) as stream:
+                raw = stream.read()
         except FileNotFoundError:
+            if self.reflog.exists():
+                raise InvalidArchive(f"{self.index} is missing, though tags were moved") from None
             return {}
         except OSError as error:
             raise InvalidArgument(f"the store's {self.index} cannot be read: {error.strerror}") from error
         entries = manifest.decode(Index, raw, str(self.index)).manifests
-        return {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
+        tags = {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
+        for tag in tags:
+            if not is_tag(tag):
+                raise InvalidArchive(f"{self.index} names a tag that cannot be one: {tag[:40]!r}")
+        return tags
 
     def history(self) -> list[Move]:
         """Return all moves, the oldest first.
@@ -83,7 +95,8 @@ class Tags:
             InvalidArgument: it cannot be read.
         """
         try:
-            lines = self.reflog.read_bytes().split(b"\n")
+            with open_plain(self.reflog) as stream:
+                lines = stream.read().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -117,7 +130,7 @@ class Tags:
             InvalidArchive: the log is damaged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("ab+", buffering=0) as lock:
+        with open_plain(self.folder / ".lock", "ab+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             change = Change(self, lock)
             if recover and os.fstat(lock.fileno()).st_size:
@@ -179,9 +192,15 @@ class Change:
         if len(tags) > MAX_TAGS:
             raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
         self._lock.write(b"*")
+        self._lock.flush()
         self._write(tags)
         if not is_attachments_tag(tag) and (new and new.digest) != (old and old.digest):
-            self._log(Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action))
+            move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action)
+            try:
+                self._log(move)
+            except OSError as error:  # the tag has moved; the mark makes the next writer log it
+                log.warning("%s could not be written, and will be later: %s", self.tags.reflog, error)
+                return old
         self._lock.truncate(0)
         return old
 
@@ -225,14 +244,14 @@ class Change:
             stream.write(manifest.encode(Index(manifests=entries)))
 
     def _log(self, move: Move) -> None:
-        with self.tags.reflog.open("ab+") as log:
-            if log.seek(0, os.SEEK_END):
-                log.seek(-1, os.SEEK_END)
-                if log.read(1) != b"\n":  # the last line was cut short
-                    log.write(b"\n")
-            log.write(move.model_dump_json().encode() + b"\n")
-            log.flush()
-            os.fsync(log.fileno())
+        with open_plain(self.tags.reflog, "ab+") as stream:
+            start = b""
+            if stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                start = b"" if stream.read(1) == b"\n" else b"\n"  # the last line was cut short
+            stream.write(start + move.model_dump_json().encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def targets(history: list[Move], tag: str) -> list[str | None]:
@@ -257,6 +276,6 @@ def _now() -> dict[str, object]:
 
 def _user() -> str:
     try:
-        return getpass.getuser()
+        return getpass.getuser()[:200]
     except (OSError, KeyError):  # a container's user without a name
         return str(os.getuid())

@@ -297,7 +297,19 @@ class TestHostileDocuments:
             (b'{"manifests": [{"mediaType": "x", "digest": "sha256:../../etc/passwd", "size": 1}]}', "digest"),
             (b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": -1}]}' % (b"0" * 64), "size"),
             (b'{"manifests": [{"mediaType": "x", "digest": "md5:%s", "size": 1}]}' % (b"0" * 32), "digest"),
-            (b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1}]}' % (b"0" * 64), "is missing"),
+            (
+                b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1}]}' % (b"0" * 64),
+                "'x', not an index",
+            ),
+            (
+                b'{"manifests": [{"mediaType": "%s", "digest": "sha256:%s", "size": 1}]}'
+                % (manifest.INDEX.encode(), b"0" * 64),
+                "is missing",
+            ),
+            (
+                b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1%s}]}' % (b"0" * 64, b"0" * 400),
+                "size",
+            ),
             (b'{"a": ' * 100_000, "index.json is not valid"),
             (b"[" * 100_000, "index.json is not valid"),
             (b" " * ((4 << 20) + 1), "larger than 4 MiB"),
