@@ -84,6 +84,23 @@ def test_every_metric_is_documented() -> None:
     assert [name for name in names if name not in DOCS] == []
 
 
+def test_the_architecture_names_every_module_where_it_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named: list[str] = []
+    at: list[str] = []
+    for line in page.splitlines():
+        if heading := re.match(r"#+ `(ingot/(?:\w+/)?)`$", line):
+            at = [heading[1]]
+        elif line.startswith("#"):
+            at = []
+        elif at and (item := re.match(r"( *)- `([\w/]+(?:\.py)?)`: ", line)):
+            at = [*at[: 1 + len(item[1]) // 2], item[2]]
+            named += ["".join(at)] if item[2].endswith(".py") else []
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "ingot").rglob("*.py")]
+    left_out = ("/__init__.py", "_pb2.py")  # a folder stands for the first, and the second are generated
+    assert sorted(named) == sorted(["ingot/__init__.py", *(name for name in modules if not name.endswith(left_out))])
+
+
 def test_every_path_is_documented() -> None:
     paths = create_app(DataPlane(Repository()), 1, 1).openapi()["paths"]
     assert len(paths) > 5

@@ -207,7 +207,10 @@ class BlobFolder:
         target = self.path(descriptor)
         if target.exists():
             return descriptor
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
         try:
             os.link(path, target)
         except FileExistsError:
