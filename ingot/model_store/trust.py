@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,30 @@ class Policy:
         verdict = self.check(archive, Reference(archive.name), file=file)
         return verdict if verdict.result == "valid" else self.check(archive, Reference(name), file=file)
 
+    def check_copy(self, archive: Archive, source: Reference, target: Reference | None, *, file: str = "") -> None:
+        """Tell whether an archive may be copied: it must be trusted as what it is found as, and as what it becomes.
+
+        What comes from elsewhere, a registry or a file, is held against the rule for its name there. What goes into the
+        local store, or to a name that a rule is for, is held against the rule for that name: a name that needs no
+        signature is not the way to one that does. What is neither is held against the rule for its own name.
+
+        Args:
+            archive: with what is attached to it.
+            source: what it was found as; of a file, ``Reference(archive.name)``.
+            target: what it becomes; None, a file.
+            file: the file that it was found in.
+
+        Raises:
+            Untrusted: it is not trusted.
+        """
+        lands = target is not None and (target.registry is None or self.covers(target))
+        if file or source.registry is not None or not lands:
+            self.check(archive, source, file=file)
+        if target is not None and lands:
+            # A rule for a registry is for what comes from there, whatever it is called here.
+            becomes = Reference(target.name, registry=target.registry or source.registry)
+            self.check(archive, becomes, file=file or str(replace(source, digest=None, variant=None)))
+
     def check_bare(self, name: str, path: Path) -> Verdict:
         """Tell whether a file that cannot carry a signature is trusted under a name.
 
@@ -212,11 +236,10 @@ class Policy:
         if file:
             shown = f"{file} ({archive.digest[:19]}...), as '{reference.name}',"
         if not rule.keys:  # a rule that requires a signature has some
-            named = Reference(reference.name, registry=reference.registry)
             there = ", ".join(rule.title for rule in self.rules[:_SHOWN_RULES])
             more = f" and {len(self.rules) - _SHOWN_RULES} more" if len(self.rules) > _SHOWN_RULES else ""
             rules = f"the rules are for: {there}{more}" if there else "it has no rules"
-            return f"{shown} is not trusted by {self._place(rule)}: no rule names '{named}'; {rules}"
+            return f"{shown} is not trusted by {self._place(rule)}: no rule names '{reference.name}'; {rules}"
         found = "it is unsigned" if finding.result == "unsigned" else "; ".join(finding.faults[:4])
         return (
             f"{shown} is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. Whoever "
