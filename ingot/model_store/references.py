@@ -256,15 +256,13 @@ def latest(tags: Iterable[str], ref: Reference) -> str:
 
 
 def moved(ref: Reference, there: str) -> str:
-    """Return for a message that a tag is not what a reference says, and what names that.
+    """Return for a message that a tag is not what a reference says, and what to write.
 
     Args:
         ref: with tag and digest.
         there: the digest that the tag has.
     """
-    plain = Reference(ref.name, ref.tag, registry=ref.registry)
-    stays = Reference(ref.name, None, ref.digest, registry=ref.registry)
-    return f"'{plain}' is {there} now; '{stays}' names that archive whatever the tag is"
+    return f"'{ref.name}:{ref.tag}' is {there} now; the digest without the tag names an archive whatever its tags are"
 
 
 def some(tags: Iterable[str]) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, Reference, Store
+from ingot.model_store import Archive, Reference, Store, signing
+from ingot.model_store.keys import PrivateKey
 from ingot.model_store.places import Place, locate, locate_file
 from ingot.model_store.registry import Registry
 from ingot.model_store.transfer import Transfer
 from tests.model_store.samples import archive
+from tests.model_store.signers import KEY, OTHER
 
 FIRST, SECOND = archive(b"one"), archive(b"two")
 NOWHERE = f"sha256:{'0' * 64}"
@@ -63,11 +65,17 @@ class TestFind:
             place.push(FIRST, f"{name}:{tag}")
         assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
 
-    @pytest.mark.parametrize("suffix", [":2", f"@{NOWHERE}", f":1@{NOWHERE}"])
+    @pytest.mark.parametrize("suffix", [":2", f"@{NOWHERE}"])
     def test_what_is_not_there_is_told_with_what_is(self, place: Place, name: str, suffix: str) -> None:
         place.push(FIRST, f"{name}:1")
         with pytest.raises(NotFound, match=f"has no '.*{name}{suffix}'; '{name}' has: 1$"):
             place.find(f"{name}{suffix}")
+
+    def test_a_tag_that_moved_on_is_told_with_what_it_is_now(self, place: Place, name: str) -> None:
+        place.push(FIRST, f"{name}:prod")
+        place.push(SECOND, f"{name}:prod")
+        with pytest.raises(NotFound, match=f"'{name}:prod' is {SECOND.digest} now; the digest without the tag names"):
+            place.find(f"{name}:prod@{FIRST.digest}")
 
     def test_a_model_that_is_not_there_is_told(self, place: Place) -> None:
         with pytest.raises(NotFound, match="has no model 'places/none'"):
@@ -144,6 +152,27 @@ class TestDigestOf:
     def test_what_is_no_tag_has_none(self, place: Place, name: str, tag: str) -> None:
         with pytest.raises(InvalidArgument, match="is no tag"):
             place.digest_of(name, tag)
+
+
+class TestAttach:
+    def signed(self, key: PrivateKey) -> Archive:
+        return FIRST.with_signature(signing.sign(FIRST, "tiny", key))
+
+    def test_what_is_attached_comes_beside_or_instead_of_what_was(self, place: Place, name: str) -> None:
+        place.push(self.signed(KEY), f"{name}:1")
+        place.attach(self.signed(OTHER), name)
+        assert {claim.keyid for claim in signing.describe(place.find(f"{name}:1")[0])} == {
+            KEY.public.keyid,
+            OTHER.public.keyid,
+        }
+        place.attach(self.signed(OTHER), name, replace=True)
+        (claim,) = signing.describe(place.find(f"{name}:1")[0])
+        assert claim.keyid == OTHER.public.keyid
+
+    def test_what_is_not_there_cannot_be_signed(self, place: Place, name: str) -> None:
+        place.push(SECOND, f"{name}:1")
+        with pytest.raises(NotFound, match="has no"):
+            place.attach(self.signed(KEY), name, replace=True)
 
 
 class TestRemove:

@@ -127,8 +127,11 @@ class TestResolve:
         store.push(SECOND, "tiny:2")
         assert store.resolve(f"tiny@{FIRST.digest}").tag == "1"
         assert store.get(f"tiny:2@{SECOND.digest}").digest == SECOND.digest
-        for wrong in (f"tiny:2@{FIRST.digest}", f"tiny@sha256:{'0' * 64}"):
-            with pytest.raises(NotFound, match="'tiny' has: 1, 2"):
+        for wrong, message in (
+            (f"tiny:2@{FIRST.digest}", f"'tiny:2' is {SECOND.digest} now"),
+            (f"tiny@sha256:{'0' * 64}", "'tiny' has: 1, 2"),
+        ):
+            with pytest.raises(NotFound, match=message):
                 store.resolve(wrong)
 
     def test_the_variant_stays_in_the_reference(self, store: Store) -> None:

@@ -105,14 +105,72 @@ class TestCheck:
         assert "is not trusted by" in refusal(policy, "tiny", PLAIN)
 
 
+WAIVED = '[[rule]]\nnames = "scratch/*"\nrequire_signature = false\n' + TEAM
+
+
+class TestCheckCopy:
+    """A policy that lets in ``scratch/*`` unsigned, and asks for a signature of ``team/*``."""
+
+    def copy(self, policy: Policy, source: str, target: str | None, subject: Archive = PLAIN, file: str = "") -> None:
+        to = None if target is None else Reference.parse(target)
+        policy.check_copy(subject, Reference.parse(source), to, file=file)
+
+    @pytest.mark.parametrize("source", ["oci://registry.local/scratch/tiny:1", "scratch/tiny:1"])
+    @pytest.mark.parametrize("target", ["team/tiny:1", "oci://other.local/team/tiny:1"])
+    def test_a_name_that_needs_no_signature_is_not_the_way_to_one_that_does(
+        self, load: LoadPolicy, source: str, target: str
+    ) -> None:
+        policy = load(WAIVED)
+        with pytest.raises(Untrusted, match=f"{source} .sha256:.*, as 'team/tiny', is not trusted .* it is unsigned"):
+            self.copy(policy, source, target)
+        self.copy(policy, source, target.replace("team", "scratch"))
+
+    def test_a_files_own_name_counts_and_so_does_the_one_that_it_gets(self, load: LoadPolicy) -> None:
+        policy = load(WAIVED)
+        with pytest.raises(Untrusted, match=r"evil\.ingot .*, as 'team/tiny', .* it is unsigned"):
+            self.copy(policy, "scratch/tiny", "team/tiny:1", file="evil.ingot")
+        with pytest.raises(Untrusted, match=r"tiny\.ingot .*, as 'tiny', .* no rule names 'tiny'; the rules are for: s"):
+            self.copy(policy, "tiny", "team/tiny:1", signed(), file="tiny.ingot")
+        self.copy(policy, "team/tiny", "team/tiny:1", signed(), file="tiny.ingot")
+
+    def test_the_name_in_the_store_must_be_that_of_a_rule(self, load: LoadPolicy) -> None:
+        with pytest.raises(Untrusted, match="as 'tiny', is not trusted .* no rule names 'tiny'"):
+            self.copy(load(TEAM), "oci://registry.local/team/tiny:1", "tiny:1", signed())
+
+    def test_a_rule_for_a_registry_is_for_what_comes_from_there_into_the_store(self, load: LoadPolicy) -> None:
+        policy = load(f'{TEAM}registry = "registry.local"\n')
+        self.copy(policy, "oci://registry.local/team/tiny:1", "team/tiny:1", signed())
+        with pytest.raises(Untrusted, match="no rule names"):
+            self.copy(policy, "oci://other.local/team/tiny:1", "team/tiny:1", signed())
+
+    def test_a_policy_is_never_without_effect(self, load: LoadPolicy) -> None:
+        for target in (None, "oci://elsewhere.local/tiny:1"):
+            with pytest.raises(Untrusted, match="it is unsigned"):
+                self.copy(load(TEAM), "team/tiny:1", target)
+            self.copy(load(TEAM), "team/tiny:1", target, signed())
+
+
+class TestCheckSelfNamed:
+    def test_a_name_that_a_file_gave_itself_lets_in_nothing_unsigned(self, load: LoadPolicy) -> None:
+        free = archive(name="scratch/tiny")
+        with pytest.raises(Untrusted, match=r"a\.ingot .* as 'prod', .* no rule names 'prod'"):
+            load(WAIVED).check_self_named(free, "prod", file="a.ingot")
+        both = load(WAIVED.replace("scratch/*", "**"))
+        assert both.check_self_named(free, "prod").result == "unsigned"
+
+    def test_a_signature_for_its_own_name_does(self, load: LoadPolicy) -> None:
+        own = archive(name="team/tiny")
+        own = own.with_signature(signing.sign(own, own.name, KEY))
+        assert load(WAIVED).check_self_named(own, "anything").signed_by == KEY.public.keyid
+
+
 class TestRules:
     def test_what_no_rule_names_is_refused(self, load: LoadPolicy) -> None:
         message = refusal(load(TEAM), "tiny:1")
-        assert "is not trusted by trust.toml: no rule names it, and it is signed by" in message
-        assert "add a rule for its name" in message
+        assert message.endswith("is not trusted by trust.toml: no rule names 'tiny'; the rules are for: team/*")
 
     def test_an_empty_policy_refuses_everything(self, load: LoadPolicy) -> None:
-        assert "no rule names it" in refusal(load(""), "tiny:1")
+        assert "no rule names 'tiny'; it has no rules" in refusal(load(""), "tiny:1")
 
     def test_what_no_rule_names_can_be_let_in(self, load: LoadPolicy) -> None:
         policy = load(f"require_signature = false\n{TEAM}")
@@ -128,7 +186,7 @@ class TestRules:
         policy = load(f'{TEAM}registry = "Registry.local:5000"\n')
         check(policy, "oci://registry.local:5000/team/tiny:1")
         for other in ("oci://registry.local/team/tiny:1", "oci://registry.local:500/team/tiny:1", "team/tiny:1"):
-            assert "no rule names it" in refusal(policy, other)
+            assert "the rules are for: team/* of Registry.local:5000" in refusal(policy, other)
 
     def test_a_rule_without_a_registry_is_for_all(self, load: LoadPolicy) -> None:
         for where in ("", "oci://registry.local:5000/", "oci+http://evil.example/"):
@@ -139,7 +197,7 @@ class TestRules:
         policy = load(f'{TEAM}registry = "{text}"\n')
         check(policy, "oci://registry.local/team/tiny:1")
         check(policy, "oci://registry.local:443/team/tiny:1")
-        assert "no rule names it" in refusal(policy, "oci+http://registry.local/team/tiny:1")
+        assert "no rule names 'team/tiny'" in refusal(policy, "oci+http://registry.local/team/tiny:1")
 
     @pytest.mark.parametrize(
         ("names", "inside", "outside"),

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -35,16 +35,18 @@ _MARGIN_SECONDS = 5
 class Scope:
     """What a request wants to do: with a repository (``name``), or with the registry itself.
 
-    ``source`` is another repository that a blob is mounted from.
+    ``source`` is another repository that a blob is mounted from. ``purpose`` is what all of it is for, such as
+    ``push``, which messages name: access is asked for the actions.
     """
 
     name: str = ""
     actions: str = "pull"
     source: str = ""
+    purpose: str = field(default="", compare=False)
 
     @property
     def verb(self) -> str:
-        return self.actions.rpartition(",")[2]
+        return self.purpose or self.actions.rpartition(",")[2]
 
     def __str__(self) -> str:
         if not self.name:

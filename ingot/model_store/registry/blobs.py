@@ -36,15 +36,15 @@ class RegistryBlobs:
         client: the registry.
         name: the repository.
         chunk_bytes: send blobs in pieces of that size; None sends each in one, which every registry takes.
-        actions: what will be done with it, for which access is asked from the start: ``pull``, or ``pull,push``.
+        purpose: what is done with it, such as ``push``, for messages.
     """
 
     workers = 4  # each waits for the other side most of the time
 
-    def __init__(self, client: Client, name: str, chunk_bytes: int | None = None, actions: str = "pull"):
+    def __init__(self, client: Client, name: str, chunk_bytes: int | None = None, purpose: str = ""):
         self.client = client
         self.name = name
-        self.actions = actions
+        self._purpose = purpose
         self.subjects: set[str] = set()
         """What the registry says that it lists attachments of."""
         self._chunk_bytes = chunk_bytes
@@ -72,7 +72,7 @@ class RegistryBlobs:
         folder = "manifests" if _is_manifest(descriptor) else "blobs"
         url = self.client.url(f"{self.name}/{folder}/{descriptor.digest}")
         answer = self.client.call(
-            Request("HEAD", url, Scope(self.name, self.actions), {"Accept": ACCEPT}), allow=(404,)
+            Request("HEAD", url, Scope(self.name, purpose=self._purpose), {"Accept": ACCEPT}), allow=(404,)
         )
         if answer.status == 404:
             return False
@@ -177,9 +177,9 @@ class RegistryBlobs:
         return content
 
     def _request(self, method: str, reference: str, headers: dict[str, str], content: bytes | None = None) -> Request:
-        actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, self.actions)
+        actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, "pull")
         url = self.client.url(f"{self.name}/manifests/{reference}")
-        return Request(method, url, Scope(self.name, actions), headers, content)
+        return Request(method, url, Scope(self.name, actions, purpose=self._purpose), headers, content)
 
 
 def _is_manifest(descriptor: Descriptor) -> bool:

@@ -23,7 +23,6 @@ from ingot.model_store.references import (
 )
 from ingot.model_store.registry import credentials as credential_files
 from ingot.model_store.registry import pages, referrers
-from ingot.model_store.registry.auth import PUSH
 from ingot.model_store.registry.blobs import RegistryBlobs
 from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
@@ -139,7 +138,7 @@ class Registry:
         ref = self._parse(reference)
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
-        blobs = self._blobs(ref.name, PUSH)
+        blobs = self._blobs(ref.name, "push")
         self._check_tag(blobs, ref.tag, archive.digest, expect)
         archive.check_own()
         archive.copy_to(blobs, transfer)
@@ -157,7 +156,7 @@ class Registry:
         """
         target = alias_of(self._parse(reference).name, alias)
         archive, found = self.find(reference)
-        return self._move(self._blobs(found.name, PUSH), str(target.tag), archive.descriptor, expect)
+        return self._move(self._blobs(found.name, "push"), str(target.tag), archive.descriptor, expect)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag.
@@ -191,7 +190,7 @@ class Registry:
             Unsupported: others are to be replaced, and the registry has the referrers API: it lists what it holds.
             Unavailable: the registry cannot be reached.
         """
-        blobs = self._blobs(name, PUSH)
+        blobs = self._blobs(name, "push")
         if not blobs.has(archive.descriptor):
             raise NotFound(f"{self.address} has no '{name}@{archive.digest}'")
         if replace:
@@ -206,8 +205,8 @@ class Registry:
         netloc = self.address.netloc
         return lambda name: given if given is not None else credential_files.find(netloc, name)
 
-    def _blobs(self, name: str, actions: str = "pull") -> RegistryBlobs:
-        return RegistryBlobs(self._client, valid_name(name), self._chunk_bytes, actions)
+    def _blobs(self, name: str, purpose: str = "") -> RegistryBlobs:
+        return RegistryBlobs(self._client, valid_name(name), self._chunk_bytes, purpose)
 
     def _parse(self, reference: str | Reference) -> Reference:
         ref = reference if isinstance(reference, Reference) else Reference.parse(reference)

@@ -126,7 +126,7 @@ class TestTokens:
 
     def test_a_token_that_is_refused_is_asked_for_once_more_only(self, server: Server, fake: Tokens) -> None:
         fake.uses = 0
-        with pytest.raises(InvalidArgument, match="refuses access to 'tiny'"):
+        with pytest.raises(InvalidArgument, match="refuses the credentials for 'tiny'"):
             place(server).find("tiny:1")
         assert len(server.asked("/manifests/1")) == 2
 

@@ -119,7 +119,7 @@ class TestFind:
     def test_a_tag_that_points_elsewhere_than_the_digest_is_not_found(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:prod")
         place.push(SECOND, f"{name}:2")
-        with pytest.raises(NotFound, match=f"has no '.*{name}:prod@{SECOND.digest}'; '{name}' has: 2, prod"):
+        with pytest.raises(NotFound, match=f"'{name}:prod' is {FIRST.digest} now"):
             place.find(f"{name}:prod@{SECOND.digest}")
 
     def test_a_model_that_is_not_there_is_said_so(self, place: Registry) -> None:
@@ -239,7 +239,7 @@ class TestPassword:
     def test_a_wrong_one_is_refused_and_not_shown(self, registry_with_password: tuple[str, str, str]) -> None:
         address, user, _ = registry_with_password
         place = Registry(address, credentials=Credentials(user, "hunter2"))
-        with pytest.raises(InvalidArgument, match="refuses access") as caught:
+        with pytest.raises(InvalidArgument, match="refuses the credentials for 'tiny'") as caught:
             place.find("tiny:1")
         assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
 
