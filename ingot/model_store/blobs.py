@@ -1,4 +1,4 @@
-"""Content-addressed blobs: any source of them, any place that they are copied to, and a folder that is both."""
+"""Content-addressed blobs: any source of them, and any place that they are copied to."""
 
 from __future__ import annotations
 
