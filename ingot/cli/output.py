@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ingot.layout import duration as duration
+from ingot.layout import size as size
 
 stdout = Console(emoji=False)
 stderr = Console(file=sys.stderr, emoji=False)  # the real one, whoever redirects sys.stderr: progress must stay visible
@@ -56,13 +57,3 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a remark on stderr."""
     stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people read it."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

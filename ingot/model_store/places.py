@@ -23,11 +23,23 @@ class Place(Protocol):
         """Return tag -> digest of a model; empty when there is no such model."""
         ...
 
+    def digest_of(self, name: str, tag: str) -> str | None:
+        """Return the digest that a model's tag points to; None if there is no such tag. No other tag is looked at.
+
+        Raises:
+            InvalidArgument: ``tag`` is no tag.
+        """
+        ...
+
     def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
         """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
 
+        Without a tag it is the highest version, or the only tag; with a digest alone, what has that digest. A registry
+        finds that too when no tag points to it; then the tag stays None.
+
         Raises:
-            NotFound: there is no such name, tag or digest; the message lists what there is.
+            NotFound: there is no such name, tag or digest; the message lists what there is. Or there are several tags,
+                none is a version, and none was named.
         """
         ...
 
@@ -38,7 +50,7 @@ class Place(Protocol):
 
         Raises:
             AlreadyExists: the version holds another archive.
-            TagMoved: the tag is not what is expected.
+            TagMoved: the tag is not what is expected; if it is not from the start, nothing is copied.
         """
         ...
 
@@ -46,13 +58,19 @@ class Place(Protocol):
         """Point an alias at what a reference names.
 
         Raises:
+            InvalidArgument: ``alias`` is no tag.
             AlreadyExists: ``alias`` is a version that holds another archive.
             TagMoved: the alias is not what is expected.
         """
         ...
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
-        """Remove a tag."""
+        """Remove a tag, if it points to the reference's digest, where it has one, and to what is expected.
+
+        Raises:
+            NotFound: there is no such tag, or it points to another digest than the reference's.
+            TagMoved: the tag is not what is expected.
+        """
         ...
 
     def attach(self, archive: Archive, name: str) -> None:

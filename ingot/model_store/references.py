@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, NotFound
 
 # OCI distribution's grammar for repository names and tags, so that every local name is also a legal remote one.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -28,6 +30,10 @@ _REFERENCE = re.compile(
 _RESERVED = frozenset(("oci-layout", "index.json", "reflog.jsonl", "blobs"))
 _ATTACHED = re.compile(r"sha256-[0-9a-f]{64}")
 _VERSION = re.compile(r"v?\d[\w.-]*")
+_SHOWN = 20
+
+HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""What Docker calls its hub, in files of credentials too. The last one is where its registry is."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,26 @@ class RegistryAddress:
     @property
     def url(self) -> str:
         """Such as ``https://registry.local:5000``."""
-        plain = is_loopback(self.host) if self.scheme == "oci" else self.scheme == "oci+http"
-        return f"{'http' if plain else 'https'}://{self.netloc}"
+        netloc = self.netloc.replace(self.host, HUB[-1], 1) if self.host in HUB else self.netloc
+        return f"{'http' if self._plain else 'https'}://{netloc}"
+
+    @property
+    def _plain(self) -> bool:
+        return is_loopback(self.host) if self.scheme == "oci" else self.scheme == "oci+http"
+
+    def may_lead_to(self, scheme: str, host: str, user: str = "") -> bool:
+        """Tell whether the registry may send a client to a URL, and have credentials sent there.
+
+        That is HTTPS, or plain HTTP where it is spoken already, and no URL with a user's name in it. A registry on this
+        machine that was not asked for plain HTTP by its scheme leads by it to this machine alone.
+
+        Args:
+            scheme: the URL's.
+            host: its host, without port.
+            user: what it has before an ``@``.
+        """
+        plain = self._plain and (self.scheme == "oci+http" or is_loopback(host))
+        return bool(host) and not user and (scheme == "https" or (scheme == "http" and plain))
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.netloc}"
@@ -73,8 +97,9 @@ class RegistryAddress:
 
 @dataclass(frozen=True)
 class Reference:
-    """One parsed reference. A missing tag means the highest version; a missing variant, the archive's preferred one.
+    """One parsed reference.
 
+    A missing tag means the highest version, or the only tag; a missing variant, the archive's preferred one.
     Without a ``registry`` it names an archive of the local store.
     """
 
@@ -159,6 +184,67 @@ def version_key(tag: str) -> tuple[tuple[int, int, str], ...]:
         for part in re.findall(r"\d+|[A-Za-z]+", tag.removeprefix("v"))
     ]
     return (*parts, (1, 0, ""))
+
+
+def next_version(tags: Iterable[str]) -> str:
+    """Return the lowest whole version above all of these tags."""
+    highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
+    whole = highest[0][1]
+    return str(whole if version_key(str(whole)) > highest else whole + 1)
+
+
+def alias_of(name: str, alias: str) -> Reference:
+    """Return the reference of a model's tag.
+
+    Raises:
+        InvalidArgument: ``alias`` is no tag.
+    """
+    try:
+        ref = Reference.parse(f"{name}:{alias}")
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod") from error
+    if not ref.pushable:
+        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod")
+    return ref
+
+
+def choose(tags: Mapping[str, str], ref: Reference) -> str | None:
+    """Return which of a model's tags (tag -> digest) a reference names; None if it names none of them.
+
+    Raises:
+        NotFound: it names no tag, there are several, and no version among them.
+    """
+    if ref.tag is not None:
+        tag = ref.tag
+    elif ref.digest is not None:
+        named = [tag for tag, digest in tags.items() if digest == ref.digest]
+        tag = min(named, key=lambda tag: not is_version(tag), default="")
+    else:
+        tag = latest(tags, ref) if tags else ""
+    return tag if tag in tags and ref.digest in (None, tags[tag]) else None
+
+
+def latest(tags: Iterable[str], ref: Reference) -> str:
+    """Return the tag that a reference without one means: the highest version, else the only tag.
+
+    Args:
+        tags: the model's, one or more.
+        ref: the reference, for the message.
+
+    Raises:
+        NotFound: there are several tags, and no version among them: an alias is not guessed.
+    """
+    tags = list(tags)
+    versions = [tag for tag in tags if is_version(tag)]
+    if not versions and len(tags) > 1:
+        raise NotFound(f"'{ref}' has no version; name one of its tags: {some(tags)}")
+    return max(versions, key=version_key) if versions else tags[0]
+
+
+def some(tags: Iterable[str]) -> str:
+    """Return tags for a message: the first ones, and how many there are beside."""
+    tags = list(tags)
+    return ", ".join(tags[:_SHOWN]) + (f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else "")
 
 
 def valid_name(text: str) -> str:

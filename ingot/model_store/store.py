@@ -15,22 +15,30 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
 from ingot.model_store.files import atomic_file, open_plain
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
-from ingot.model_store.references import Reference, attachments_tag, is_attachments_tag, is_version, version_key
-from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, targets
+from ingot.model_store.references import (
+    Reference,
+    alias_of,
+    attachments_tag,
+    choose,
+    is_attachments_tag,
+    is_version,
+    next_version,
+)
+from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, check_expected, targets
 from ingot.model_store.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -175,7 +183,7 @@ class Store:
                     change.replace(tag, listing, "push")
 
     def get(self, reference: str | Reference) -> Archive:
-        """Return the archive that a reference names; without a tag, the highest version.
+        """Return the archive that a reference names; without a tag, the highest version, or the only tag.
 
         Raises:
             NotFound: the store holds no such name, tag or digest; the message lists what there is.
@@ -226,6 +234,14 @@ class Store:
     def tags(self, name: str) -> dict[str, str]:
         """Return tag -> digest of a model; empty when there is no such model."""
         return {tag: entry.digest for tag, entry in self._entries(name).items()}
+
+    def digest_of(self, name: str, tag: str) -> str | None:
+        """Return the digest that a model's tag points to; None if there is no such tag.
+
+        Raises:
+            InvalidArgument: ``tag`` is no tag.
+        """
+        return self.tags(name).get(str(alias_of(name, tag).tag))
 
     def history(self, name: str) -> list[Move]:
         """Return what the tags of a model pointed to, the oldest move first.
@@ -374,9 +390,7 @@ class Store:
             AlreadyExists: it is a version that holds, or held before it was removed, another archive.
         """
         entries = self._entries(name)
-        there = entries[tag].digest if tag in entries else NONE
-        if expect not in (ANY, there):
-            raise TagMoved(f"'{name}:{tag}' is {there}, not {expect}: somebody else has moved it")
+        check_expected(f"{name}:{tag}", entries[tag].digest if tag in entries else None, expect)
         if not is_version(tag):
             return
         taken = entries[tag].digest if tag in entries else None
@@ -388,40 +402,6 @@ class Store:
                 f"'{name}:{tag}' {'holds' if tag in entries else 'held'} another archive ({str(taken)[:19]}...) and a "
                 f"version never changes; push as another version, such as {name}:{self.next_version(name)}"
             )
-
-
-def alias_of(name: str, alias: str) -> Reference:
-    """Return the reference of a model's tag.
-
-    Raises:
-        InvalidArgument: ``alias`` is no tag.
-    """
-    try:
-        ref = Reference.parse(f"{name}:{alias}")
-    except InvalidArgument as error:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod") from error
-    if not ref.pushable:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod")
-    return ref
-
-
-def choose(tags: dict[str, str], ref: Reference) -> str | None:
-    """Return which of a model's tags (tag -> digest) a reference names; None if it names none of them."""
-    if ref.tag is not None:
-        tag = ref.tag
-    elif ref.digest is not None:
-        tag = next((tag for tag, digest in tags.items() if digest == ref.digest), "")
-    else:
-        versions = [tag for tag in tags if is_version(tag)]
-        tag = max(versions, key=version_key) if versions else next(reversed(tags))
-    return tag if tag in tags and ref.digest in (None, tags[tag]) else None
-
-
-def next_version(tags: Iterable[str]) -> str:
-    """Return the lowest whole version above all of these tags."""
-    highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
-    whole = highest[0][1]
-    return str(whole if version_key(str(whole)) > highest else whole + 1)
 
 
 def _check_no_link(path: Path) -> None:

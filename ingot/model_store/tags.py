@@ -179,8 +179,7 @@ class Change:
         tags = self.tags.read()
         old = tags.get(tag)
         there = old.digest if old else NONE
-        if expect not in (ANY, there):
-            raise TagMoved(f"'{self.tags.name}:{tag}' is {there}, not {expect}: somebody else has moved it")
+        check_expected(f"{self.tags.name}:{tag}", there, expect)
         before = dict(tags)
         for name, entry in {**(also or {}), tag: new}.items():
             if entry is None:
@@ -252,6 +251,12 @@ class Change:
             stream.write(start + move.model_dump_json().encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def check_expected(tag: str, there: str | None, expect: str) -> None:
+    """Raise TagMoved if a tag (``name:tag``) points to something else than a digest, ``NONE`` or ``ANY``."""
+    if expect not in (ANY, there or NONE):
+        raise TagMoved(f"'{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
 
 
 def targets(history: list[Move], tag: str) -> list[str | None]:

@@ -10,7 +10,7 @@ from ingot.cli.output import duration, progress, say, size
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1020 << 10, "1020 KiB"), (5 << 40, "5 TiB")],
 )
 def test_sizes(count: int, text: str) -> None:
     assert size(count) == text

@@ -230,6 +230,16 @@ class TestHostileDocuments:
         with pytest.raises(InvalidArchive, match="over the 4 MiB limit"):
             Archive.create(blobs, [huge])
 
+    def test_a_manifest_of_a_million_layers_is_not_even_read(self) -> None:
+        blobs = BlobFolder.scratch()
+        layer = {"mediaType": manifest.WEIGHT, "digest": f"sha256:{'0' * 64}", "size": 1}
+        document = {"schemaVersion": 2, "mediaType": manifest.MANIFEST, "config": layer, "layers": [layer] * 1_000_000}
+        made = blobs.put(json.dumps(document).encode(), manifest.MANIFEST)
+        for claimed in (made.size, 4 << 20):  # and one that lies about its size
+            entry = made.model_copy(update={"size": claimed})
+            with pytest.raises(InvalidArchive, match=r"over the 4 MiB limit|has \d+ bytes, its manifest says"):
+                Archive.create(blobs, [entry])
+
     def test_a_manifest_of_something_else(self) -> None:
         """Such as a container image: its layers are not a model's."""
         blobs = BlobFolder.scratch()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.references import Reference, is_version, name_from, valid_name, version_key
+from ingot.model_store.references import Reference, RegistryAddress, is_version, name_from, valid_name, version_key
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -83,3 +83,31 @@ def test_a_name_keeps_what_it_can() -> None:
 def test_a_name_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="cannot name a model; use lower-case letters"):
         valid_name("My Net")
+
+
+def test_the_hub_is_spoken_to_where_its_registry_is() -> None:
+    for host in ("docker.io", "index.docker.io", "registry-1.docker.io"):
+        assert RegistryAddress.parse(f"oci://{host}").url == "https://registry-1.docker.io"
+    assert RegistryAddress.parse("oci://mydocker.io:5000").url == "https://mydocker.io:5000"
+
+
+@pytest.mark.parametrize(
+    ("registry", "scheme", "host", "user", "may"),
+    [
+        ("oci://registry.local", "https", "elsewhere", "", True),
+        ("oci://registry.local", "http", "registry.local", "", False),
+        ("oci://registry.local", "http", "localhost", "", False),
+        ("oci://localhost", "http", "127.0.0.1", "", True),
+        ("oci://localhost", "http", "registry.local", "", False),
+        ("oci+https://localhost", "http", "localhost", "", False),
+        ("oci+http://registry.local", "http", "elsewhere", "", True),
+        ("oci+http://registry.local", "ftp", "elsewhere", "", False),
+        ("oci://registry.local", "https", "elsewhere", "ann:secret", False),
+        ("oci://registry.local", "https", "", "", False),
+        ("oci://registry.local", "", "elsewhere", "", False),
+    ],
+)
+def test_a_registry_leads_by_plain_http_nowhere_that_was_not_meant(
+    registry: str, scheme: str, host: str, user: str, may: bool
+) -> None:
+    assert RegistryAddress.parse(registry).may_lead_to(scheme, host, user) is may

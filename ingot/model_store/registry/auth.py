@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 from urllib.parse import urlencode, urlsplit
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.references import RegistryAddress, is_loopback
+from ingot.model_store.references import RegistryAddress
 from ingot.model_store.registry.credentials import Credentials
 
 Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
@@ -147,18 +148,10 @@ class Authorizer:
     def _check(self, realm: str) -> None:
         """Raise InvalidArgument if credentials must not be sent to a token server."""
         try:
-            parts = urlsplit(realm)
-            host = parts.hostname
-        except ValueError:
-            parts, host = urlsplit(""), None
-        plain = self._registry.url.startswith("http:") and (
-            self._registry.scheme == "oci+http" or is_loopback(host or "")
-        )
-        if (
-            not host
-            or parts.username is not None
-            or not (parts.scheme == "https" or (plain and parts.scheme == "http"))
-        ):
+            url = httpx.URL(realm)  # as it is read where it is sent to
+        except (httpx.InvalidURL, ValueError):
+            url = httpx.URL("")
+        if not self._registry.may_lead_to(url.scheme, url.host, url.userinfo.decode()):
             raise InvalidArgument(
                 f"{self._registry} asks to log in at '{realm[:200]}', which is not HTTPS; no credentials were sent"
             )

@@ -26,8 +26,6 @@ MAX_REDIRECTS = 5
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
-# What Docker calls its hub is not where the hub's registry is.
-_HUB, _HUB_REGISTRY = frozenset(("docker.io", "index.docker.io")), "registry-1.docker.io"
 
 Content = bytes | Callable[[], Iterable[bytes]] | None
 
@@ -73,8 +71,7 @@ class Client:
         self.retries = retries or Retries()
         self.has_referrers = True
         """Whether the registry lists what is attached to a manifest; False once it is known not to."""
-        base = httpx.URL(address.url)
-        self._base = base.copy_with(host=_HUB_REGISTRY) if base.host in _HUB else base
+        self._base = httpx.URL(address.url)
         self._authorizer = Authorizer(address, credentials, self._ask)
         self._http = httpx.Client(
             verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
@@ -82,7 +79,7 @@ class Client:
             # A compressed answer could be a bomb, and its digest would be another one.
             headers={"User-Agent": f"ingot/{version('ingot')}", "Accept-Encoding": "identity"},
             # This machine's own servers are not reached through a proxy.
-            mounts={f"all://{base.host}": None} if is_loopback(base.host) else None,
+            mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None,
         )
         # Harbor takes a cookie for a browser and then asks for a form's token.
         self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
@@ -163,7 +160,7 @@ class Client:
             url = httpx.URL(base).join(location)
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidArgument(f"{self.address} leads to an address that makes no sense") from error
-        if not allowed(self.address, url) or url.userinfo or not url.host:
+        if not self.address.may_lead_to(url.scheme, url.host, url.userinfo.decode()):
             raise InvalidArgument(
                 f"{self.address} leads to '{location[:MAX_TEXT]}', which is not followed: only HTTPS is, and "
                 f"plain HTTP from oci+http://{self.address.netloc}"
@@ -242,13 +239,6 @@ class Client:
         if status > 500:
             return Unavailable(f"{self.address} answers {said}")
         return InvalidArgument(f"{self.address} refuses {request.method} {httpx.URL(request.url).path} ({said})")
-
-
-def allowed(address: RegistryAddress, url: httpx.URL) -> bool:
-    """Tell whether a registry may lead to a URL."""
-    if url.scheme == "http":
-        return address.url.startswith("http:") and (address.scheme == "oci+http" or is_loopback(url.host))
-    return url.scheme == "https"
 
 
 @functools.cache

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArgument
+from ingot.model_store.references import HUB
 
 HELPER_SECONDS = 60.0
 _MAX_FILE_BYTES = 1 << 20
 _TOKEN_USER = "<token>"  # what Docker's helpers write in place of a user's name
-_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _load(path: Path) -> _File | None:
 
 
 def _find(stored: _File, path: Path, host: str, name: str) -> Credentials | None:
-    hosts = _HUB if host in _HUB else (host,)
+    hosts = HUB if host in HUB else (host,)
     helpers = {_plain(key): helper for key, helper in stored.cred_helpers.items()}
     helper = next((helpers[each] for each in hosts if each in helpers), stored.creds_store)
     if helper:

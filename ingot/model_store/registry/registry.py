@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved, Unsupported
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, Unsupported
 from ingot.model_store import manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import (
     Reference,
     RegistryAddress,
+    alias_of,
     is_version,
+    latest,
+    next_version,
+    some,
     valid_name,
-    version_key,
 )
 from ingot.model_store.registry import credentials as credential_files
 from ingot.model_store.registry import pages, referrers
@@ -23,12 +26,10 @@ from ingot.model_store.registry.blobs import RegistryBlobs
 from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries
-from ingot.model_store.store import next_version
-from ingot.model_store.tags import ANY, NONE
+from ingot.model_store.tags import ANY, check_expected
 from ingot.model_store.transfer import Transfer
 
 _WORKERS = 8
-_SHOWN = 20
 
 
 class Registry:
@@ -80,6 +81,14 @@ class Registry:
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="ingot-tags") as pool:
             digests = pool.map(blobs.digest_of, tags)
             return {tag: digest for tag, digest in zip(tags, digests, strict=True) if digest is not None}
+
+    def digest_of(self, name: str, tag: str) -> str | None:
+        """Return the digest that a model's tag points to; None if there is no such tag. Other tags are not listed.
+
+        Raises:
+            InvalidArgument: ``tag`` is no tag.
+        """
+        return self._blobs(name).digest_of(str(alias_of(name, tag).tag))
 
     def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
         """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
@@ -137,11 +146,12 @@ class Registry:
         """Point an alias, such as ``prod``, at what a reference names.
 
         Raises:
+            InvalidArgument: ``alias`` is no tag.
             NotFound: there is no such name, tag or digest.
             AlreadyExists: ``alias`` is a version that holds another archive.
             TagMoved: the alias is not what is expected.
         """
-        target = Reference.parse(f"{self._parse(reference).name}:{alias}")
+        target = alias_of(self._parse(reference).name, alias)
         archive, found = self.find(reference)
         return self._move(self._blobs(found.name), str(target.tag), archive.descriptor, expect)
 
@@ -152,7 +162,7 @@ class Registry:
         where no other tag does.
 
         Raises:
-            NotFound: there is no such tag.
+            NotFound: there is no such tag, or it points to another digest than the reference's.
             TagMoved: the tag is not what is expected.
             Unsupported: the registry deletes nothing, or would delete other tags too.
         """
@@ -161,11 +171,9 @@ class Registry:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
         blobs = self._blobs(ref.name)
         digest = blobs.digest_of(ref.tag)
-        if digest is None:
+        if digest is None or ref.digest not in (None, digest):
             raise self._missing(blobs, ref)
-        expect = ref.digest or expect
-        if expect not in (ANY, digest):
-            raise TagMoved(f"'{ref.name}:{ref.tag}' is {digest}, not {expect}: somebody else has moved it")
+        check_expected(f"{ref.name}:{ref.tag}", digest, expect)
         self._delete(blobs, ref.tag, digest)
         return Reference(ref.name, ref.tag, digest, None, self.address)
 
@@ -205,14 +213,9 @@ class Registry:
             NotFound: there is none.
         """
         tags = pages.tags(self._client, blobs.name)
-        versions = [tag for tag in tags if is_version(tag)]
-        if versions:
-            return max(versions, key=version_key)
-        if len(tags) == 1:
-            return tags[0]
-        if tags:
-            raise NotFound(f"'{ref}' has no version; name one of its tags: {_some(tags)}")
-        raise self._missing(blobs, ref)
+        if not tags:
+            raise self._missing(blobs, ref)
+        return latest(tags, ref)
 
     def _tag_of(self, digest: str, name: str) -> str | None:
         try:
@@ -221,10 +224,19 @@ class Registry:
             return None
 
     def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
-        tags = pages.tags(self._client, blobs.name)
+        tags = self._listed(blobs)
+        if tags is None:
+            return NotFound(f"{self.address} has no '{ref}'")
         if not tags:
             return NotFound(f"{self.address} has no model '{ref.name}'")
-        return NotFound(f"{self.address} has no '{ref}'; '{ref.name}' has: {_some(tags)}")
+        return NotFound(f"{self.address} has no '{ref}'; '{ref.name}' has: {some(tags)}")
+
+    def _listed(self, blobs: RegistryBlobs) -> list[str] | None:
+        """Return a model's tags to help with a message; None where listing them is refused."""
+        try:
+            return pages.tags(self._client, blobs.name)
+        except InvalidArgument:
+            return None
 
     def _archive(self, blobs: RegistryBlobs, descriptor: Descriptor, content: bytes, ref: Reference) -> Archive:
         if descriptor.media_type != manifest.INDEX:
@@ -242,10 +254,9 @@ class Registry:
             TagMoved: it is not what is expected.
         """
         there = blobs.digest_of(tag)
-        if expect not in (ANY, there or NONE):
-            raise TagMoved(f"'{blobs.name}:{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
+        check_expected(f"{blobs.name}:{tag}", there, expect)
         if is_version(tag) and there not in (None, digest):
-            free = next_version(pages.tags(self._client, blobs.name))
+            free = next_version(self._listed(blobs) or (tag,))
             raise AlreadyExists(
                 f"'{blobs.name}:{tag}' in {self.address} holds another archive ({str(there)[:19]}...) and a version "
                 f"never changes; push as another version, such as {blobs.name}:{free}"
@@ -266,15 +277,10 @@ class Registry:
         if sharing:
             raise Unsupported(
                 f"{self.address} deletes no single tag: with '{blobs.name}:{tag}' it would delete "
-                f"{_some(sharing)}, which is the same archive"
+                f"{some(sharing)}, which is the same archive"
             )
         if blobs.delete_manifest(digest, refusals) in refusals:
             raise Unsupported(f"{self.address} deletes nothing: whoever runs it must allow it to")
-
-
-def _some(tags: Iterable[str]) -> str:
-    tags = list(tags)
-    return ", ".join(tags[:_SHOWN]) + (f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else "")
 
 
 def _kind(descriptor: Descriptor, content: bytes) -> str:

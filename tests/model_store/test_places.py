@@ -1,0 +1,186 @@
+"""What the store and a registry both hold to: who knows one knows the other."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
+from ingot.model_store import Archive, Store
+from ingot.model_store.places import Place
+from ingot.model_store.registry import Registry
+from ingot.model_store.transfer import Transfer
+from tests.model_store.samples import archive
+
+FIRST, SECOND = archive(b"one"), archive(b"two")
+NOWHERE = f"sha256:{'0' * 64}"
+_numbers = count()
+
+
+@pytest.fixture(params=["store", "registry"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Store(tmp_path / "store") if request.param == "store" else Registry(request.getfixturevalue("registry"))
+
+
+@pytest.fixture
+def name() -> str:
+    """A model of the test's own."""
+    return f"places/tiny{next(_numbers)}"
+
+
+class TestFind:
+    def test_a_tag_is_filled_in_with_its_digest(self, place: Place, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        got, found = place.find(f"{name}:1#int8")
+        assert (got.digest, found.name, found.tag, found.digest, found.variant) == (
+            FIRST.digest,
+            name,
+            "1",
+            FIRST.digest,
+            "int8",
+        )
+
+    def test_without_a_tag_it_is_the_highest_version(self, place: Place, name: str) -> None:
+        for tag in ("9", "10", "prod"):
+            place.push(FIRST, f"{name}:{tag}")
+        assert place.find(name)[1].tag == "10"
+
+    def test_without_a_version_the_only_tag_is_taken_and_of_several_none_is_guessed(
+        self, place: Place, name: str
+    ) -> None:
+        place.push(FIRST, f"{name}:prod")
+        assert place.find(name)[1].tag == "prod"
+        place.push(FIRST, f"{name}:canary")
+        with pytest.raises(
+            NotFound, match=rf"{name}' has no version; name one of its tags: (prod, canary|canary, prod)"
+        ):
+            place.find(name)
+
+    def test_a_digest_is_found_by_its_version_before_its_aliases(self, place: Place, name: str) -> None:
+        for tag in ("canary", "1"):
+            place.push(FIRST, f"{name}:{tag}")
+        assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
+
+    @pytest.mark.parametrize("suffix", [":2", f"@{NOWHERE}", f":1@{NOWHERE}"])
+    def test_what_is_not_there_is_told_with_what_is(self, place: Place, name: str, suffix: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        with pytest.raises(NotFound, match=f"has no '.*{name}{suffix}'; '{name}' has: 1$"):
+            place.find(f"{name}{suffix}")
+
+    def test_a_model_that_is_not_there_is_told(self, place: Place) -> None:
+        with pytest.raises(NotFound, match="has no model 'places/none'"):
+            place.find("places/none:1")
+
+
+class TestPush:
+    def test_a_version_never_changes(self, place: Place, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        place.push(FIRST, f"{name}:1")
+        with pytest.raises(AlreadyExists, match=f"a version never changes; push as another version, such as {name}:2"):
+            place.push(SECOND, f"{name}:1")
+        assert place.tags(name) == {"1": FIRST.digest}
+
+    def test_an_alias_moves(self, place: Place, name: str) -> None:
+        for item in (FIRST, SECOND):
+            place.push(item, f"{name}:prod")
+        assert place.tags(name) == {"prod": SECOND.digest}
+
+    @pytest.mark.parametrize("expect", [NOWHERE, "none"])
+    def test_a_tag_that_is_not_as_expected_is_told_before_anything_is_copied(
+        self, place: Place, name: str, expect: str
+    ) -> None:
+        place.push(FIRST, f"{name}:prod")
+        transfer = Transfer()
+        with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {expect}: somebody else"):
+            place.push(archive(name.encode()), f"{name}:prod", expect=expect, transfer=transfer)
+        assert (transfer.total, transfer.done) == (0, 0)
+        place.push(SECOND, f"{name}:prod", expect=FIRST.digest)
+        place.push(SECOND, f"{name}:new", expect="none")
+        assert place.tags(name) == {"prod": SECOND.digest, "new": SECOND.digest}
+
+    @pytest.mark.parametrize("suffix", ["", f":1@{NOWHERE}", ":1#int8"])
+    def test_it_needs_a_name_and_a_tag(self, place: Place, name: str, suffix: str) -> None:
+        with pytest.raises(InvalidArgument, match=f"cannot be pushed to; write name:tag, such as {name}:1"):
+            place.push(FIRST, f"{name}{suffix}")
+
+    def test_what_is_attached_comes_along(self, place: Place, name: str) -> None:
+        place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
+        place.attach(place.find(f"{name}:1")[0].with_signature(b"{2}"), name)
+        assert sorted(place.find(f"{name}:1")[0].signatures()) == [b"{1}", b"{2}"]
+        assert place.tags(name) == {"1": FIRST.digest}
+        with pytest.raises(NotFound, match=f"has no '{name}@{SECOND.digest}'"):
+            place.attach(SECOND.with_signature(b"{1}"), name)
+
+
+class TestPromote:
+    def test_an_alias_is_pointed_at_what_a_reference_names(self, place: Place, name: str) -> None:
+        for tag, item in (("1", FIRST), ("2", SECOND)):
+            place.push(item, f"{name}:{tag}")
+        assert place.promote(name, "prod", expect="none").digest == SECOND.digest
+        assert place.promote(f"{name}@{FIRST.digest}", "prod", expect=SECOND.digest).tag == "prod"
+        with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not none"):
+            place.promote(f"{name}:2", "prod", expect="none")
+        with pytest.raises(AlreadyExists, match="a version never changes"):
+            place.promote(f"{name}:1", "2")
+        assert place.tags(name) == {"1": FIRST.digest, "2": SECOND.digest, "prod": FIRST.digest}
+
+    @pytest.mark.parametrize("alias", [f"prod@{NOWHERE}", "prod#int8", "a b", "", f"sha256-{'0' * 64}"])
+    def test_only_a_tag_can_be_moved(self, place: Place, name: str, alias: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        with pytest.raises(InvalidArgument, match=f"'{alias}' is no tag; write letters"):
+            place.promote(f"{name}:1", alias)
+        assert place.tags(name) == {"1": FIRST.digest}
+
+
+class TestDigestOf:
+    def test_it_is_that_of_one_tag(self, place: Place, name: str) -> None:
+        assert place.digest_of(name, "prod") is None
+        place.push(FIRST, f"{name}:prod")
+        assert (place.digest_of(name, "prod"), place.digest_of(name, "1")) == (FIRST.digest, None)
+
+    @pytest.mark.parametrize("tag", ["a/../b", f"prod@{NOWHERE}", ""])
+    def test_what_is_no_tag_has_none(self, place: Place, name: str, tag: str) -> None:
+        with pytest.raises(InvalidArgument, match="is no tag"):
+            place.digest_of(name, tag)
+
+
+class TestRemove:
+    def test_a_tag_goes(self, place: Place, name: str) -> None:
+        for tag, item in (("1", FIRST), ("2", SECOND)):
+            place.push(item, f"{name}:{tag}")
+        removed = place.remove(f"{name}:1@{FIRST.digest}", expect=FIRST.digest)
+        assert (removed.tag, removed.digest) == ("1", FIRST.digest)
+        assert place.tags(name) == {"2": SECOND.digest}
+
+    def test_both_the_digest_and_what_is_expected_must_hold(self, place: Place, name: str) -> None:
+        place.push(FIRST, f"{name}:prod")
+        with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {NOWHERE}"):
+            place.remove(f"{name}:prod@{FIRST.digest}", expect=NOWHERE)
+        with pytest.raises(NotFound, match=f"has no '.*{name}:prod@{NOWHERE}'"):
+            place.remove(f"{name}:prod@{NOWHERE}", expect=FIRST.digest)
+        assert place.tags(name) == {"prod": FIRST.digest}
+
+    def test_what_is_no_tag_is_refused(self, place: Place, name: str) -> None:
+        place.push(FIRST, f"{name}:1")
+        for suffix in ("", ":1#int8"):
+            with pytest.raises(InvalidArgument, match=f"cannot be removed; name a tag, such as {name}:1"):
+                place.remove(f"{name}{suffix}")
+        with pytest.raises(NotFound, match="has: 1"):
+            place.remove(f"{name}:2")
+
+
+def test_a_damaged_archive_gets_no_tag(place: Place, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.ingot"
+    archive(b"one", (name.encode() * 100,)).save(path)
+    path.write_bytes(path.read_bytes().replace(name.encode() * 2, name.encode()[::-1] * 2, 1))
+    with pytest.raises(InvalidArchive, match="is damaged: its content has another digest"):
+        place.push(Archive.open(path), f"{name}:1")
+    assert place.tags(name) == {}
+
+
+def test_models_are_listed(place: Place, name: str) -> None:
+    assert place.tags(name) == {}
+    place.push(FIRST, f"{name}:1")
+    assert name in place.names()
