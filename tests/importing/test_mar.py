@@ -9,18 +9,7 @@ import pytest
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.importing import Consent, candidates
 from tests import onnx_models
-from tests.importing.sources import (
-    COMPILED,
-    PROGRAM,
-    SCRIPT,
-    WEIGHTS,
-    manifest,
-    mar,
-    read,
-    script_mar,
-    tgz,
-    torch_file,
-)
+from tests.importing.sources import COMPILED, PROGRAM, SCRIPT, WEIGHTS, manifest, mar, read, script_mar, tgz, torch_file
 
 
 @pytest.fixture
