@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
     from ingot.export import op as op
+    from ingot.importing import import_model as import_model
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.quant import QuantConfig as QuantConfig
@@ -37,6 +38,7 @@ _PUBLIC = {
     "Store": "ingot.model_store",
     "compare": "ingot.quant.comparison",
     "export_model": "ingot.export",
+    "import_model": "ingot.importing",
     "op": "ingot.export",
     "quantize": "ingot.quant",
     "serve": "ingot.server.main",
@@ -51,6 +53,7 @@ __all__ = [
     "compare",
     "errors",
     "export_model",
+    "import_model",
     "op",
     "quantize",
     "serve",

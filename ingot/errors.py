@@ -13,6 +13,7 @@
     │   └── TagMoved         a tag points to something else than expected: somebody else was faster
     ├── Unsupported          understood, but this server or build does not do it
     ├── Unavailable          not now: loading, draining or overloaded; try again later
+    │   └── Transient        a registry or the way to it failed, which may pass; it was tried again some times
     ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
     └── InternalError        our fault; clients see a fixed text, the log has the cause
 
@@ -108,6 +109,17 @@ class Unavailable(IngotError):
     """The model cannot answer now: it is loading, draining or overloaded."""
 
     code = Code.UNAVAILABLE
+
+
+class Transient(Unavailable):
+    """A failure that may pass: a dropped connection, a registry's own error, too many requests.
+
+    ``after`` is how many seconds the registry asks to wait.
+    """
+
+    def __init__(self, message: str, after: float = 0.0):
+        super().__init__(message)
+        self.after = after
 
 
 class DeadlineExceeded(IngotError):

@@ -14,6 +14,7 @@ import pytest
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 
+import ingot
 from ingot.cli.main import app
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.metric.parse import NAMES
@@ -37,6 +38,12 @@ def test_every_command_and_option_is_documented(name: str) -> None:
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("--") and option != "--help":
                 assert option in section[0], f"{option} of ingot {name} is not in docs/cli.md"
+
+
+@pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
+def test_every_public_name_is_loaded_when_asked_for_and_documented(name: str) -> None:
+    assert getattr(ingot, name) is not None
+    assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 
 
 @pytest.mark.parametrize("setting", sorted(ServerConfig.model_fields))
@@ -75,6 +82,23 @@ def test_every_metric_is_documented() -> None:
     names = [value._name for value in vars(Metrics()).values() if isinstance(value, MetricWrapperBase)]
     assert len(names) > 5
     assert [name for name in names if name not in DOCS] == []
+
+
+def test_the_architecture_names_every_module_where_it_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named: list[str] = []
+    at: list[str] = []
+    for line in page.splitlines():
+        if heading := re.match(r"#+ `(ingot/(?:\w+/)?)`$", line):
+            at = [heading[1]]
+        elif line.startswith("#"):
+            at = []
+        elif at and (item := re.match(r"( *)- `([\w/]+(?:\.py)?)`: ", line)):
+            at = [*at[: 1 + len(item[1]) // 2], item[2]]
+            named += ["".join(at)] if item[2].endswith(".py") else []
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "ingot").rglob("*.py")]
+    left_out = ("/__init__.py", "_pb2.py")  # a folder stands for the first, and the second are generated
+    assert sorted(named) == sorted(["ingot/__init__.py", *(name for name in modules if not name.endswith(left_out))])
 
 
 def test_every_path_is_documented() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 
@@ -9,6 +10,7 @@ from ingot import errors
 from ingot.errors import Code, IngotError, missing_package
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.http import codec as http_codec
+from tests.support import ROOT
 
 
 def classes() -> list[type[IngotError]]:
@@ -28,6 +30,20 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
             drawn[match[2]] = path[depth - 1] if depth else ""
     real = {item.__name__: item.__mro__[1].__name__ for item in classes()}
     assert drawn == {**real, "IngotError": ""}
+
+
+def test_no_error_of_the_tree_hides_in_another_module() -> None:
+    names = {item.__name__ for item in classes()}
+    for path in sorted((ROOT / "ingot").rglob("*.py")):
+        found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        for node in found if path.name != "errors.py" else ():
+            bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+            assert not bases & names, f"{node.name} of {path.relative_to(ROOT)} belongs in ingot/errors.py"
+
+
+def test_the_tree_in_the_documentation_has_every_error() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    assert [item.__name__ for item in classes() if f" {item.__name__} " not in page and item is not IngotError] == []
 
 
 @pytest.mark.parametrize("protocol", [http_codec, grpc_codec])

@@ -19,6 +19,7 @@ FLOORS = {
     "cli": 6,
     "demo": 6,
     "export": 5,
+    "importing": 5,
     "quant": 5,
     "server": 5,
     "runtime": 4,
@@ -40,6 +41,9 @@ BESIDE = {
     ("quant", "ingot.export.torch_arrays"),
     # A module is exported on the way.
     ("quant", "ingot.export"),
+    # What readers found goes the way of every export.
+    ("importing", "ingot.export"),
+    ("importing", "ingot.export.source"),
     ("arrays", "ingot.tensors"),
     ("cli", "ingot.demo.digits"),
 }

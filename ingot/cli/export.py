@@ -49,9 +49,13 @@ def export(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
     map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
-    trust: Annotated[
+    allow_code: Annotated[
         bool,
-        typer.Option("--trust", help="Run code that a model comes with: a .pt2 file's, or a transformers folder's."),
+        typer.Option(
+            "--allow-code",
+            envvar="INGOT_ALLOW_CODE",
+            help="Run code that a model comes with: a .pt2 file's, or a transformers folder's.",
+        ),
     ] = False,
     name: Annotated[
         str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
@@ -108,10 +112,10 @@ def export(
         _check_opset(opset)
         given = load_example(example)
         if plan:
-            planned = _plan(_maker(source, map_location, trust), inputs or (), given, fixed, batch_dim, opset)
+            planned = _plan(_maker(source, map_location, allow_code), inputs or (), given, fixed, batch_dim, opset)
             _print(planned, as_json)
             return
-        model = load_source(source, checkpoint, map_location, trust=trust)
+        model = load_source(source, checkpoint, map_location, allow_code=allow_code)
         call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state, "progress": step}
         if bisect:
             _bisect(model, given, call, as_json)
@@ -132,7 +136,12 @@ def export(
         except ExportError as error:
             if explain:
                 step(f"Looking for all that is in the way, {explain_limit:.0f} s at most")
-                recipe = {"checkpoint": checkpoint, "map_location": map_location, "trust": trust, "example": example}
+                recipe = {
+                    "checkpoint": checkpoint,
+                    "map_location": map_location,
+                    "allow_code": allow_code,
+                    "example": example,
+                }
                 _explain(error, explain_limit, source=source, inputs=tuple(inputs or ()), constants=fixed, **recipe)
             raise
         step("Writing")
@@ -156,13 +165,13 @@ def _check_opset(opset: int | None) -> None:
         )
 
 
-def _maker(source: str, map_location: str, trust: bool) -> Callable[[], Any]:
+def _maker(source: str, map_location: str, allow_code: bool) -> Callable[[], Any]:
     """Return what makes the model. Its code is imported first: only the making is to happen without memory."""
     from ingot.export import load_source
     from ingot.export.source import imported, names_code
 
     if not names_code(source):
-        return partial(load_source, source, None, map_location, trust=trust)
+        return partial(load_source, source, None, map_location, allow_code=allow_code)
     return partial(imported.make, imported.find(source), source.partition(":")[2])
 
 

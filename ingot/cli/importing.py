@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +14,8 @@ from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.model_store import Archive, Store
-    from ingot.model_store.importers import Candidate, Imported
+    from ingot.importing import Candidate
+    from ingot.model_store import Store
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,6 @@ class _Job:
     candidate: Candidate
     name: str
     target: str | None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What the user says of the models' inputs and outputs."""
-
-    inputs: Sequence[str]
-    example: str | None
-    outputs: Sequence[str]
 
 
 def import_model(
@@ -65,8 +55,13 @@ def import_model(
     output_names: Annotated[
         list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
     ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Run code that the model comes with: its Python file, or a .pt2 file's.")
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            envvar="INGOT_ALLOW_CODE",
+            help="Run code that the model comes with: its Python file, or a .pt2 file's.",
+        ),
     ] = False,
     without_handler: Annotated[
         bool,
@@ -81,8 +76,8 @@ def import_model(
 
     Handlers and settings of the server are not taken over; notes say which there were.
     """
+    from ingot.importing import Consent, candidates
     from ingot.model_store import Store
-    from ingot.model_store.importers import Consent, candidates
 
     if out is not None:
         if reference is not None:
@@ -90,12 +85,12 @@ def import_model(
         check_out(out)
         check_apart(out, source=source)
     kept = Store(store)
-    call = _Call(inputs or (), example, output_names or ())
     done: list[dict[str, Any]] = []
     failed: list[str] = []
     source = source.expanduser()
-    with candidates(source, Consent(trust, without_handler)) as found:
+    with candidates(source, Consent(allow_code, without_handler)) as found:
         jobs, there = _plan(found, reference, out, kept)
+        call = {"inputs": inputs or (), "example_inputs": _example(example), "output_names": output_names or ()}
         for target in there:
             note(f"{target} is in the store already, and is left as it is")
         for job in jobs:
@@ -153,11 +148,16 @@ def _plan(
 
 
 def _check_several(found: Sequence[Candidate], ref: Any, out: Path | None) -> None:
-    places = ", ".join(item.where for item in found[:8]) + (", ..." if len(found) > 8 else "")
+    from ingot.importing.pipeline import places
+
     if out is not None or (ref is not None and ref.tag is not None):
-        raise InvalidArgument(f"the source holds {len(found)} models, which cannot all go there; name one: {places}")
+        raise InvalidArgument(
+            f"the source holds {len(found)} models, which cannot all go there; name one: {places(found)}"
+        )
     if ref is not None and len({item.name for item in found}) > 1:
-        raise InvalidArgument(f"the source holds models of several names, not one '{ref.name}'; name one of: {places}")
+        raise InvalidArgument(
+            f"the source holds models of several names, not one '{ref.name}'; name one of: {places(found)}"
+        )
 
 
 def _target(name: str, tag: str, item: Candidate) -> str:
@@ -178,12 +178,20 @@ def _is_taken(target: str, store: Store) -> bool:
     return is_version(tag) and tag in store.tags(name)
 
 
-def _import(job: _Job, store: Store, out: Path | None, call: _Call, as_json: bool) -> dict[str, Any]:
+def _example(text: str | None) -> Any:
+    if text is None:  # without PyTorch, which what reads them needs
+        return None
+    from ingot.export.source import load_example
+
+    return load_example(text)
+
+
+def _import(job: _Job, store: Store, out: Path | None, call: dict[str, Any], as_json: bool) -> dict[str, Any]:
     """Take over one model and tell of it."""
+    from ingot.importing import convert
+
     with progress(f"Reading {job.candidate.where}") as step:
-        found = job.candidate.read()
-        step("Importing PyTorch")
-        archive = _archive(job, found, call, step)
+        archive = convert(job.candidate, name=job.name, progress=step, **call)
         step("Writing")
         if out is not None:
             archive.save(out)
@@ -205,56 +213,3 @@ def _import(job: _Job, store: Store, out: Path | None, call: _Call, as_json: boo
         "digest": archive.digest,
         "notes": list(notes),
     }
-
-
-def _archive(job: _Job, found: Imported, call: _Call, step: Callable[[str], None]) -> Archive:
-    from ingot.export import export_model
-    from ingot.export.source import load_example
-    from ingot.model_store.importers import carry
-
-    with _called(found):
-        model = _load(found)
-        archive = export_model(
-            model,
-            load_example(call.example),
-            inputs=call.inputs or _declared(found),
-            output_names=call.outputs or found.outputs,
-            name=job.name,
-            source=job.candidate.where,
-            progress=step,
-        )
-    return carry(archive, found.documents, found.notes)
-
-
-def _load(found: Imported) -> Any:
-    """Return the module, or the path of an ONNX graph."""
-    from ingot.export.source import files, model_file
-
-    if found.format == "onnx":
-        return found.file
-    if found.format == "pt2":
-        return files.load_program(found.file, trust=True)  # or it would not have been read
-    if found.format == "state_dict" and found.code is not None:
-        return model_file.load_model_file(found.code, found.file)
-    return files.load_torchscript(found.file, "cpu")
-
-
-def _declared(found: Imported) -> Sequence[Any]:
-    """Return descriptions of the inputs as the source gives them, with an ONNX graph's names for dimensions."""
-    from ingot.model_store.importers import specs
-    from ingot.runtime import load_engine
-
-    if not found.inputs or found.format != "onnx":
-        return specs(found.inputs)
-    with contextlib.closing(load_engine(found.file, device="cpu")) as engine:
-        return specs(found.inputs, engine.signature.inputs)
-
-
-@contextlib.contextmanager
-def _called(found: Imported) -> Iterator[None]:
-    """Call the model in errors what the user calls it, not by the temporary file that it was unpacked to."""
-    try:
-        yield
-    except IngotError as error:
-        error.args = (str(error).replace(str(found.file), found.called), *error.args[1:])
-        raise

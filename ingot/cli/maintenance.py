@@ -79,7 +79,7 @@ def _verdict(problems: int) -> str:
 
 
 def _span(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    match = re.fullmatch(r"(\d{1,5})([smhd])", text)
     if match is None:
         raise InvalidArgument(f"--grace is '{text}'; write a time such as 30s, 90m, 24h or 7d")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})

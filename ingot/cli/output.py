@@ -14,8 +14,8 @@ from rich.text import Text
 from ingot.layout import duration as duration
 from ingot.layout import size as size
 
-stdout = Console()
-stderr = Console(file=sys.stderr)  # the real one, whoever redirects sys.stderr: progress must stay visible
+stdout = Console(emoji=False)
+stderr = Console(file=sys.stderr, emoji=False)  # the real one, whoever redirects sys.stderr: progress must stay visible
 
 
 def print_json(content: Mapping[str, Any] | list[Any]) -> None:

@@ -2,8 +2,9 @@
 
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.evidence import BatchLatency, Evidence, ParityEvidence, Provenance
 from ingot.model_store.goldens import Golden
-from ingot.model_store.manifest import BatchLatency, Evidence, ParityEvidence, Provenance, Serving
+from ingot.model_store.manifest import Serving
 from ingot.model_store.references import Reference
 from ingot.model_store.store import Store
 from ingot.model_store.variant import Variant, add_variant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ from ingot.tensors import Signature
 
 MAX_VARIANTS = 64
 
+log = logging.getLogger(__name__)
+
 
 class Archive:
     """An OCI index of variants, and the blobs that it refers to.
@@ -42,6 +45,8 @@ class Archive:
         self.blobs = blobs
         self.descriptor = descriptor
         self.attached = tuple(attached)
+        if descriptor.media_type != manifest.INDEX:
+            raise InvalidArchive(f"{descriptor.digest} is called '{descriptor.media_type[:80]}', not an index")
         index = manifest.decode(Index, read_document(blobs, descriptor), "the archive's index")
         if (
             len({entry.digest for entry in index.manifests}) < len(index.manifests)
@@ -130,10 +135,19 @@ class Archive:
             yield variant.descriptor
         yield self.descriptor
 
+    def all_descriptors(self) -> Iterator[Descriptor]:
+        """Yield every blob of the archive and of what is attached to it."""
+        yield from self.descriptors()
+        yield from self.attached_descriptors()
+
     def attached_descriptors(self) -> Iterator[Descriptor]:
         """Yield the blobs of what is attached, those that are referred to before those that refer to them."""
         for descriptor in self.attached:
-            document = attachments.load(self.blobs, descriptor, self.descriptor)
+            try:
+                document = attachments.load(self.blobs, descriptor, self.descriptor)
+            except InvalidArchive as error:  # anybody can attach something to an archive: it must not spoil it
+                log.warning("something that is attached to %s counts for nothing: %s", self.digest, error)
+                continue
             yield from (*document.layers, document.config, descriptor)
 
     def signatures(self) -> tuple[bytes, ...]:
@@ -189,7 +203,7 @@ class Archive:
         """
         transfer = transfer or Transfer()
         stages: tuple[dict[str, Descriptor], ...] = ({}, {})
-        for descriptor in (*self._descriptors.values(), *self.attached_descriptors()):
+        for descriptor in self.all_descriptors():
             refers = descriptor.media_type in (manifest.MANIFEST, manifest.INDEX)
             stages[refers][descriptor.digest] = descriptor
         transfer.expect(sum(item.size for stage in stages for item in stage.values()))

@@ -78,20 +78,29 @@ def listed(blobs: Blobs, index: Descriptor) -> tuple[Descriptor, ...]:
 
 
 def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Return those of the attachments that Ingot knows, each once."""
-    found = {entry.digest: entry for entry in entries if entry.artifact_type == SIGNATURE}
-    if len(found) > MAX_ATTACHMENTS:
-        raise InvalidArchive(f"the archive has {len(found)} signatures; it can have {MAX_ATTACHMENTS}")
-    return tuple(found.values())
+    """Return those of the attachments that Ingot knows, each once, and without what anybody may have written beside.
+
+    No more than there can be: whoever lists more has not kept to the format.
+    """
+    found = {
+        entry.digest: Descriptor(
+            media_type=manifest.MANIFEST, digest=entry.digest, size=entry.size, artifact_type=SIGNATURE
+        )
+        for entry in entries
+        if entry.artifact_type == SIGNATURE and entry.size <= manifest.MAX_DOCUMENT_BYTES
+    }
+    return tuple(found.values())[:MAX_ATTACHMENTS]
 
 
 def merge(before: Iterable[Descriptor], new: Iterable[Descriptor]) -> Index:
-    """Return an index of referrers with some more in it.
+    """Return an index of referrers with some more in it. What was there before comes first, and so is never displaced.
 
     Raises:
         InvalidArgument: an archive cannot have that many.
     """
-    merged = {entry.digest: entry for entry in (*before, *new)}
-    if len(merged) > MAX_ATTACHMENTS:
-        raise InvalidArgument(f"the archive would have {len(merged)} signatures; it can have {MAX_ATTACHMENTS}")
+    merged = {entry.digest: entry for entry in known((*before, *new))}
+    if len({entry.digest for entry in (*before, *new)}) > MAX_ATTACHMENTS:
+        raise InvalidArgument(
+            f"the archive would have over {MAX_ATTACHMENTS} signatures; ingot sign --replace drops the others"
+        )
     return Index(manifests=tuple(merged.values()))

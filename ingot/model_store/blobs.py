@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store.files import sync_folder
+from ingot.model_store.files import open_plain, sync_folder
 from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
 from ingot.model_store.transfer import Transfer
 
@@ -151,7 +151,7 @@ class BlobFolder:
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
         path = self.path(descriptor)
         try:
-            stream = path.open("rb")
+            stream = open_plain(path)
         except FileNotFoundError:
             raise InvalidArchive(f"blob {descriptor.digest} is missing") from None
         except OSError as error:
@@ -180,12 +180,12 @@ class BlobFolder:
         sha, size = hashlib.sha256(), 0
         try:
             self._prepare()
-            with self._private_file() as stream:
+            with self._private_file() as (stream, path):
                 for chunk in (content,) if isinstance(content, bytes) else content:
                     sha.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
-                self._keep(stream, sha.hexdigest())
+                self._keep(stream, path, sha.hexdigest())
             self.finish()
         except OSError as error:
             raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
@@ -207,7 +207,10 @@ class BlobFolder:
         target = self.path(descriptor)
         if target.exists():
             return descriptor
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
         try:
             os.link(path, target)
         except FileExistsError:
@@ -231,14 +234,18 @@ class BlobFolder:
             transfer.skip(descriptor.size)
             return
         self._prepare()
-        with self._part(descriptor) as part:
+        with self._part(descriptor) as (part, path):
             if self.has(descriptor):  # another process has just finished it
                 transfer.skip(descriptor.size)
                 return
             if _fill(part, source, descriptor, transfer) != descriptor.hex:
                 part.truncate(0)
                 raise damaged(descriptor)
-            self._keep(part, descriptor.hex)
+            self._keep(part, path, descriptor.hex)
+
+    def doubting(self) -> BlobFolder:
+        """Return this folder as one that reads what is there already, and copies anew what turns out to be damaged."""
+        return _DoubtingFolder(self.root, tmp=self._tmp, durable=self._durable)
 
     def finish(self) -> None:
         """Make the names of what was copied lasting."""
@@ -249,42 +256,56 @@ class BlobFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._tmp.mkdir(parents=True, exist_ok=True)
 
-    def _keep(self, stream: BinaryIO, digest: str) -> None:
+    def _keep(self, stream: BinaryIO, path: Path, digest: str) -> None:
         """Let a file that is whole appear under its digest."""
         stream.flush()
         os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
         if self._durable:
             os.fsync(stream.fileno())
-        Path(stream.name).replace(self.folder / digest)
+        path.replace(self.folder / digest)
 
     @contextmanager
-    def _private_file(self) -> Iterator[BinaryIO]:
+    def _private_file(self) -> Iterator[tuple[BinaryIO, Path]]:
         """Yield a new file, which is removed unless it is kept. Its lock shows others that it is being written."""
         path = self._tmp / f"{secrets.token_hex(8)}.tmp"
-        with path.open("xb") as stream:
+        with path.open("x+b") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX)
-                yield stream
+                yield stream, path
             finally:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def _part(self, descriptor: Descriptor) -> Iterator[BinaryIO]:
+    def _part(self, descriptor: Descriptor) -> Iterator[tuple[BinaryIO, Path]]:
         """Yield the file that a blob is copied to, with what an earlier copy left in it, and at its end.
 
         It stays if the copy is interrupted. While another process writes it, a private file is yielded.
         """
         path = self._tmp / f"{descriptor.hex}.part"
-        with path.open("ab") as stream:
+        with open_plain(path, "ab+") as stream:
             if not _lock(stream, path):
                 with self._private_file() as private:
                     yield private
                 return
             try:
-                yield stream
+                yield stream, path
             except OSError:  # a full disk: what was written would only keep it full
                 path.unlink(missing_ok=True)
                 raise
+
+
+class _DoubtingFolder(BlobFolder):
+    """See :meth:`BlobFolder.doubting`."""
+
+    def has(self, descriptor: Descriptor) -> bool:
+        if not super().has(descriptor):
+            return False
+        try:
+            for _ in chunks(self, descriptor):
+                pass
+        except (InvalidArchive, InvalidArgument):
+            return False
+        return True
 
 
 def _lock(stream: BinaryIO, path: Path) -> bool:
@@ -317,9 +338,9 @@ def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
     if not 0 < start <= size:
         part.truncate(0)
         return sha, 0
-    with Path(part.name).open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            sha.update(chunk)
+    part.seek(0)
+    while chunk := part.read(CHUNK_BYTES):
+        sha.update(chunk)
     return sha, start
 
 
@@ -334,7 +355,10 @@ def _pump(
     left = descriptor.size - start
     with source.open(descriptor, start) as stream:
         while left:
-            chunk = stream.read(min(CHUNK_BYTES, left))
+            try:
+                chunk = stream.read(min(CHUNK_BYTES, left))
+            except OSError as error:  # of the source: what it is copied to is not to blame
+                raise InvalidArgument(f"blob {descriptor.digest} cannot be read: {error.strerror}") from error
             if not chunk:
                 raise InvalidArchive(f"blob {descriptor.digest} is truncated: its source ended {left} bytes too early")
             sha.update(chunk)

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
 from ingot.model_store.blobs import BlobFolder, Blobs
-from ingot.model_store.files import atomic_file, sync_folder
+from ingot.model_store.files import atomic_file, open_plain, sync_folder
 from ingot.model_store.leases import is_locked
 
 # Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
@@ -65,8 +65,8 @@ class Entry:
         return self.path.name
 
     @property
-    def manifest(self) -> str:
-        """The variant's manifest, as the hex of its digest."""
+    def manifest_hex(self) -> str:
+        """The hex of the digest of the manifest of its variant."""
         return self.path.parent.name
 
     @property
@@ -128,7 +128,7 @@ class Entry:
         """
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("w") as lock:
+        with open_plain(self._lock, "ab+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.find():
                 return False
@@ -208,9 +208,9 @@ class DerivedCache:
             return None
         return cls(blobs.root.parent / "derived")
 
-    def entry(self, manifest: str, key: str) -> Entry:
-        """Return the entry of a variant's manifest, by the hex of its digest, and of a runtime's key."""
-        return Entry(self.root / manifest / key)
+    def entry(self, manifest_hex: str, key: str) -> Entry:
+        """Return the entry of a variant, by the hex of its manifest's digest, and of a runtime's key."""
+        return Entry(self.root / manifest_hex / key)
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries that are there or were begun, damaged ones included."""

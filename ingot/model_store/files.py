@@ -1,13 +1,16 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files in folders that others may write to."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 
 @contextlib.contextmanager
@@ -16,7 +19,7 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
 
     Args:
         path: what the file is to be called; what is there already is replaced.
-        mode: its permissions, less the process's umask.
+        mode: its permissions, less the process's umask; of a file that is replaced, its own are kept.
         durable: make it survive a power cut.
 
     Raises:
@@ -26,6 +29,9 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as stream:
+            with contextlib.suppress(OSError):
+                os.fchmod(handle, stat.S_IMODE(path.lstat().st_mode) & 0o777)
+            fcntl.flock(stream, fcntl.LOCK_EX)  # shows others that it is being written
             yield stream
             stream.flush()
             if durable:
@@ -36,6 +42,25 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def open_plain(path: Path, mode: Literal["rb", "ab+"] = "rb") -> BinaryIO:
+    """Open a file of a folder that others may write to: no link, which could lead anywhere, and no pipe, which waits.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    flags = os.O_RDONLY if mode == "rb" else os.O_RDWR | os.O_CREAT | os.O_APPEND
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(error.errno, "it is a link or no plain file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return os.fdopen(handle, mode)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import attachments
-from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import CHUNK_BYTES
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag, is_attachments_tag
@@ -20,12 +19,12 @@ from ingot.model_store.transfer import Transfer
 if TYPE_CHECKING:
     from ingot.model_store.store import Store
 
-Kind = Literal["index", "archive", "blob"]
+Kind = Literal["index", "log", "archive", "blob"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong: with a model's index, with an archive that a tag names, or with a blob's content."""
+    """Something that is wrong: with a model's index or its log, an archive that a tag names, or a blob's content."""
 
     kind: Kind
     subject: str
@@ -54,8 +53,8 @@ def check(store: Store, *, quick: bool = False, repair: bool = False, transfer: 
     Args:
         store: the store.
         quick: look at documents, names and sizes, but do not read the blobs.
-        repair: put damaged blobs aside into the store's folder ``damaged``, so that pushing or pulling an archive
-            again brings them back.
+        repair: put damaged blobs, and damaged lines of logs, aside into the store's folder ``damaged``, so that
+            pushing or pulling an archive again brings the blobs back.
         transfer: is told of what is read.
 
     Raises:
@@ -71,10 +70,11 @@ def check(store: Store, *, quick: bool = False, repair: bool = False, transfer: 
         except InvalidArchive as error:
             problems.append(Problem("index", name, str(error)))
             continue
-        for tag, entry in tags.items():
+        problems += _log(store, name, repair=repair)
+        for tag in tags:
             if not is_attachments_tag(tag):
                 archives += 1
-                problems += _archive(store, name, tag, entry, tags.get(attachments_tag(entry.digest)), needed)
+                problems += _archive(store, name, tag, tags, needed)
     found = sorted(store.blobs.folder.iterdir()) if store.blobs.folder.is_dir() else []
     if not quick:
         problems += _blobs(store, found, needed, transfer, repair=repair)
@@ -82,22 +82,57 @@ def check(store: Store, *, quick: bool = False, repair: bool = False, transfer: 
 
 
 def _archive(
-    store: Store, name: str, tag: str, entry: Descriptor, listing: Descriptor | None, needed: dict[str, list[str]]
+    store: Store, name: str, tag: str, entries: dict[str, Descriptor], needed: dict[str, list[str]]
 ) -> Iterator[Problem]:
     """Yield what is wrong with the archive of a tag, and note which blobs it needs."""
+    entry = entries[tag]
+    for item in (entry, entries.get(attachments_tag(entry.digest))):
+        if item is not None:
+            needed[item.digest].append(f"{name}:{tag}")
     try:
-        archive = Archive(store.blobs, entry, attachments.listed(store.blobs, listing) if listing else ())
-        descriptors = {item.digest: item for item in (*archive.descriptors(), *archive.attached_descriptors())}
+        archive = store.open(entry, entries)
+        descriptors = {item.digest: item for item in archive.all_descriptors()}
     except InvalidArchive as error:
         faults = [str(error)]
     else:
         for digest in descriptors:
             needed[digest].append(f"{name}:{tag}")
         faults = [fault for item in descriptors.values() if (fault := _fault(store, item))]
+        faults += _attachment_faults(store, entry, entries.get(attachments_tag(entry.digest)))
     for fault in faults:
         moved = store.of(name).read().get(tag) != entry  # while it was looked at; its blobs may have been collected
         if not moved:
             yield Problem("archive", f"{name}:{tag}", fault)
+
+
+def _attachment_faults(store: Store, entry: Descriptor, listing: Descriptor | None) -> Iterator[str]:
+    """Yield what is wrong with what is attached to an archive: readers of the archive pass over it."""
+    if listing is None:
+        return
+    try:
+        attached = attachments.listed(store.blobs, listing)
+    except InvalidArchive as error:
+        yield f"its list of signatures: {error}"
+        return
+    for descriptor in attached:
+        try:
+            attachments.load(store.blobs, descriptor, entry)
+        except InvalidArchive as error:
+            yield f"a signature of it: {error}"
+
+
+def _log(store: Store, name: str, *, repair: bool) -> Iterator[Problem]:
+    tags = store.of(name)
+    try:
+        tags.history()
+    except InvalidArchive as error:
+        if repair:
+            try:
+                with tags.locked(recover=False) as change:
+                    change.mend_log(store.root / "damaged" / name.replace("/", "_") / tags.reflog.name)
+            except OSError as fault:
+                raise _unwritable(store, fault) from fault
+        yield Problem("log", name, str(error), repaired=repair)
 
 
 def _fault(store: Store, descriptor: Descriptor) -> str | None:
@@ -114,13 +149,17 @@ def _blobs(
     problems: list[Problem] = []
 
     def look(path: Path) -> None:
-        digest = _digest(path, transfer)
+        users = tuple(dict.fromkeys(needed.get(f"sha256:{path.name}", ())))
+        try:
+            digest = _digest(path, transfer)
+        except OSError as error:  # whether it is damaged is not known
+            problems.append(Problem("blob", f"sha256:{path.name}", f"it cannot be read: {error.strerror}", users))
+            return
         if digest in (None, path.name):
             return
         if repair:
             _put_aside(store, path)
         detail = f"its content has the digest sha256:{digest}"
-        users = tuple(dict.fromkeys(needed.get(f"sha256:{path.name}", ())))
         problems.append(Problem("blob", f"sha256:{path.name}", detail, users, repair))
 
     transfer.expect(sum(_size(path) for path in found))
@@ -129,7 +168,7 @@ def _blobs(
 
 
 def _digest(path: Path, transfer: Transfer) -> str | None:
-    """Return the digest of a file in hex; None if it is gone."""
+    """Return the digest of a file in hex; None if it is gone. Raises OSError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with path.open("rb") as stream:
@@ -138,8 +177,6 @@ def _digest(path: Path, transfer: Transfer) -> str | None:
                 transfer.advance(len(chunk))
     except FileNotFoundError:  # collected meanwhile
         return None
-    except OSError as error:
-        return f"unknown: it cannot be read ({error.strerror})"
     return sha.hexdigest()
 
 
@@ -156,4 +193,8 @@ def _put_aside(store: Store, path: Path) -> None:
         folder.mkdir(exist_ok=True)
         path.replace(folder / path.name)
     except OSError as error:
-        raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror}") from error
+        raise _unwritable(store, error) from error
+
+
+def _unwritable(store: Store, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror}")

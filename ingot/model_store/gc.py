@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import attachments
-from ingot.model_store.archive import Archive
+from ingot.model_store import attachments, manifest
 from ingot.model_store.derived import DerivedCache
 from ingot.model_store.leases import is_locked
 from ingot.model_store.manifest import Descriptor
@@ -54,17 +53,18 @@ def collect(
         InvalidArgument: the store cannot be written.
     """
     since = datetime.now(UTC) - grace
+    names = store.names()
+    if not store.root.exists():
+        return Collected((), 0, 0, dry_run)
     try:
         with store.leases.closed() as leased:
             marked = set(leased)
-            for name in store.names():
+            for name in names:
                 marked |= _reachable(store, name, since, keep_moves, dry_run=dry_run)
-            found = list(_garbage(store, marked, since.timestamp()))
-            size = sum(_size(path) for path in found)
-            if not dry_run:
-                for path in found:
-                    _remove(path)
-            return Collected(tuple(found), size, len(marked), dry_run)
+            found = [(path, _size(path)) for path in _garbage(store, marked, leased, since.timestamp())]
+            removed = [(path, size) for path, size in found if dry_run or _remove(path)]
+            files = tuple(path for path, _ in removed)
+            return Collected(files, sum(size for _, size in removed), len(marked), dry_run)
     except OSError as error:
         raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror or error}") from error
 
@@ -89,8 +89,14 @@ def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry
                 descriptor = store.descriptor(digest)
                 marked |= _blobs(store, descriptor, there)
                 archives[digest] = descriptor
+        living = {attachments_tag(digest) for digest in archives}
         for tag in there:
-            if change is not None and is_attachments_tag(tag) and tag not in map(attachments_tag, archives):
+            if not is_attachments_tag(tag) or tag in living:
+                continue
+            if (store.blobs.folder / tag.removeprefix("sha256-")).exists():
+                # It goes after its archive, which may yet be brought back, or be another model's too.
+                marked |= _attached(store, tag, there[tag])
+            elif change is not None:
                 change.replace(tag, None, "remove")
     return marked
 
@@ -107,17 +113,30 @@ def _recent(tags: Tags, there: dict[str, Descriptor], since: datetime, keep_move
 
 def _blobs(store: Store, descriptor: Descriptor, there: dict[str, Descriptor]) -> set[str]:
     listing = there.get(attachments_tag(descriptor.digest))
-    archive = Archive(store.blobs, descriptor, attachments.listed(store.blobs, listing) if listing else ())
-    found = {item.digest for item in (*archive.descriptors(), *archive.attached_descriptors())}
+    found = {item.digest for item in store.open(descriptor, there).all_descriptors()}
     return found | {listing.digest} if listing else found
 
 
-def _garbage(store: Store, marked: set[str], before: float) -> Iterator[Path]:
+def _attached(store: Store, tag: str, listing: Descriptor) -> set[str]:
+    """Return the digests of what is attached to an archive that no tag points to, and of the list of it."""
+    found = {listing.digest}
+    subject = Descriptor(media_type=manifest.INDEX, digest=tag.replace("-", ":", 1), size=0)
+    with contextlib.suppress(InvalidArchive):
+        for descriptor in attachments.listed(store.blobs, listing):
+            document = attachments.load(store.blobs, descriptor, subject)
+            found.update(item.digest for item in (descriptor, document.config, *document.layers))
+    return found
+
+
+def _garbage(store: Store, marked: set[str], leased: set[str], before: float) -> Iterator[Path]:
     for path in _files(store.blobs.folder):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
-    for path in _files(store.tmp):
-        if _old(path, before) and not is_locked(path):
+    unfinished = [*_files(store.tmp), *store.root.glob(".tmp-*"), *(store.root / "repos").rglob(".tmp-*")]
+    for path in unfinished:
+        # A push that holds a lease may be about to go on with a part.
+        wanted = path.suffix == ".part" and f"sha256:{path.stem}" in leased
+        if path.is_file() and not path.is_symlink() and not wanted and _old(path, before) and not is_locked(path):
             yield path
     yield from _derived(DerivedCache(store.root / "derived"), marked, before)
 
@@ -128,7 +147,7 @@ def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[P
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
     for entry in cache.entries():
-        if f"sha256:{entry.manifest}" not in marked:
+        if f"sha256:{entry.manifest_hex}" not in marked:
             continue
         if _old(entry.record, before - UNUSED.total_seconds()):
             yield entry.path
@@ -140,6 +159,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _old(path: Path, before: float) -> bool:
+    """Tell whether a file was written before a moment; False if there is none."""
     try:
         return path.stat().st_mtime <= before
     except FileNotFoundError:
@@ -151,8 +171,10 @@ def _size(path: Path) -> int:
     return sum(item.stat().st_size for item in files)
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path) -> bool:
+    """Remove a file or folder and tell whether it is gone."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+    return not path.exists()

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ingot.model_store.files import open_plain
+
 
 class Leases:
     """The leases of one store.
@@ -36,7 +38,7 @@ class Leases:
         path = self._folder / secrets.token_hex(8)
         with contextlib.ExitStack() as stack:
             # Within the gate: a collector must either see the lease, locked and written, or have swept before it.
-            with self._gate.open("a") as gate:
+            with open_plain(self._gate, "ab+") as gate:
                 fcntl.flock(gate, fcntl.LOCK_SH)
                 lease = stack.enter_context(path.open("x"))
                 stack.callback(path.unlink, missing_ok=True)
@@ -53,18 +55,19 @@ class Leases:
             OSError: the store cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._gate.open("a") as gate:
+        with open_plain(self._gate, "ab+") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             leased: set[str] = set()
             for path in list(self._folder.iterdir()):
-                leased.update(_read(path))
+                if path.is_file() and not path.is_symlink():
+                    leased.update(_read(path))
             yield leased
 
 
 def is_locked(path: Path) -> bool:
     """Tell whether a living process holds the lock of a file; False too if the file is gone."""
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -78,6 +81,6 @@ def _read(path: Path) -> list[str]:
         path.unlink(missing_ok=True)
         return []
     try:
-        return path.read_text().split()
+        return path.read_bytes().decode("ascii", "replace").split()
     except FileNotFoundError:
         return []

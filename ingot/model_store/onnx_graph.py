@@ -18,19 +18,23 @@ from ingot.model_store.manifest import Descriptor
 EXTERNAL_BYTES = 1 << 20
 
 
-def load(path: Path) -> ir.Model:
+def load(path: Path, called: str | None = None) -> ir.Model:
     """Read an ``.onnx`` file with its external data.
+
+    Args:
+        path: the file.
+        called: what messages call it; by default its path.
 
     Raises:
         NotFound: there is no such file.
         InvalidArgument: it is not an ONNX model.
     """
     if not path.is_file():
-        raise NotFound(f"there is no file {path}")
+        raise NotFound(f"there is no file {called or path}")
     try:
         return ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
-        raise InvalidArgument(f"{path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
+        raise InvalidArgument(f"{called or path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
 def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:

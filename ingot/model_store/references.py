@@ -18,10 +18,11 @@ _REGISTRY = re.compile(
     rf"(?P<scheme>{'|'.join(map(re.escape, _SCHEMES))})://"
     r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:]{2,45}\])(?::(?P<port>[0-9]{1,5}))?"
 )
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _REFERENCE = re.compile(
     rf"(?:(?P<registry>{re.sub(r'[?]P<[a-z]+>', '?:', _REGISTRY.pattern)})/)?"
     rf"(?P<name>{_NAME.pattern})"
-    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+    rf"(?::(?P<tag>{_TAG.pattern}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
     r"(?:#(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
@@ -162,6 +163,11 @@ def pulled_name(registry: RegistryAddress, name: str) -> str:
     port = registry.port or (80 if registry.url.startswith("http:") else 443)
     host = registry.host if re.fullmatch(_COMPONENT, registry.host) else f"x_{registry.host.encode().hex()}"
     return f"{PULLED}/{host}__{port}/{name}"
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether a text is a tag by OCI's grammar."""
+    return _TAG.fullmatch(text) is not None
 
 
 def attachments_tag(digest: str) -> str:

@@ -15,6 +15,7 @@ import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,8 +25,8 @@ from ingot.errors import InvalidArchive
 from ingot.model_store import attachments
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import read
+from ingot.model_store.evidence import now
 from ingot.model_store.keys import PrivateKey, PublicKey
-from ingot.model_store.manifest import Provenance
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -125,12 +126,11 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
     Raises:
         InvalidArgument: ``SOURCE_DATE_EPOCH`` is not a number of seconds.
     """
-    made = Provenance.of("", ("ingot",))
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": subject_name(name), "digest": {"sha256": archive.descriptor.hex}}],
         "predicateType": PREDICATE_TYPE,
-        "predicate": {"created": made.created, "tool": f"ingot-{made.versions['ingot']}"},
+        "predicate": {"created": now(), "tool": f"ingot-{version('ingot')}"},
     }
     payload = json.dumps(statement, separators=(",", ":")).encode()
     signature = {"keyid": key.public.keyid, "sig": _encode(key.sign(encoding(payload)))}

@@ -13,8 +13,9 @@ STORE/
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFoun
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.blobs import BlobFolder
-from ingot.model_store.files import atomic_file
+from ingot.model_store.files import atomic_file, open_plain
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import (
@@ -37,8 +38,10 @@ from ingot.model_store.references import (
     is_version,
     next_version,
 )
-from ingot.model_store.tags import ANY, Action, Change, Move, Tags, check_expected, targets
+from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, check_expected, targets
 from ingot.model_store.transfer import Transfer
+
+log = logging.getLogger(__name__)
 
 
 class _Schema(BaseModel):
@@ -68,7 +71,13 @@ class Store:
         self.leases = Leases(self.root)
 
     def push(
-        self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
+        self,
+        archive: Archive,
+        reference: str | Reference,
+        *,
+        expect: str = ANY,
+        transfer: Transfer | None = None,
+        recheck: bool = False,
     ) -> Reference:
         """Copy an archive into the store, with what is attached to it, and point a tag at it.
 
@@ -80,6 +89,7 @@ class Store:
             reference: ``name:tag``.
             expect: the digest that the tag must have now, ``"none"`` for a new tag; by default anything.
             transfer: is told of what is copied.
+            recheck: read the blobs that are here already, instead of trusting their names and sizes.
 
         Returns:
             The reference with the archive's digest.
@@ -94,11 +104,10 @@ class Store:
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         with self._writing():
-            check_expected(f"{ref.name}:{ref.tag}", self.digest_of(ref.name, ref.tag), expect)
-            self._check_free(ref.name, ref.tag, archive.digest)
-            archive.check_own()
+            self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self.leases.hold(_digests(archive)):
-                archive.copy_to(self.blobs, transfer)
+                sink = self.blobs.doubting() if recheck else self.blobs
+                archive.copy_to(sink, transfer).check_own()  # of the copy: its blobs are on this disk, and checked
                 return self._move(ref.name, ref.tag, archive, "push", expect)
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
@@ -119,7 +128,7 @@ class Store:
         """
         archive, found = self.find(reference)
         target = alias_of(found.name, alias)
-        with self._writing(), self.leases.hold(_digests(archive)):
+        with self._holding(archive):
             return self._move(found.name, str(target.tag), archive, "promote", expect)
 
     def rollback(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
@@ -133,15 +142,17 @@ class Store:
         tags = self.of(ref.name)
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be rolled back; name an alias, such as {ref.name}:prod")
-        before = [digest for digest in targets(tags.history(), ref.tag)[:-1] if digest is not None]
+        *earlier, now = targets(tags.history(), ref.tag) or [None]
+        before = [digest for digest in earlier if digest is not None]
         if not before:
             raise NotFound(f"'{ref}' has nothing to go back to; ingot history {ref.name} shows what is known")
         try:
-            archive = self._archive(ref.name, self.descriptor(before[-1]))
+            archive = self.open(self.descriptor(before[-1]), tags.read())
         except InvalidArchive as error:
             raise NotFound(f"'{ref}' pointed to {before[-1]} before, which is not whole any more: {error}") from error
-        with self._writing(), self.leases.hold(_digests(archive)):
-            return self._move(ref.name, ref.tag, archive, "rollback", expect)
+        with self._holding(archive):
+            # What it is taken back from is what was looked at, or else somebody else's move would be undone.
+            return self._move(ref.name, ref.tag, archive, "rollback", (now or NONE) if expect == ANY else expect)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag. Its blobs stay until they are collected, and :meth:`rollback` brings the tag back until then.
@@ -152,10 +163,10 @@ class Store:
         ref = _parse(reference)
         if ref.tag is None or ref.variant:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
-        found = self.resolve(ref)
+        tag, entry = self._locate(ref, self._entries(ref.name))  # the archive itself may be damaged
         with self._writing(), self.of(ref.name).locked() as change:
-            change.replace(ref.tag, None, "remove", expect=found.digest if expect == ANY and found.digest else expect)
-        return found
+            change.replace(tag, None, "remove", expect=entry.digest if expect == ANY else expect)
+        return Reference(ref.name, tag, entry.digest)
 
     def attach(self, archive: Archive, name: str) -> None:
         """Store what is attached to an archive that is here already, beside what was attached before.
@@ -168,7 +179,8 @@ class Store:
         with self._writing(), self.leases.hold(_digests(archive)):
             archive.copy_attached(self.blobs)
             with self.of(name).locked() as change:
-                self._attach(change, archive)
+                for tag, listing in self._listing(change, archive).items():
+                    change.replace(tag, listing, "push")
 
     def get(self, reference: str | Reference) -> Archive:
         """Return the archive that a reference names; without a tag, the highest version, or the only tag.
@@ -193,15 +205,10 @@ class Store:
             NotFound: the store holds no such name, tag or digest.
         """
         ref = _parse(reference)
-        entries = self._entries(ref.name)
-        if not entries:
-            known = ", ".join(self.names()) or "nothing yet"
-            raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
-        tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
-        if tag is None:
-            raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
-        found = Reference(ref.name, tag, entries[tag].digest, ref.variant)
-        return self._archive(ref.name, entries[tag]), found
+        self._check()
+        entries = self.of(ref.name).read()
+        tag, entry = self._locate(ref, _shown(entries))
+        return self.open(entry, entries), Reference(ref.name, tag, entry.digest, ref.variant)
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted.
@@ -211,7 +218,17 @@ class Store:
         """
         self._check()
         repos = self.root / "repos"
-        found = (path.parent.relative_to(repos).as_posix() for path in repos.rglob("index.json") if path.is_file())
+        found = []
+        try:
+            for folder, folders, files in os.walk(repos, onerror=_raise):
+                for path in (Path(folder) / name for name in folders):
+                    _check_no_link(path)
+                if "index.json" in files or "reflog.jsonl" in files:
+                    found.append(Path(folder).relative_to(repos).as_posix())
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # what cannot be seen must not be taken for absent: its blobs would be collected
+            raise InvalidArgument(f"the store's {error.filename} cannot be read: {error.strerror}") from error
         return sorted(found)
 
     def tags(self, name: str) -> dict[str, str]:
@@ -243,8 +260,16 @@ class Store:
         return next_version({*self.tags(name), *(move.tag for move in self.of(name).history())})
 
     def of(self, name: str) -> Tags:
-        """Return the tags of a model as they are kept."""
-        return Tags(name, self.root / "repos" / name)
+        """Return the tags of a model as they are kept.
+
+        Raises:
+            InvalidArgument: their folder is a link.
+        """
+        folder = self.root / "repos"
+        for part in name.split("/"):
+            folder /= part
+            _check_no_link(folder)
+        return Tags(name, folder)
 
     def descriptor(self, digest: str) -> Descriptor:
         """Return the descriptor of an archive by its digest alone.
@@ -258,22 +283,50 @@ class Store:
         except FileNotFoundError:
             raise InvalidArchive(f"blob {digest} is missing") from None
 
-    def _archive(self, name: str, descriptor: Descriptor) -> Archive:
-        listing = self.of(name).read().get(attachments_tag(descriptor.digest))
-        attached = attachments.listed(self.blobs, listing) if listing else ()
-        return Archive(self.blobs, descriptor, attached)
+    def open(self, descriptor: Descriptor, entries: Mapping[str, Descriptor]) -> Archive:
+        """Return an archive with what is attached to it, as the entries of a model list it.
+
+        Raises:
+            InvalidArchive: one of its documents is missing or damaged.
+        """
+        return Archive(self.blobs, descriptor, self._listed(entries.get(attachments_tag(descriptor.digest))))
+
+    def _listed(self, listing: Descriptor | None) -> tuple[Descriptor, ...]:
+        """Return what an entry lists as attached: nothing where it is damaged, so that the archive can still be had."""
+        try:
+            return attachments.listed(self.blobs, listing) if listing is not None else ()
+        except InvalidArchive as error:
+            log.warning("what is attached to an archive cannot be read, and counts for nothing: %s", error)
+            return ()
+
+    def _locate(self, ref: Reference, entries: Mapping[str, Descriptor]) -> tuple[str, Descriptor]:
+        """Return which tag a reference names, and its archive's descriptor.
+
+        Raises:
+            NotFound: it names none.
+        """
+        if not entries:
+            known = ", ".join(name for name in self.names() if self.tags(name)) or "nothing yet"
+            raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
+        tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
+        if tag is None:
+            raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
+        return tag, entries[tag]
 
     def _entries(self, name: str) -> dict[str, Descriptor]:
         self._check()
-        return {tag: entry for tag, entry in self.of(name).read().items() if not is_attachments_tag(tag)}
+        return _shown(self.of(name).read())
 
     def _check(self) -> None:
         """Raise InvalidArgument if the store is no folder, or is of a newer schema."""
         if self.root.exists() and not self.root.is_dir():
             raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
+        for name in ("blobs", "blobs/sha256", "repos", "tmp", "leases", "derived", "damaged"):
+            _check_no_link(self.root / name)
         path = self.root / "store.json"
         try:
-            manifest.decode(_Schema, path.read_bytes(), str(path))
+            with open_plain(path) as stream:
+                manifest.decode(_Schema, stream.read(manifest.MAX_DOCUMENT_BYTES), str(path))
         except FileNotFoundError:
             return  # of a version that wrote none, or not made yet
         except OSError as error:
@@ -299,24 +352,47 @@ class Store:
 
     def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
         with self.of(name).locked() as change:
-            self._check_free(name, tag, archive.digest)
-            change.replace(tag, archive.descriptor, action, expect=expect)
-            if archive.attached and action == "push":
-                self._attach(change, archive)
+            self._check_free(name, tag, archive.digest, expect)
+            # In one step: nobody finds the archive without its signatures.
+            also = self._listing(change, archive) if action == "push" else {}
+            change.replace(tag, archive.descriptor, action, expect=expect, also=also)
         return Reference(name, tag, archive.digest)
 
-    def _attach(self, change: Change, archive: Archive) -> None:
+    def _listing(self, change: Change, archive: Archive) -> dict[str, Descriptor | None]:
+        """Return the entry that lists what is attached to an archive, what was attached before included.
+
+        A list that is damaged is made anew of what the archive carries.
+        """
         tag = attachments_tag(archive.digest)
         listing = change.tags.read().get(tag)
-        before = attachments.listed(self.blobs, listing) if listing else ()
-        merged = manifest.encode(attachments.merge(before, archive.attached))
-        change.replace(tag, self.blobs.put(merged, manifest.INDEX), "push")
+        merged = attachments.merge(self._listed(listing), archive.attached)
+        if not merged.manifests:
+            return {tag: None} if listing is not None else {}
+        return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
 
-    def _check_free(self, name: str, tag: str, digest: str) -> None:
-        """Raise AlreadyExists if a tag is a version that holds, or held before it was removed, another archive."""
+    @contextmanager
+    def _holding(self, archive: Archive) -> Iterator[None]:
+        """Keep an archive that is here from being collected.
+
+        Raises:
+            NotFound: it has been already.
+        """
+        with self._writing(), self.leases.hold(_digests(archive)):
+            if not all(self.blobs.has(item) for item in archive.descriptors()):
+                raise NotFound(f"'{archive.name}@{archive.digest}' is not whole here, or was collected a moment ago")
+            yield
+
+    def _check_free(self, name: str, tag: str, digest: str, expect: str) -> None:
+        """Check that a tag may be moved, which is done before blobs are copied and once more when it is.
+
+        Raises:
+            TagMoved: it is not what is expected.
+            AlreadyExists: it is a version that holds, or held before it was removed, another archive.
+        """
+        entries = self._entries(name)
+        check_expected(f"{name}:{tag}", entries[tag].digest if tag in entries else None, expect)
         if not is_version(tag):
             return
-        entries = self._entries(name)
         taken = entries[tag].digest if tag in entries else None
         if taken is None:
             held = [move.new for move in self.of(name).history() if move.tag == tag and move.new is not None]
@@ -328,6 +404,16 @@ class Store:
             )
 
 
+def _check_no_link(path: Path) -> None:
+    """Raise InvalidArgument if a folder of the store is a link: it could lead to files that are none of the store's."""
+    if path.is_symlink():
+        raise InvalidArgument(f"{path} is a link, which a folder of a store cannot be; move the whole store instead")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _parse(reference: str | Reference) -> Reference:
     ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
     if ref.registry is not None:
@@ -336,4 +422,8 @@ def _parse(reference: str | Reference) -> Reference:
 
 
 def _digests(archive: Archive) -> list[str]:
-    return [item.digest for item in (*archive.descriptors(), *archive.attached_descriptors())]
+    return [item.digest for item in archive.all_descriptors()]
+
+
+def _shown(entries: Mapping[str, Descriptor]) -> dict[str, Descriptor]:
+    return {tag: entry for tag, entry in entries.items() if not is_attachments_tag(tag)}

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import IO, Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.errors import InvalidArgument, TagMoved
+from ingot.errors import InvalidArchive, InvalidArgument, TagMoved
 from ingot.model_store import manifest
-from ingot.model_store.files import atomic_file
+from ingot.model_store.files import atomic_file, open_plain
 from ingot.model_store.manifest import Descriptor, Digest, Index
-from ingot.model_store.references import is_attachments_tag
+from ingot.model_store.references import is_attachments_tag, is_tag
 
 Action = Literal["push", "promote", "rollback", "remove", "recover"]
 
@@ -30,6 +31,10 @@ ANY: Final = "any"
 NONE: Final = "none"
 """Where a digest is expected: nothing yet."""
 MAX_TAGS = 10_000
+# Moments that every time zone can show.
+_FIRST, _LAST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+
+log = logging.getLogger(__name__)
 
 
 class Move(BaseModel):
@@ -37,12 +42,12 @@ class Move(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    time: AwareDatetime
-    tag: str
+    time: Annotated[AwareDatetime, Field(ge=_FIRST, le=_LAST)]
+    tag: str = Field(max_length=200)
     old: Digest | None = None
     new: Digest | None = None
     action: Action = "push"
-    by: str = ""
+    by: str = Field("", max_length=200)
 
 
 class Tags:
@@ -67,46 +72,68 @@ class Tags:
             InvalidArgument: it cannot be read.
         """
         try:
-            raw = self.index.read_bytes()
+            with open_plain(self.index) as stream:
+                raw = stream.read()
         except FileNotFoundError:
+            if self.reflog.exists():
+                raise InvalidArchive(f"{self.index} is missing, though tags were moved") from None
             return {}
         except OSError as error:
             raise InvalidArgument(f"the store's {self.index} cannot be read: {error.strerror}") from error
         entries = manifest.decode(Index, raw, str(self.index)).manifests
-        return {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
+        tags = {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
+        for tag in tags:
+            if not is_tag(tag):
+                raise InvalidArchive(f"{self.index} names a tag that cannot be one: {tag[:40]!r}")
+        return tags
 
     def history(self) -> list[Move]:
         """Return all moves, the oldest first.
 
         Raises:
-            InvalidArgument: the log cannot be read.
+            InvalidArchive: the log is damaged.
+            InvalidArgument: it cannot be read.
         """
         try:
-            lines = self.reflog.read_bytes().split(b"\n")
+            with open_plain(self.reflog) as stream:
+                lines = stream.read().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise InvalidArgument(f"the store's {self.reflog} cannot be read: {error.strerror}") from error
-        moves = []
-        for line in lines:
-            try:
-                moves.append(Move.model_validate_json(line))
-            except ValidationError:  # cut short by a full disk; the move was logged anew
-                continue
-        return moves
+        return [move for number, line in enumerate(lines, 1) if (move := self.parse(line, number)) is not None]
+
+    def parse(self, line: bytes, number: int) -> Move | None:
+        """Return what a line of the log says; None if it was cut short, by a full disk or a crash.
+
+        Raises:
+            InvalidArchive: it is damaged.
+        """
+        if not line.endswith(b"}"):
+            return None  # the move was logged anew
+        try:
+            return Move.model_validate_json(line)
+        except ValidationError as error:
+            raise InvalidArchive(
+                f"line {number} of {self.reflog} is damaged; ingot fsck --repair puts such lines aside"
+            ) from error
 
     @contextmanager
-    def locked(self) -> Iterator[Change]:
+    def locked(self, *, recover: bool = True) -> Iterator[Change]:
         """Keep other processes from changing the tags, and yield what changes them.
+
+        Args:
+            recover: first log what a process did not that was killed.
 
         Raises:
             OSError: the folder cannot be written.
+            InvalidArchive: the log is damaged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("ab+", buffering=0) as lock:
+        with open_plain(self.folder / ".lock", "ab+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             change = Change(self, lock)
-            if os.fstat(lock.fileno()).st_size:
+            if recover and os.fstat(lock.fileno()).st_size:
                 change.recover()
             yield change
 
@@ -123,14 +150,29 @@ class Change:
         self.tags = tags
         self._lock = lock
 
-    def replace(self, tag: str, new: Descriptor | None, action: Action, *, expect: str = ANY) -> Descriptor | None:
+    def replace(
+        self,
+        tag: str,
+        new: Descriptor | None,
+        action: Action,
+        *,
+        expect: str = ANY,
+        also: Mapping[str, Descriptor | None] | None = None,
+    ) -> Descriptor | None:
         """Point a tag at an archive, or at nothing, if it points to what is expected.
+
+        Args:
+            tag: which.
+            new: the archive.
+            action: what the log calls it.
+            expect: a digest, ``ANY`` or ``NONE``.
+            also: other entries that change in the same step, such as the list of what is attached to the archive.
 
         Returns:
             What it pointed to before.
 
         Raises:
-            TagMoved: it points to something else than ``expect`` (a digest, ``ANY`` or ``NONE``).
+            TagMoved: it points to something else than expected; nothing is changed.
             InvalidArgument: there are too many tags.
             OSError: the folder cannot be written.
         """
@@ -138,20 +180,45 @@ class Change:
         old = tags.get(tag)
         there = old.digest if old else NONE
         check_expected(f"{self.tags.name}:{tag}", there, expect)
-        if (new and new.digest) == (old and old.digest):
+        before = dict(tags)
+        for name, entry in {**(also or {}), tag: new}.items():
+            if entry is None:
+                tags.pop(name, None)
+            elif name not in tags or tags[name].digest != entry.digest:
+                tags[name] = entry
+        if tags == before:
             return old
-        if new is None:
-            del tags[tag]
-        else:
-            tags[tag] = new
         if len(tags) > MAX_TAGS:
             raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
         self._lock.write(b"*")
+        self._lock.flush()
         self._write(tags)
-        if not is_attachments_tag(tag):
-            self._log(Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action))
+        if not is_attachments_tag(tag) and (new and new.digest) != (old and old.digest):
+            move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action)
+            try:
+                self._log(move)
+            except OSError as error:  # the tag has moved; the mark makes the next writer log it
+                log.warning("%s could not be written, and will be later: %s", self.tags.reflog, error)
+                return old
         self._lock.truncate(0)
         return old
+
+    def mend_log(self, aside: Path) -> int:
+        """Take damaged lines out of the log, which is kept as it was as ``aside``, and return how many they were."""
+        lines = self.tags.reflog.read_bytes().split(b"\n")
+        sound = [line for number, line in enumerate(lines, 1) if self._sound(line, number)]
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        self.tags.reflog.replace(aside)
+        with atomic_file(self.tags.reflog, durable=True) as stream:
+            stream.write(b"".join(line + b"\n" for line in sound))
+        self.recover()
+        return sum(map(bool, lines)) - len(sound)
+
+    def _sound(self, line: bytes, number: int) -> bool:
+        try:
+            return self.tags.parse(line, number) is not None
+        except InvalidArchive:
+            return False
 
     def recover(self) -> None:
         """Log the moves that were made, but not logged, by a process that was killed."""
@@ -176,14 +243,14 @@ class Change:
             stream.write(manifest.encode(Index(manifests=entries)))
 
     def _log(self, move: Move) -> None:
-        with self.tags.reflog.open("ab+") as log:
-            if log.seek(0, os.SEEK_END):
-                log.seek(-1, os.SEEK_END)
-                if log.read(1) != b"\n":  # the last line was cut short
-                    log.write(b"\n")
-            log.write(move.model_dump_json().encode() + b"\n")
-            log.flush()
-            os.fsync(log.fileno())
+        with open_plain(self.tags.reflog, "ab+") as stream:
+            start = b""
+            if stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                start = b"" if stream.read(1) == b"\n" else b"\n"  # the last line was cut short
+            stream.write(start + move.model_dump_json().encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def check_expected(tag: str, there: str | None, expect: str) -> None:
@@ -214,6 +281,6 @@ def _now() -> dict[str, object]:
 
 def _user() -> str:
     try:
-        return getpass.getuser()
+        return getpass.getuser()[:200]
     except (OSError, KeyError):  # a container's user without a name
         return str(os.getuid())

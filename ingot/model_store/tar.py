@@ -62,7 +62,10 @@ class LocalFile:
         return status.st_size
 
     def open(self) -> io.RawIOBase:
-        return self.path.open("rb", buffering=0)
+        try:
+            return self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from error
 
 
 class TarBlobs:

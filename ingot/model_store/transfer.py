@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from ingot.errors import IngotError
-
 Item = TypeVar("Item")
 
 
-class Cancelled(IngotError):
-    """A copy was given up because another blob of the same transfer failed, or the user interrupted it."""
+class Cancelled(Exception):
+    """A copy was given up because another blob of the same transfer failed, or the user interrupted it.
+
+    No IngotError, for no caller sees it: what the transfer was given up for is raised.
+    """
 
 
 class Transfer:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import goldens, manifest
+from ingot.layout import one_line
+from ingot.model_store import goldens, manifest, onnx_wire
 from ingot.model_store.blobs import BlobFolder, Blobs, read, read_document
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Manifest, ModelConfig, Serving
 from ingot.model_store.plan import Plan
 from ingot.tensors import Signature, check_inputs
+
+_MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger ones
 
 
 @dataclass(frozen=True)
@@ -54,30 +56,60 @@ class Variant:
         weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
         return tuple(layer for layer in weights if layer is not self.graph)
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it consists of ONNX graphs, wholly or in part."""
+        return self.serving.format in ("onnx", "partitioned")
+
     def graphs(self) -> Iterator[Descriptor]:
-        """Yield the layers that refer to others: an ONNX graph, or a plan and the ONNX graphs in it.
+        """Yield the layers that are ONNX graphs: the model, or those of its parts that are, each once.
 
         Raises:
-            InvalidArchive: the plan is damaged.
+            InvalidArchive: the plan is damaged, or names a part that the manifest does not list.
         """
-        if self.serving.format in ("onnx", "partitioned"):
+        if self.serving.format == "onnx":
             yield self.graph
-        if self.serving.format == "partitioned":
+        elif self.serving.format == "partitioned":
             plan = manifest.decode(Plan, read_document(self.blobs, self.graph), "the plan")
-            parts = {segment.blob for segment in plan.segments if segment.format == "onnx"}
-            yield from (layer for layer in self.weights if layer.hex in parts)
+            layers = {layer.hex: layer for layer in self.weights}
+            for segment in plan.segments:
+                if segment.blob not in layers:
+                    raise InvalidArchive(
+                        f"the plan of variant '{self.name}' refers to a blob not its own: {segment.blob}, "
+                        "which the manifest does not list"
+                    )
+            parts = dict.fromkeys(segment.blob for segment in plan.segments if segment.format == "onnx")
+            yield from (layers[part] for part in parts)
+
+    def read_graph(self, graph: Descriptor) -> bytes:
+        """Return one of :meth:`graphs`, with its digest checked.
+
+        Raises:
+            InvalidArchive: it is missing or damaged, or has 2 GiB or more, which no ONNX graph has.
+        """
+        if graph.size >= _MAX_GRAPH_BYTES:
+            raise InvalidArchive(f"graph {graph.digest} has {graph.size} bytes; no ONNX graph has 2 GiB")
+        return read(self.blobs, graph)
 
     def check_own(self) -> None:
-        """Check that its graphs refer to no other blobs than its own.
+        """Check that its graphs, and its plan, refer to no other blobs or files than its own layers.
 
         Raises:
-            InvalidArchive: a graph names a blob that the manifest does not list, or is damaged.
+            InvalidArchive: a graph or the plan names what the manifest does not list, or is damaged.
         """
         own = {layer.hex.encode() for layer in self.weights}
         for graph in self.graphs():
-            for name in re.findall(rb"[0-9a-f]{64,}", read(self.blobs, graph)):
-                if name not in own:
-                    raise InvalidArchive(f"variant '{self.name}' refers to a blob not its own: {name[:64].decode()}")
+            try:
+                found = onnx_wire.locations(self.read_graph(graph))
+            except InvalidArchive as error:
+                raise InvalidArchive(f"variant '{self.name}': graph {graph.digest}: {error}") from error
+            for location in found:
+                if location not in own:
+                    shown = one_line(location.decode(errors="backslashreplace"))
+                    raise InvalidArchive(
+                        f"variant '{self.name}' refers to a blob not its own: {shown}; the data of its tensors must be "
+                        "in blobs that its manifest lists, and be named by their hex digests"
+                    )
 
     def path(self) -> Path:
         """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
@@ -131,6 +163,9 @@ def add_variant(
         weights: one descriptor a large tensor or part.
         cases: what the variant answered to some inputs.
         documents: files for people, by name, such as ``report.json``.
+
+    Raises:
+        InvalidArchive: ``graph`` refers to a file that is not one of ``weights``: no store would take the variant.
     """
     layers = [graph, *weights]
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
@@ -148,7 +183,9 @@ def add_variant(
         modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
     )
     document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
-    return blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
+    entry = blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
+    read_variant(blobs, entry).check_own()
+    return entry
 
 
 def read_variant(blobs: Blobs, entry: Descriptor) -> Variant:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot import arrays
-from ingot.model_store.manifest import Agreement
+from ingot.model_store.evidence import Agreement
 from ingot.quant.metric.base import has_value, pairs_of
 from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.samples import Samples

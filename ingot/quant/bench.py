@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot.model_store import BatchLatency, Variant
-from ingot.model_store.manifest import Agreement
+from ingot.model_store.evidence import Agreement
 from ingot.quant.agreement import by_output
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.samples import Samples

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.manifest import BatchLatency, Count, OutputAgreement
+from ingot.model_store.evidence import BatchLatency, Count, OutputAgreement
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
 from ingot.quant.plan import Plan

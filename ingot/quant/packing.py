@@ -12,7 +12,7 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
-from ingot.model_store.manifest import Interval, MetricEvidence
+from ingot.model_store.evidence import Interval, MetricEvidence
 from ingot.quant import sensitivity
 from ingot.quant.bench import Bench
 from ingot.quant.config import QuantConfig, installed

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from ingot.errors import IngotError
 from ingot.model_store import BatchLatency, BlobFolder, onnx_graph
-from ingot.model_store.manifest import Agreement, Descriptor
+from ingot.model_store.evidence import Agreement
+from ingot.model_store.manifest import Descriptor
 from ingot.quant import audit, plan, ranges
 from ingot.quant.bench import Bench
 from ingot.quant.metric import Comparison, Metric, within

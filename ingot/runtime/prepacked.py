@@ -170,7 +170,7 @@ def main() -> None:
         Path(graph),
         int(weights),
         DerivedCache(entry.path.parents[1]),
-        entry.manifest,
+        entry.manifest_hex,
         Path(library) if library else None,
     )
     os.nice(10)  # whoever serves meanwhile comes first

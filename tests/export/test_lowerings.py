@@ -16,10 +16,11 @@ from torch._inductor import config as inductor
 
 from ingot.errors import ExportError, InvalidArchive, InvalidArgument, Unsupported
 from ingot.export.lower import aoti, partition
-from ingot.model_store import Archive, BlobFolder, Store, add_variant, manifest
+from ingot.model_store import BlobFolder, Store, add_variant, manifest
 from ingot.model_store.plan import Plan
 from ingot.runtime import Metrics, Repository, Settings
 from tests.export.programs import Lowered, archive, capture
+from tests.model_store import forgeries
 
 
 class Net(nn.Module):
@@ -143,15 +144,16 @@ class TestOneModelInParts:
         variant = made.variant()
         first = plan(net).segments[0].blob
         others = [layer for layer in net.packed.weights if layer.hex != first]
-        stray = made.blobs.put(b"0" * 64, manifest.WEIGHT)  # type: ignore[attr-defined]
+        stray = net.blobs.put(forgeries.adding(forgeries.external("0" * 64)), manifest.WEIGHT)
         swapped = plan(net).model_copy(
             update={"segments": (plan(net).segments[0].model_copy(update={"blob": stray.hex}), *plan(net).segments[1:])}
         )
         graph = net.blobs.put(manifest.encode(swapped), manifest.WEIGHT)
         for weights, name in ((others, stray.hex), ([*others, stray], "0" * 64)):
-            added = add_variant(net.blobs, variant.serving, graph, weights, [])
             with pytest.raises(InvalidArchive, match=f"refers to a blob not its own: {name}"):
-                Store(tmp_path).push(Archive.create(net.blobs, [added]), "stray:1")
+                add_variant(net.blobs, variant.serving, graph, weights, [])
+            with pytest.raises(InvalidArchive, match=f"refers to a blob not its own: {name}"):
+                Store(tmp_path).push(forgeries.forged(net.blobs, variant.serving, graph, weights), "stray:1")
 
 
 @pytest.mark.parametrize("middle", [_several, _found, _chosen, _complex])

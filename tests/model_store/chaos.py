@@ -30,7 +30,9 @@ ALIASES = ("prod", "canary")
 ACTIONS = ("push", "push", "alias", "promote", "rollback", "remove", "attach", "collect", "read", "read", "read")
 ARCHIVES: list[Archive] = [
     # Of several weights, so that a push can be killed halfway; each shares some with the next.
-    archive(f"graph {number}".encode(), tuple(bytes([number // 4 + part]) * 200_000 for part in range(3)))
+    archive(
+        f"graph {number}".encode(), tuple(bytes([number // 4 + part]) * 200_000 for part in range(3))
+    ).with_signature(b"signed when it was made")
     for number in range(40)
 ]
 
@@ -49,7 +51,7 @@ def act(store: Store, action: str, dice: random.Random) -> None:
     elif action == "remove":
         store.remove(f"{name}:{dice.choice(list(store.tags(name)) or ['none'])}")
     elif action == "attach":
-        store.attach(store.get(f"{name}:{alias}").with_signature(os.urandom(8)), name)
+        store.attach(store.get(f"{name}:{alias}").with_signature(dice.randbytes(1)), name)
     elif action == "collect":
         collect(store, grace=GRACE, keep_moves=0)
     else:
@@ -61,8 +63,9 @@ def read(store: Store, reference: str) -> None:
     try:
         found = store.get(reference)
         found.verify()
-        found.signatures()
-    except InvalidArchive:
+        if b"signed when it was made" not in found.signatures():
+            raise AssertionError(f"{reference} was found without its signature")
+    except (InvalidArchive, AssertionError):
         if time.monotonic() - start < GRACE.total_seconds() / 2:  # on a busy machine it may have been collected since
             raise
 

@@ -297,7 +297,19 @@ class TestHostileDocuments:
             (b'{"manifests": [{"mediaType": "x", "digest": "sha256:../../etc/passwd", "size": 1}]}', "digest"),
             (b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": -1}]}' % (b"0" * 64), "size"),
             (b'{"manifests": [{"mediaType": "x", "digest": "md5:%s", "size": 1}]}' % (b"0" * 32), "digest"),
-            (b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1}]}' % (b"0" * 64), "is missing"),
+            (
+                b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1}]}' % (b"0" * 64),
+                "'x', not an index",
+            ),
+            (
+                b'{"manifests": [{"mediaType": "%s", "digest": "sha256:%s", "size": 1}]}'
+                % (manifest.INDEX.encode(), b"0" * 64),
+                "is missing",
+            ),
+            (
+                b'{"manifests": [{"mediaType": "x", "digest": "sha256:%s", "size": 1%s}]}' % (b"0" * 64, b"0" * 400),
+                "size",
+            ),
             (b'{"a": ' * 100_000, "index.json is not valid"),
             (b"[" * 100_000, "index.json is not valid"),
             (b" " * ((4 << 20) + 1), "larger than 4 MiB"),
@@ -323,6 +335,16 @@ class TestHostileDocuments:
         huge = blobs.put(b"{}", manifest.MANIFEST).model_copy(update={"size": 5 << 20})
         with pytest.raises(InvalidArchive, match="over the 4 MiB limit"):
             Archive.create(blobs, [huge])
+
+    def test_a_manifest_of_a_million_layers_is_not_even_read(self) -> None:
+        blobs = BlobFolder.scratch()
+        layer = {"mediaType": manifest.WEIGHT, "digest": f"sha256:{'0' * 64}", "size": 1}
+        document = {"schemaVersion": 2, "mediaType": manifest.MANIFEST, "config": layer, "layers": [layer] * 1_000_000}
+        made = blobs.put(json.dumps(document).encode(), manifest.MANIFEST)
+        for claimed in (made.size, 4 << 20):  # and one that lies about its size
+            entry = made.model_copy(update={"size": claimed})
+            with pytest.raises(InvalidArchive, match=r"over the 4 MiB limit|has \d+ bytes, its manifest says"):
+                Archive.create(blobs, [entry])
 
     def test_a_manifest_of_something_else(self) -> None:
         """Such as a container image: its layers are not a model's."""

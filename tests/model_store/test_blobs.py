@@ -180,3 +180,10 @@ class TestTransfer:
         transfer.skip(4)
         transfer.each(transfer.advance, [3, 3], 1)
         assert seen == [(0, 10), (4, 10), (7, 10), (10, 10)]
+
+
+def test_a_blob_cannot_be_linked_into_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    blob = BlobFolder(tmp_path / "source").put(CONTENT, "x")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match=r"file/store.* cannot be written: Not a directory"):
+        BlobFolder(tmp_path / "file" / "store").link(BlobFolder(tmp_path / "source").path(blob), "x")

@@ -213,7 +213,7 @@ class TestRemoval:
         made = [("a" * 64, "engine-1"), ("a" * 64, "engine-2"), ("b" * 64, "engine-1")]
         for manifest, key in made:
             cache.entry(manifest, key).build(fill, 1)
-        assert [(item.manifest, item.key) for item in cache.entries()] == made
+        assert [(item.manifest_hex, item.key) for item in cache.entries()] == made
 
 
 def test_only_a_store_has_a_cache(tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ from ingot.model_store import (
 )
 from ingot.model_store.diff import Diff, VariantDiff, diff, measured, view
 from ingot.model_store.diff.records import GraphDiff, Values
-from ingot.model_store.manifest import Agreement, Descriptor, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.evidence import Agreement, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.manifest import Descriptor
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
-from tests.model_store import samples
+from tests.model_store import forgeries, samples
 
 LARGE = np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32)  # over 1 MiB: a blob of its own
 EVIL = "<b>\x1b]0;owned\x07\nfake line"
@@ -442,7 +443,7 @@ class TestHostileGraphs:
         for entry in constant.external_data:
             entry.value = entry.value.replace("BLOB", blob.hex)
         bad = blobs.put(graph(constant).SerializeToString(), manifest.WEIGHT)
-        archive = Archive.create(blobs, [add_variant(blobs, samples.serving(), bad, [blob], [])])
+        archive = forgeries.forged(blobs, samples.serving(), bad, [blob])
         with pytest.raises(InvalidArchive, match=message) as caught:
             diff(one(graph()), archive, labels=("a.ingot", "b.ingot"))
         assert str(caught.value).startswith("b.ingot: variant 'fp32': ")
@@ -470,7 +471,7 @@ class TestHostileGraphs:
         segments = [{"format": "onnx", "blob": "0" * 64, "inputs": ["x"], "outputs": ["y"]}]
         plan = {"signature": serving.model_dump(mode="json")["signature"], "segments": segments, "outputs": ["y"]}
         document = blobs.put(json.dumps(plan).encode(), manifest.WEIGHT)
-        archive = Archive.create(blobs, [add_variant(blobs, serving, document, [], [])])
+        archive = forgeries.forged(blobs, serving, document)
         with pytest.raises(InvalidArchive, match="which the manifest does not list"):
             diff(one(graph()), archive)
 

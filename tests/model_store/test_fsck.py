@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from ingot.errors import InvalidArchive
 from ingot.model_store import Store
 from ingot.model_store.fsck import check
+from ingot.model_store.gc import collect
 from ingot.model_store.transfer import Transfer
 from tests.model_store.samples import archive
 
-FIRST, SECOND = archive(b"one"), archive(b"two")
+FIRST, SECOND = archive(b"one"), archive(b"two", (b"other weights, of another size",) * 3)
 
 
 @pytest.fixture
@@ -97,18 +100,55 @@ def test_a_damaged_index_of_tags_leaves_the_other_models_checked(store: Store) -
 
 def test_a_tag_that_disagrees_with_its_digest(store: Store) -> None:
     index = store.of("tiny").index
-    index.write_bytes(index.read_bytes().replace(FIRST.digest.encode(), SECOND.digest.encode()))
-    problems = check(store).problems
-    if FIRST.descriptor.size == SECOND.descriptor.size:  # it is another archive now, and whole
-        assert problems == ()
-    else:
-        assert problems[0].subject == "tiny:1"
+    manifest = FIRST.variant().descriptor
+    index.write_bytes(index.read_bytes().replace(FIRST.digest.encode(), manifest.digest.encode()))
+    (problem,) = check(store).problems
+    assert (problem.kind, problem.subject) == ("archive", "tiny:1")
 
 
-def test_a_damaged_signature(store: Store) -> None:
+@pytest.mark.parametrize("which", ["list", "manifest", "envelope"])
+def test_a_damaged_signature_is_told_and_a_push_brings_it_back(store: Store, which: str) -> None:
     signed = store.get("tiny:1").with_signature(b"{}")
     store.attach(signed, "tiny")
     assert check(store).clean
-    manifest = signed.attached[0]
-    overwrite(store.blobs.path(manifest), b" " * manifest.size)
-    assert ("archive", "tiny:1") in {(item.kind, item.subject) for item in check(store).problems}
+    listing = next(entry for tag, entry in store.of("tiny").read().items() if tag.startswith("sha256-"))
+    envelope = next(item for item in signed.attached_descriptors() if "dsse" in item.media_type)
+    damaged = {"list": listing, "manifest": signed.attached[0], "envelope": envelope}[which]
+    overwrite(store.blobs.path(damaged), b" " * damaged.size)
+    found = check(store, repair=True).problems
+    assert ("blob", damaged.digest) in {(item.kind, item.subject) for item in found}
+    assert store.get("tiny:1").digest == FIRST.digest  # it can still be had: no policy accepts what is damaged
+    assert {item.subject for item in check(store).problems} == {"tiny:1"}
+    store.push(signed, "tiny:1")
+    assert check(store).clean
+    assert store.get("tiny:1").signatures() == (b"{}",)
+
+
+def test_a_damaged_log_is_told_and_mended(store: Store) -> None:
+    for item in (FIRST, SECOND):
+        store.push(item, "tiny:prod")
+    log = store.of("tiny").reflog
+    lines = log.read_bytes().splitlines()
+    log.write_bytes(b"\n".join([lines[0], b'{"time": "yesterday"}', *lines[1:]]) + b"\n")
+    with pytest.raises(InvalidArchive, match=r"line 2 of .*reflog.jsonl is damaged; ingot fsck --repair"):
+        store.rollback("tiny:prod")
+    (problem,) = check(store, repair=True).problems
+    assert (problem.kind, problem.subject, problem.repaired) == ("log", "tiny", True)
+    assert b"yesterday" in (store.root / "damaged" / "tiny" / "reflog.jsonl").read_bytes()
+    assert check(store).clean
+    assert store.rollback("tiny:prod").digest == FIRST.digest
+
+
+def test_an_index_that_is_gone_is_told(store: Store) -> None:
+    store.of("tiny").index.unlink()
+    assert ("index", "tiny") in {(item.kind, item.subject) for item in check(store).problems}
+    with pytest.raises(InvalidArchive, match="is missing, though tags were moved"):
+        collect(store, grace=timedelta(0))
+
+
+def test_what_cannot_be_read_is_not_called_damaged(store: Store) -> None:
+    (store.blobs.folder / ("0" * 64)).mkdir()
+    (problem,) = check(store, repair=True).problems
+    assert problem.detail.startswith("it cannot be read: ")
+    assert not problem.repaired
+    assert (store.blobs.folder / ("0" * 64)).exists()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from ingot.errors import InvalidArchive
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.derived import DerivedCache
 from ingot.model_store.gc import Collected, collect
@@ -106,8 +108,8 @@ def test_the_lease_of_a_dead_process_counts_for_nothing(store: Store) -> None:
 
 def test_what_interrupted_copies_left_goes_and_what_is_being_written_stays(store: Store) -> None:
     (store.tmp / ("0" * 64 + ".part")).write_bytes(b"half")
-    with store.blobs._private_file() as stream:
-        living = Path(stream.name).name
+    with store.blobs._private_file() as (_, path):
+        living = path.name
         assert names(collect(store, grace=NOW)) == {"0" * 64 + ".part"}
         assert (store.tmp / living).exists()
 
@@ -184,3 +186,127 @@ def test_a_reader_keeps_what_it_has_mapped(store: Store) -> None:
         collect(store, grace=NOW)
         assert not path.exists()
         assert stream.read() == b"twoint8"
+
+
+@pytest.mark.parametrize("which", ["index", "manifest", "signatures"])
+def test_a_damaged_archive_can_be_removed_and_then_collected(store: Store, which: str) -> None:
+    signed = store.get("tiny:2").with_signature(b"{}")
+    store.attach(signed, "tiny")
+    listing = next(entry for tag, entry in store.of("tiny").read().items() if tag.startswith("sha256-"))
+    damaged = {"index": SECOND.descriptor, "manifest": SECOND.variant().descriptor, "signatures": listing}[which]
+    store.blobs.path(damaged).unlink()
+    assert store.remove("tiny:2").digest == SECOND.digest
+    collect(store, grace=NOW)
+    store.get("tiny:1").verify()
+
+
+def test_a_part_that_a_push_may_go_on_with_stays(store: Store) -> None:
+    third = archive(b"three")
+    part = store.tmp / f"{third.variant().graph.hex}.part"
+    part.write_bytes(b"half")
+    with store.leases.hold([item.digest for item in third.descriptors()]):
+        assert collect(store, grace=NOW).files == ()
+    assert names(collect(store, grace=NOW)) == {part.name}
+
+
+def test_what_a_killed_writer_of_tags_left_goes(store: Store) -> None:
+    left = [store.root / ".tmp-0", store.of("tiny").folder / ".tmp-1"]
+    for path in left:
+        path.write_bytes(b"half")
+    assert names(collect(store, grace=NOW)) == {".tmp-0", ".tmp-1"}
+
+
+def test_folders_where_files_belong_are_left_alone(store: Store) -> None:
+    for folder in (store.tmp, store.root / "leases"):
+        (folder / "dir").mkdir(parents=True)
+    assert collect(store, grace=NOW).files == ()
+
+
+def test_a_dry_run_of_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    collect(Store(tmp_path / "none"), grace=NOW, dry_run=True)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("step", ["promote", "rollback"])
+def test_what_is_collected_between_a_look_and_a_move_is_not_pointed_to(
+    store: Store, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.promote("tiny:2", "prod")
+    store.promote("tiny:1", "prod")
+    store.remove("tiny:2")
+    hold = store.leases.hold
+
+    def late(digests: Iterable[str]) -> AbstractContextManager[None]:
+        for item in own(SECOND, FIRST):
+            (store.blobs.folder / item).unlink(missing_ok=True)
+        return hold(digests)
+
+    store.push(SECOND, "tiny:3")
+    monkeypatch.setattr(store.leases, "hold", late)
+    steps = {"promote": lambda: store.promote("tiny:3", "prod"), "rollback": lambda: store.rollback("tiny:prod")}
+    with pytest.raises(NotFound, match="was collected a moment ago"):
+        steps[step]()
+    assert store.tags("tiny")["prod"] == FIRST.digest
+
+
+class TestSharedStores:
+    """Others may write to the store too: what they put there must not lead anywhere else."""
+
+    @pytest.mark.parametrize("folder", ["tmp", "leases", "derived", "blobs", "repos", "blobs/sha256", "repos/tiny"])
+    def test_a_folder_that_is_a_link_is_refused(self, store: Store, tmp_path: Path, folder: str) -> None:
+        photos = tmp_path / "photos"
+        path = store.root / folder
+        if path.exists():
+            path.rename(photos)
+        else:
+            photos.mkdir()
+        (photos / "old").write_text("mine")
+        os.utime(photos / "old", (1e9, 1e9))
+        path.symlink_to(photos)
+        for act in (lambda: collect(store, grace=NOW), lambda: store.push(archive(b"three"), "tiny:3")):
+            with pytest.raises(InvalidArgument, match="is a link, which a folder of a store cannot be"):
+                act()
+        assert (photos / "old").read_text() == "mine"
+
+    @pytest.mark.parametrize("name", ["repos/tiny/.lock", "repos/tiny/reflog.jsonl", ".gc.lock"])
+    def test_a_file_that_is_a_link_is_not_written_to(self, store: Store, tmp_path: Path, name: str) -> None:
+        victim = tmp_path / "profile"
+        victim.write_text("mine")
+        (store.root / name).unlink(missing_ok=True)
+        (store.root / name).symlink_to(victim)
+        with pytest.raises(InvalidArgument, match="is a link"):
+            store.push(archive(b"three"), "tiny:3")
+        assert victim.read_text() == "mine"
+
+    def test_a_part_that_is_a_link_is_not_written_to(self, store: Store, tmp_path: Path) -> None:
+        victim, third = tmp_path / "profile", archive(b"three")
+        victim.write_text("mine")
+        (store.tmp / f"{third.variant().graph.hex}.part").symlink_to(victim)
+        with pytest.raises(InvalidArgument, match="is a link"):
+            store.push(third, "tiny:3")
+        assert (victim.read_text(), victim.stat().st_mode & 0o200) == ("mine", 0o200)
+
+    @pytest.mark.parametrize("name", ["store.json", "repos/tiny/index.json"])
+    def test_a_pipe_is_not_waited_for(self, store: Store, name: str) -> None:
+        (store.root / name).unlink()
+        os.mkfifo(store.root / name)
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            store.get("tiny:1")
+
+    def test_a_planted_blob_is_not_taken_on_trust_if_one_asks(self, store: Store) -> None:
+        third = archive(b"three")
+        graph = third.variant().graph
+        store.blobs.path(graph).write_bytes(b"evilfp3"[: graph.size].ljust(graph.size))
+        store.push(third, "tiny:3", recheck=True)
+        store.get("tiny:3").verify()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_model_that_cannot_be_seen_is_not_taken_for_absent(store: Store) -> None:
+    store.push(FIRST, "team/tiny:1")
+    (store.root / "repos" / "team").chmod(0)
+    try:
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            collect(store, grace=NOW)
+    finally:
+        (store.root / "repos" / "team").chmod(0o755)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import Archive, Store
+from ingot.model_store import Archive, BlobFolder, Store, manifest
+from tests.model_store import forgeries, samples
 from tests.model_store.samples import archive
 from tests.support import ROOT
 
@@ -268,7 +269,9 @@ class TestIsolation:
     def test_a_graph_that_names_a_blob_not_its_own_is_refused(self, store: Store) -> None:
         store.push(FIRST, "victim:1")
         stolen = store.get("victim:1").variant().weights[0].hex
-        thief = archive(graph=b"external location: " + stolen.encode() + b" ", weights=())
+        blobs = BlobFolder.scratch()
+        graph = blobs.put(forgeries.adding(forgeries.external(stolen)), manifest.WEIGHT)
+        thief = forgeries.forged(blobs, samples.serving(), graph)
         with pytest.raises(InvalidArchive, match="not its own"):
             store.push(thief, "thief:1")
         assert store.tags("thief") == {}

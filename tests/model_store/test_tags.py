@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Store
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
+from ingot.model_store import Archive, BlobFolder, Store, attachments, manifest
+from ingot.model_store.manifest import Descriptor
+from ingot.model_store.tags import Change
+from ingot.model_store.transfer import Transfer
 from tests.model_store.samples import archive
 from tests.support import ROOT
 
@@ -173,6 +179,96 @@ class TestHistory:
     def test_an_unknown_model_has_none(self, store: Store) -> None:
         with pytest.raises(NotFound, match="knows nothing of 'other'"):
             store.history("other")
+
+
+class TestSignatures:
+    def test_a_tag_and_its_signatures_appear_in_one_step(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = []
+        write = Change._write
+
+        def watched(change: Change, tags: dict[str, Descriptor]) -> None:
+            write(change, tags)
+            if "prod" in change.tags.read():
+                seen.append(store.get("tiny:prod").signatures())
+
+        monkeypatch.setattr(Change, "_write", watched)
+        store.push(archive(b"four").with_signature(b"{}"), "tiny:prod")
+        assert seen == [(b"{}",)]
+
+    def test_junk_beside_a_signature_does_not_spoil_it(self, store: Store) -> None:
+        good = store.get("tiny:1").with_signature(b"good")
+        junk = BlobFolder.scratch().put(b'{"schemaVersion": 2}', manifest.MANIFEST)
+        junk = junk.model_copy(update={"artifact_type": attachments.SIGNATURE})
+        (store.blobs.folder / junk.hex).write_bytes(b'{"schemaVersion": 2}')
+        spoilt = Archive(good.blobs, good.descriptor, (junk, *good.attached))
+        store.push(spoilt, "tiny:1")
+        assert list(store.get("tiny:1").attached_descriptors())[-1] == good.attached[0]
+        store.promote("tiny:1", "prod")
+
+    def test_what_others_write_beside_a_signature_is_dropped(self, store: Store) -> None:
+        signed = FIRST.with_signature(b"{}")
+        noisy = [item.model_copy(update={"annotations": {"a": "b" * 3_000_000}}) for item in signed.attached]
+        for _ in range(2):
+            store.push(Archive(signed.blobs, signed.descriptor, noisy), "tiny:1")
+        assert store.get("tiny:1").attached == signed.attached
+        assert store.of("tiny").index.stat().st_size < 10_000
+
+
+class TestFaults:
+    def test_a_log_that_cannot_be_written_does_not_hide_that_the_tag_moved(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Change, "_log", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert store.promote("tiny:1", "prod").digest == FIRST.digest
+        monkeypatch.undo()
+        store.promote("tiny:2", "other")
+        assert [(move.action, move.tag) for move in store.history("tiny")[-2:]] == [
+            ("recover", "prod"),
+            ("promote", "other"),
+        ]
+
+    def test_a_tag_that_cannot_be_one_is_not_shown(self, store: Store) -> None:
+        index = store.of("tiny").index
+        index.write_bytes(index.read_bytes().replace(b'"1"', b'"2  sha256:00\\nbank:prod"'))
+        with pytest.raises(InvalidArchive, match="names a tag that cannot be one"):
+            store.tags("tiny")
+
+    def test_a_move_at_no_moment_that_there_is(self, store: Store) -> None:
+        log = store.of("tiny").reflog
+        log.write_bytes(re.sub(rb'"time":"[^"]+"', b'"time":"9999-12-31T23:59:59Z"', log.read_bytes(), count=1))
+        with pytest.raises(InvalidArchive, match="line 1 of"):
+            store.history("tiny")
+
+    def test_somebody_who_promotes_during_a_rollback_is_not_overruled(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.promote("tiny:1", "prod")
+        store.promote("tiny:2", "prod")
+        hold = store.leases.hold
+
+        def late(digests: Iterable[str]) -> AbstractContextManager[None]:
+            monkeypatch.undo()
+            store.promote("tiny:3", "prod")
+            return hold(digests)
+
+        monkeypatch.setattr(store.leases, "hold", late)
+        with pytest.raises(TagMoved):
+            store.rollback("tiny:prod")
+        assert store.get("tiny:prod").digest == THIRD.digest
+
+    def test_a_push_that_cannot_win_copies_nothing(self, store: Store) -> None:
+        transfer = Transfer()
+        with pytest.raises(TagMoved):
+            store.push(archive(b"four"), "tiny:1", expect="none", transfer=transfer)
+        assert transfer.total == 0
+
+    def test_a_source_that_is_gone_is_to_blame_and_not_the_store(self, store: Store, tmp_path: Path) -> None:
+        FIRST.save(tmp_path / "a.ingot")
+        opened = Archive.open(tmp_path / "a.ingot")
+        (tmp_path / "a.ingot").unlink()
+        for act in (lambda: Store(tmp_path / "b").push(opened, "tiny:1"), lambda: opened.save(tmp_path / "c.ingot")):
+            with pytest.raises(InvalidArgument, match=r"a.ingot cannot be read"):
+                act()
 
 
 SWAPPER = """

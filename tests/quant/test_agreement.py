@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.model_store.manifest import Agreement
+from ingot.model_store.evidence import Agreement
 from ingot.quant.agreement import agreement, by_output
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature, parse_spec

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.model_store.manifest import Agreement
+from ingot.model_store.evidence import Agreement
 from ingot.quant.journal import Journal
 from ingot.quant.metric import Comparison, Score
 from ingot.quant.plan import Plan

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
-from ingot.model_store.manifest import Agreement, BatchLatency
+from ingot.model_store.evidence import Agreement, BatchLatency
 from ingot.quant import metric
 from ingot.quant.report import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side, comparison
 from ingot.quant.report.axes import Axis

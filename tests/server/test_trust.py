@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 import ingot
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
-from ingot.model_store import Archive, BlobFolder, Store, signing
+from ingot.model_store import Archive, BlobFolder, Store, manifest, signing
 from ingot.model_store.keys import PrivateKey
 from ingot.model_store.registry import Registry
 from ingot.model_store.trust import Policy
@@ -22,9 +22,10 @@ from ingot.runtime import Repository, Settings, load_engine, prepacked
 from ingot.runtime.prepacked import Prepacked
 from ingot.server.client import Client
 from tests import onnx_models
+from tests.model_store import forgeries, samples
 from tests.model_store.signers import KEY, OTHER
 from tests.runtime import large_models
-from tests.runtime.variants import Made, X, archive, doubling
+from tests.runtime.variants import Made, X, archive
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
 PLAIN = archive([Made("fp32"), Made("int8", 2)])
@@ -166,7 +167,9 @@ def test_of_a_variant_that_is_named_no_other_is_read(store: Store, policy: Path)
 
 
 def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(policy: Path, tmp_path: Path) -> None:
-    made = signed(archive([Made("fp32", graph=doubling(1) + b"a" * 64)]))
+    blobs = BlobFolder.scratch()
+    graph = blobs.put(forgeries.adding(forgeries.external("a" * 64)), manifest.WEIGHT)
+    made = signed(forgeries.forged(blobs, samples.serving("double"), graph))
     with pytest.raises(InvalidArchive, match="refers to a blob not its own"):
         ingot.serve(made.copy_to(BlobFolder(tmp_path / "blobs")), trust=policy, **FREE)
 

@@ -35,7 +35,7 @@ class Recipe:
     constants: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
     map_location: str = "cpu"
-    trust: bool = False
+    allow_code: bool = False
 
 
 def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:

@@ -29,7 +29,7 @@ _SIGNS = {"Eq": "==", "Ne": "!="}
 
 def search(recipe: Recipe) -> list[Explanation]:
     """Make a model again and return what its draft export meets."""
-    module = load_source(recipe.source, recipe.checkpoint, recipe.map_location, trust=recipe.trust)
+    module = load_source(recipe.source, recipe.checkpoint, recipe.map_location, allow_code=recipe.allow_code)
     if not isinstance(module, nn.Module):
         raise InvalidArgument(f"{recipe.source} is a graph already, which nothing captures")
     description = describe(module.eval(), load_example(recipe.example), recipe.inputs, recipe.constants)

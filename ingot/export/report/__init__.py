@@ -10,7 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.model_store.manifest import ParityEvidence, Serving
+from ingot.model_store.evidence import ParityEvidence
+from ingot.model_store.manifest import Serving
 
 Progress = Callable[[str], None]
 """Called with what begins now, for a progress display."""

@@ -10,17 +10,26 @@ from torch import nn
 from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export.source import checkpoint as checkpoints
-from ingot.export.source import files, imported, repositories
+from ingot.export.source import imported, repositories
 from ingot.export.source.checkpoint import load_checkpoint
+from ingot.export.source.files import load_program, load_torchscript
+from ingot.export.source.model_file import load_model_file
 from ingot.export.source.text import one_line
 
 _SUFFIXES = (".onnx", ".pt", ".pth", ".pt2")
 
-__all__ = ["load_checkpoint", "load_example", "load_source"]
+__all__ = [
+    "load_checkpoint",
+    "load_example",
+    "load_model_file",
+    "load_program",
+    "load_source",
+    "load_torchscript",
+]
 
 
 def load_source(
-    source: str, checkpoint: str | Path | None = None, map_location: str = "cpu", *, trust: bool = False
+    source: str, checkpoint: str | Path | None = None, map_location: str = "cpu", *, allow_code: bool = False
 ) -> nn.Module | Path:
     """Return the module that ``source`` names, or the path if it is an ``.onnx`` file.
 
@@ -31,14 +40,16 @@ def load_source(
         checkpoint: a file with the module's ``state_dict``. The ``hyper_parameters`` that one of a LightningModule
             carries are the arguments of the class.
         map_location: the device that tensors are loaded to, as in ``torch.load``.
-        trust: run code that a model comes with: in a ``.pt2`` file, or in a transformers folder with an ``auto_map``.
+        allow_code: run code that a model comes with: in a ``.pt2`` file, or in a transformers folder with an
+            ``auto_map``.
 
     Raises:
         NotFound: the file, the Python module or the attribute does not exist.
-        InvalidArgument: the attribute gives no ``nn.Module``, the checkpoint does not fit it, or trust is needed.
+        InvalidArgument: the attribute gives no ``nn.Module``, the checkpoint does not fit it, or ``allow_code`` is
+            needed.
         Unsupported: the package that the source needs is not installed.
     """
-    saved = _saved(source, map_location, trust)
+    saved = _saved(source, map_location, allow_code)
     if saved is not None and checkpoint is not None:
         raise InvalidArgument(f"{source} holds its weights already; --checkpoint goes with package.module:attribute")
     if saved is not None:
@@ -79,7 +90,7 @@ def load_example(text: str | None) -> Any:
         raise InvalidArgument(f"calling {text} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
-def _saved(source: str, map_location: str, trust: bool) -> nn.Module | Path | None:
+def _saved(source: str, map_location: str, allow_code: bool) -> nn.Module | Path | None:
     """Return the model that a file or folder holds, or None if ``source`` names none."""
     path = Path(source).expanduser()
     if path.suffix in _SUFFIXES:
@@ -87,9 +98,11 @@ def _saved(source: str, map_location: str, trust: bool) -> nn.Module | Path | No
             raise NotFound(f"there is no file {source}")
         if path.suffix == ".onnx":
             return path
-        return files.load_program(path, trust) if path.suffix == ".pt2" else files.load_torchscript(path, map_location)
+        return (
+            load_program(path, allow_code=allow_code) if path.suffix == ".pt2" else load_torchscript(path, map_location)
+        )
     if path.is_dir():
-        return repositories.load_pretrained(path, trust=trust)
+        return repositories.load_pretrained(path, allow_code=allow_code)
     folder, _, entry = source.rpartition(":")
     if folder and Path(folder).expanduser().is_dir():
         return repositories.load_hub(Path(folder).expanduser(), entry)

@@ -19,19 +19,20 @@ from ingot.export.source.text import one_line
 _MODULE = "ingot_imported_model"
 
 
-def load_model_file(path: Path, checkpoint: Path) -> nn.Module:
+def load_model_file(path: Path, checkpoint: Path, *, called: str | None = None) -> nn.Module:
     """Run a Python file, make its class without arguments, and load its weights.
 
     Args:
         path: the file. Others beside it can be imported by it.
         checkpoint: the ``state_dict``.
+        called: what messages call that; by default its path.
 
     Raises:
         InvalidArgument: the file fails, defines no module or several, or the weights do not fit.
     """
     cls = _only_class(_run(path), path)
     module = imported.make(cls, cls.__name__)
-    load_checkpoint(module, checkpoint)
+    load_checkpoint(module, checkpoint, called=called)
     return module
 
 

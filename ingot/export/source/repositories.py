@@ -51,23 +51,24 @@ def _entries(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def load_pretrained(folder: Path, *, trust: bool = False) -> nn.Module:
+def load_pretrained(folder: Path, *, allow_code: bool = False) -> nn.Module:
     """Return the model that ``save_pretrained`` of transformers wrote, by the architecture that it names.
 
     Args:
         folder: where it lies.
-        trust: run the folder's own code, where its ``config.json`` names some by ``auto_map``.
+        allow_code: run the folder's own code, where its ``config.json`` names some by ``auto_map``.
 
     Raises:
         NotFound: the folder holds no ``config.json``.
-        InvalidArgument: it names no architecture that transformers has, needs trust, or cannot be loaded.
+        InvalidArgument: it names no architecture that transformers has, needs ``allow_code``, or cannot be loaded.
         Unsupported: transformers is not installed.
     """
     config = _config(folder)
-    if config.get("auto_map") and not trust:
+    if config.get("auto_map") and not allow_code:
         raise InvalidArgument(
             f"the model in {folder} comes with Python code of its own (auto_map in its config.json), which loading "
-            "it can run; if you trust where it comes from, use --trust"
+            "it can run; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or "
+            "allow_code=True)"
         )
     try:
         import transformers
@@ -83,7 +84,7 @@ def load_pretrained(folder: Path, *, trust: bool = False) -> nn.Module:
     try:
         with quiet():
             # Said in any case: left unsaid, transformers asks on the terminal whether it may run code.
-            made: nn.Module = cls.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+            made: nn.Module = cls.from_pretrained(folder, local_files_only=True, trust_remote_code=allow_code)
     except Exception as error:
         raise InvalidArgument(f"the model in {folder} cannot be loaded: {one_line(error)}") from error
     return made

@@ -14,7 +14,6 @@ from ingot.model_store.diff.tensors import about, compare
 from ingot.model_store.variant import Variant
 
 Progress = Callable[[str], None]
-_READABLE = ("onnx", "partitioned")
 
 
 def diff(
@@ -129,8 +128,8 @@ def _graph(
     """Return what differs between the models themselves; why it is not known is added to ``notes``."""
     if before.graph.digest == after.graph.digest:
         return {"same_model": True}
-    formats = dict.fromkeys((before.serving.format, after.serving.format))
-    if not formats.keys() <= set(_READABLE):
+    if not (before.has_graphs and after.has_graphs):
+        formats = dict.fromkeys((before.serving.format, after.serving.format))
         notes.append(f"tensors and operators are compared of ONNX graphs; the format is {' and '.join(formats)}")
         return {"same_model": False}
     try:

@@ -17,15 +17,11 @@ import onnx_ir as ir
 
 from ingot.errors import InvalidArchive
 from ingot.layout import one_line
-from ingot.model_store import manifest
-from ingot.model_store.blobs import chunks, read, read_document
+from ingot.model_store.blobs import chunks
 from ingot.model_store.diff.records import TensorInfo
 from ingot.model_store.diff.tensors import Graph, Tensor, about
 from ingot.model_store.manifest import Descriptor
-from ingot.model_store.plan import Plan
 from ingot.model_store.variant import Variant
-
-_MAX_BYTES = 1 << 31  # protobuf reads no larger ones
 
 
 def read_graph(variant: Variant, where: str) -> Graph:
@@ -41,10 +37,8 @@ def read_graph(variant: Variant, where: str) -> Graph:
     label = f"{where}: variant '{variant.name}'"
     reader = _Reader(variant, label)
     with about(label):
-        for descriptor in _graphs(variant):
-            if descriptor.size >= _MAX_BYTES:
-                raise InvalidArchive(f"graph {descriptor.digest} has {descriptor.size} bytes; no ONNX graph has 2 GiB")
-            raw = read(variant.blobs, descriptor)
+        for descriptor in variant.graphs():
+            raw = variant.read_graph(descriptor)
             try:
                 reader.read(onnx.ModelProto.FromString(raw))
             except InvalidArchive:
@@ -53,19 +47,6 @@ def read_graph(variant: Variant, where: str) -> Graph:
                 reason = one_line(" ".join(str(error).split()), 300)
                 raise InvalidArchive(f"graph {descriptor.digest} is no ONNX graph: {reason}") from error
     return reader.found
-
-
-def _graphs(variant: Variant) -> Iterator[Descriptor]:
-    if variant.serving.format == "onnx":
-        yield variant.graph
-        return
-    plan = manifest.decode(Plan, read_document(variant.blobs, variant.graph), "the plan")
-    layers = {layer.hex: layer for layer in variant.weights}
-    for segment in plan.segments:
-        if segment.format == "onnx":
-            if segment.blob not in layers:
-                raise InvalidArchive(f"the plan names the blob {segment.blob}, which the manifest does not list")
-            yield layers[segment.blob]
 
 
 class _Reader:

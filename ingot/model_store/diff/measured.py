@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ingot import arrays
 from ingot.layout import one_line
 from ingot.model_store.diff.records import GoldenChange, LatencyChange, Measure
+from ingot.model_store.evidence import Evidence
 from ingot.model_store.goldens import Golden
-from ingot.model_store.manifest import Evidence
 from ingot.tensors import Array, DType
 
 

@@ -8,10 +8,9 @@ import time
 
 import httpx
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Transient
 from ingot.model_store.manifest import MAX_DOCUMENT_BYTES
 from ingot.model_store.references import RegistryAddress
-from ingot.model_store.registry.retries import Transient
 
 DOCUMENT_SECONDS = 120.0
 MAX_TEXT = 300

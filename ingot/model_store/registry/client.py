@@ -15,12 +15,12 @@ from importlib.metadata import version
 
 import httpx
 
-from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.errors import IngotError, InvalidArgument, NotFound, Transient, Unavailable
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
 from ingot.model_store.registry.credentials import Credentials
-from ingot.model_store.registry.retries import Retries, Transient
+from ingot.model_store.registry.retries import Retries
 
 MAX_REDIRECTS = 5
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0

@@ -8,23 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ingot.errors import Unavailable
+from ingot.errors import Transient, Unavailable
 
 Result = TypeVar("Result")
 
 LONGEST_RETRY_AFTER = 60.0
 """Seconds; a registry that asks for more is given up."""
-
-
-class Transient(Unavailable):
-    """A failure that may pass: a dropped connection, a server's own error, too many requests.
-
-    ``after`` is how many seconds the registry asks to wait.
-    """
-
-    def __init__(self, message: str, after: float = 0.0):
-        super().__init__(message)
-        self.after = after
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, InvalidArgument, Transient
 from ingot.model_store.blobs import CHUNK_BYTES, Blobs, damaged
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.registry.auth import Scope
 from ingot.model_store.registry.client import Answer, Client, Content, Request
-from ingot.model_store.registry.retries import Transient
 from ingot.model_store.transfer import Transfer
 
 _RECEIVED = re.compile(r"(?:bytes=)?0-(\d{1,19})")

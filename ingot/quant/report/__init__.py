@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from ingot.model_store.manifest import BatchLatency, Count, Number, OutputAgreement
+from ingot.model_store.evidence import BatchLatency, Count, Number, OutputAgreement
 
 DOCUMENT = "quantization.json"
 """The name of the report in an archive."""

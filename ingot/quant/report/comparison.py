@@ -7,7 +7,7 @@ from html import escape
 
 from ingot import pages
 from ingot.layout import duration, size, table
-from ingot.model_store.manifest import BatchLatency
+from ingot.model_store.evidence import BatchLatency
 from ingot.quant.report import ModelComparison, Score, plots, words
 from ingot.quant.report.plots import Curve, Kind, Point
 

@@ -8,7 +8,7 @@ from html import escape
 
 from ingot import pages
 from ingot.layout import duration, size
-from ingot.model_store.manifest import BatchLatency
+from ingot.model_store.evidence import BatchLatency
 from ingot.quant.report import Audit, Candidate, Layer, Report, Score, plots, words
 from ingot.quant.report.plots import Bar, Curve, Kind, Point
 

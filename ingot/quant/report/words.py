@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ingot.layout import size
-from ingot.model_store.manifest import Agreement, BatchLatency
+from ingot.model_store.evidence import Agreement, BatchLatency
 from ingot.quant.report import Candidate, DataRecord, Report, Score
 
 

@@ -284,4 +284,5 @@ def _reason(error: Exception) -> str:
     text = str(error)
     text = text.rpartition("Status Message: ")[2] or text
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^Load model from .*? failed: ?", "", text)  # the caller names the file
     return re.sub(r"/\S+/(\S+\.(cc|h)):\d+ \S+ ?", "", text).strip()

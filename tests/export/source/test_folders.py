@@ -28,7 +28,7 @@ def save_program(path: Path) -> Path:
 class TestPrograms:
     def test_one_that_is_trusted_describes_its_own_inputs(self, tmp_path: Path) -> None:
         path = save_program(tmp_path / "net.pt2")
-        module = load_source(str(path), trust=True)
+        module = load_source(str(path), allow_code=True)
         assert isinstance(module, nn.Module)
         archive = export_model(module, name="net")
         assert str(archive.signature.inputs[0]) == "x:float32[batch,4]"
@@ -36,13 +36,13 @@ class TestPrograms:
 
     def test_without_trust_it_is_not_even_opened(self, tmp_path: Path) -> None:
         (tmp_path / "net.pt2").write_bytes(b"anything")
-        with pytest.raises(InvalidArgument, match=r"net\.pt2 can run code .* --trust"):
+        with pytest.raises(InvalidArgument, match=r"net\.pt2 can run code .* --allow-code"):
             load_source(str(tmp_path / "net.pt2"))
 
     def test_what_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "net.pt2").write_bytes(b"anything")
         with pytest.raises(InvalidArgument, match=r"net\.pt2 holds no exported program"):
-            load_source(str(tmp_path / "net.pt2"), trust=True)
+            load_source(str(tmp_path / "net.pt2"), allow_code=True)
 
 
 HUBCONF = """
@@ -184,15 +184,15 @@ class TestTransformers:
         refused = run_ingot(*call)
         assert refused.returncode == 1
         assert "own (auto_map in its config.json), which loading it can run" in refused.stderr
-        assert refused.stderr.rstrip().endswith("use --trust")
+        assert refused.stderr.rstrip().endswith("or allow_code=True)")
         assert not (tmp_path / "a.ingot").exists()
-        trusted = run_ingot(*call, "--trust")
+        trusted = run_ingot(*call, "--allow-code")
         assert trusted.returncode == 0, trusted.stderr
         assert (tmp_path / "a.ingot").exists()
 
     def test_a_folder_with_code_is_refused_before_anything_is_imported(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Own"}}))
-        with pytest.raises(InvalidArgument, match=r"own \(auto_map.*use --trust"):
+        with pytest.raises(InvalidArgument, match=r"own \(auto_map.*--allow-code"):
             load_source(str(tmp_path))
 
     @pytest.mark.parametrize("content", ["[]", "{"])

@@ -227,12 +227,11 @@ class TestReferrers:
         assert sorted(place.find("tiny:1")[0].signatures()) == [b"{1}", b"{2}"]
         assert not any(tag.startswith("sha256-") for tag in fake.manifests)
 
-    def test_more_than_there_can_be_are_refused(self, place: Registry, fake: Fake) -> None:
+    def test_more_than_there_can_be_are_cut_off(self, place: Registry, fake: Fake) -> None:
         fake.put(MODEL, "1")
         signature = {"mediaType": manifest.MANIFEST, "size": 3, "artifactType": "application/vnd.ingot.signature.v1"}
         fake.others = [{**signature, "digest": digest(bytes([number]))} for number in range(65)]
-        with pytest.raises(InvalidArchive, match="has 65 signatures; it can have 64"):
-            place.find("tiny:1")
+        assert len(place.find("tiny:1")[0].attached) == 64
 
     def test_one_of_another_archive_is_refused(self, place: Registry, fake: Fake) -> None:
         place.push(archive(b"another").with_signature(b"{1}"), "tiny:2")

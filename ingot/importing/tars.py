@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.members import DAMAGED, LIMITS, InPieces, Limits, Members, Meter, reason, write
+from ingot.importing.members import DAMAGED, LIMITS, InPieces, Limits, Members, Meter, reason, write
 
 _CHUNK = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.members import DAMAGED, InPieces
+from ingot.importing.members import DAMAGED, InPieces
 
 Kind = Literal["torchscript", "pickle", "exported", "compiled", "unknown"]
 

@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
-from ingot.model_store.importers import Consent, candidates
+from ingot.importing import Consent, candidates
 from tests import onnx_models
-from tests.model_store.importers.sources import (
+from tests.importing.sources import (
     COMPILED,
     PROGRAM,
     SCRIPT,
@@ -112,9 +112,11 @@ class TestCode:
 
     def test_a_model_in_python_needs_trust(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="model.py")
-        with pytest.raises(InvalidArgument, match=r"weights alone: the model is Python code, 'model.py'.*use --trust"):
+        with pytest.raises(
+            InvalidArgument, match=r"weights alone: the model is Python code, 'model.py'.*allow that by --allow-code"
+        ):
             read(path)
-        with candidates(path, Consent(trust=True)) as (candidate,):
+        with candidates(path, Consent(allow_code=True)) as (candidate,):
             found = candidate.read()
             assert found.format == "state_dict"
             assert found.code is not None
@@ -124,13 +126,15 @@ class TestCode:
     def test_code_that_is_not_there(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="../model.py")
         with pytest.raises(InvalidArgument, match=r"names the model's code '../model.py', which is not in it"):
-            read(path, trust=True)
+            read(path, allow_code=True)
 
     def test_an_exported_program_needs_trust(self, path: Path) -> None:
         mar(path, {"a.pt2": torch_file(*PROGRAM)}, serializedFile="a.pt2")
-        with pytest.raises(InvalidArgument, match=r"'a.pt2' in .* can run code that it holds; .*use --trust"):
+        with pytest.raises(
+            InvalidArgument, match=r"'a.pt2' in .* can run code that it holds; .*allow that by --allow-code"
+        ):
             read(path)
-        assert read(path, trust=True).format == "pt2"
+        assert read(path, allow_code=True).format == "pt2"
 
     @pytest.mark.parametrize("name", ["a.pt2", "a.so"])
     def test_native_code_is_no_model(self, path: Path, name: str) -> None:
@@ -138,7 +142,7 @@ class TestCode:
         with pytest.raises(
             InvalidArgument, match=r"is compiled.* native code, without the model that it was made from"
         ):
-            read(path, trust=True)
+            read(path, allow_code=True)
 
 
 class TestWhatIsRefused:

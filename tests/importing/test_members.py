@@ -16,8 +16,8 @@ from typing import ClassVar
 import pytest
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.model_store.importers.members import Limits
-from tests.model_store.importers.sources import SCRIPT, manifest, read, script_mar, tgz, torch_file
+from ingot.importing.members import Limits
+from tests.importing.sources import SCRIPT, manifest, read, script_mar, tgz, torch_file
 
 HOSTILE_NAMES = ["../a", "a/../../b", "/etc/a", "a\\..\\b", "C:a", "a//b", "./", "a/./b", "a\nb", "\x1b[2J", "a" * 1001]
 

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.model_store.importers import formats, handlers
-from ingot.model_store.importers.documents import documents
-from ingot.model_store.importers.members import Members
-from ingot.model_store.importers.record import Candidate, Consent, Imported, ModelFormat, model_name
+from ingot.importing import formats, handlers
+from ingot.importing.documents import documents
+from ingot.importing.members import Members
+from ingot.importing.record import Candidate, Consent, Imported, ModelFormat, model_name
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
@@ -152,18 +152,21 @@ class _Reader:
                 "ingot export --to aoti"
             )
         if suffix == ".pt2":
-            self._need_trust(f"{called} is an exported program, and loading one can run code that it holds")
+            self._need_consent(f"{called} is an exported program, and loading one can run code that it holds")
             return "pt2"
         if self._model.model_file:
-            self._need_trust(
+            self._need_consent(
                 f"{called} holds weights alone: the model is Python code, '{self._model.model_file[:200]}'"
             )
             return "state_dict"
         return "torchscript"
 
-    def _need_trust(self, why: str) -> None:
-        if not self._consent.trust:
-            raise InvalidArgument(f"{why}; if you trust where it comes from, use --trust")
+    def _need_consent(self, why: str) -> None:
+        if not self._consent.allow_code:
+            raise InvalidArgument(
+                f"{why}; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or "
+                "allow_code=True)"
+            )
 
     def _take(self, name: str) -> str:
         self._used.add(name)
@@ -171,14 +174,10 @@ class _Reader:
 
     def _take_data(self, file: Path, called: str) -> None:
         try:
-            from ingot.model_store.importers import onnx_data
+            from ingot.importing import onnx_data
         except ModuleNotFoundError as error:
             raise missing_package(str(error.name), "importing models", "export") from error
-        try:
-            places = onnx_data.locations(file)
-        except InvalidArgument as error:
-            raise InvalidArgument(str(error).replace(str(file), called)) from error
-        for place in places:
+        for place in onnx_data.locations(file, called):
             name = self._base + place
             if name not in self._members.sizes:
                 raise NotFound(f"{called} has tensors in the file '{place[:200]}', which is not in the archive")

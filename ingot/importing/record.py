@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.declared import Declared
+from ingot.importing.declared import Declared
 from ingot.model_store.references import name_from, valid_name
 
 ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict"]
@@ -20,11 +20,11 @@ class Consent:
     """What the user agreed to.
 
     Args:
-        trust: the model's own code may be run.
+        allow_code: the model's own code may be run.
         without_handler: a handler of the author's may be left behind.
     """
 
-    trust: bool = False
+    allow_code: bool = False
     without_handler: bool = False
 
 
@@ -58,7 +58,7 @@ class Candidate:
     """A model that can be imported; ``version`` is None where the source tells none.
 
     ``read`` reads it, and raises ``InvalidArgument`` or ``NotFound`` where it is damaged or cannot be taken over. What
-    it gives lasts as long as :func:`ingot.model_store.importers.candidates` does.
+    it gives lasts as long as :func:`ingot.importing.candidates` does.
     """
 
     where: str

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.model_store.importers import mar, triton
-from ingot.model_store.importers.members import LIMITS, FolderMembers, Limits, Members, reading
-from ingot.model_store.importers.record import Candidate, Consent, Imported, model_name
-from ingot.model_store.importers.tars import TarMembers
-from ingot.model_store.importers.zips import ZipMembers
+from ingot.importing import mar, triton
+from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
+from ingot.importing.record import Candidate, Consent, Imported, model_name
+from ingot.importing.tars import TarMembers
+from ingot.importing.zips import ZipMembers
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
 # Where a tar file says that it is one.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.members import DAMAGED, LIMITS, InPieces, Limits, Members, Meter, reason
+from ingot.importing.members import DAMAGED, LIMITS, InPieces, Limits, Members, Meter, reason
 
 # A local header, without the name.
 _HEADER = 30

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.model_store.importers import formats
-from ingot.model_store.importers.documents import documents
-from ingot.model_store.importers.members import FolderMembers, inside, reading
-from ingot.model_store.importers.pbtxt import CONFIG, Config, read_config
-from ingot.model_store.importers.record import Candidate, Imported, ModelFormat, model_name
+from ingot.importing import formats
+from ingot.importing.documents import documents
+from ingot.importing.members import FolderMembers, inside, reading
+from ingot.importing.pbtxt import CONFIG, Config, read_config
+from ingot.importing.record import Candidate, Imported, ModelFormat, model_name
 
 # Triton ignores other folders, those that begin with zero included.
 _VERSION = re.compile(r"[1-9]\d{0,18}")

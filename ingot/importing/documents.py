@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from ingot.model_store.importers.members import Members
+from ingot.importing.members import Members
 
 _SUFFIXES = (".json", ".txt", ".csv", ".yaml", ".yml")
 MAX_BYTES = 1 << 20

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
-from ingot.model_store.importers import Candidate, Consent, Imported, candidates, specs
+from ingot.importing import Candidate, Consent, Imported, candidates
+from ingot.importing.declared import specs
 from ingot.tensors import DType, TensorSpec
-from tests.model_store.importers.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
+from tests.importing.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
 
 TORCH = """
 backend: "pytorch"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.textproto import MAX_BYTES, MAX_DEPTH, parse
+from ingot.importing.textproto import MAX_BYTES, MAX_DEPTH, parse
 
 
 def test_every_form_of_a_field() -> None:

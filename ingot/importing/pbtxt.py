@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.importers.declared import Declared
-from ingot.model_store.importers.members import inside
-from ingot.model_store.importers.textproto import MAX_BYTES, Message, parse
+from ingot.importing.declared import Declared
+from ingot.importing.members import inside
+from ingot.importing.textproto import MAX_BYTES, Message, parse
 from ingot.tensors import DType
 
 CONFIG = "config.pbtxt"

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ingot.model_store.importers import Consent, Imported, candidates
-from ingot.model_store.importers.members import LIMITS, Limits
+from ingot.importing import Consent, Imported, candidates
+from ingot.importing.members import LIMITS, Limits
 
 SCRIPT = ("net/constants.pkl", "net/code/__torch__.py", "net/data.pkl")
 WEIGHTS = ("net/data.pkl", "net/version")
@@ -57,9 +57,9 @@ def tgz(path: Path, files: Mapping[str, bytes], *more: tarfile.TarInfo) -> Path:
     return path
 
 
-def read(path: Path, *, trust: bool = False, without_handler: bool = False, limits: Limits = LIMITS) -> Imported:
+def read(path: Path, *, allow_code: bool = False, without_handler: bool = False, limits: Limits = LIMITS) -> Imported:
     """Read the only model of a source. What was unpacked is gone when this returns."""
-    with candidates(path, Consent(trust, without_handler), limits) as found:
+    with candidates(path, Consent(allow_code, without_handler), limits) as found:
         (candidate,) = found
         return candidate.read()
 

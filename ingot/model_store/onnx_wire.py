@@ -1,0 +1,142 @@
+"""What an ONNX graph calls the files beside it, found in the encoded graph without the onnx package.
+
+An engine that loads a graph opens what its tensors' ``external_data`` names, so nothing of a graph is pushed or served
+before it is known. The encoding is that of protobuf (https://protobuf.dev/programming-guides/encoding): a message is a
+row of fields, each a tag, which is its number and wire type, and a value. Engines differ from each other in which
+tensors they read, so every tensor counts, wherever it stands, and whether or not a later field replaces it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingot.errors import InvalidArchive
+
+MAX_DEPTH = 100  # messages in one another; protobuf itself reads no more
+MAX_FIELDS = 5_000_000  # a bound on work: a few seconds
+# A graph can call a file by no other key, and a string lies in one piece: a message without these bytes names no file.
+_KEY = b"location"
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_TAG_BYTES, _MAX_VARINT_BYTES = 5, 10
+
+
+@dataclass
+class Message:
+    """What the fields of a message hold, by number: messages with tensors in them, or anything else."""
+
+    name: str
+    others: frozenset[int]
+    messages: dict[int, Message] = field(default_factory=dict)
+
+
+# As in https://github.com/onnx/onnx/blob/main/onnx/onnx.proto; a test compares them with the onnx package.
+ENTRY = Message("StringStringEntryProto", frozenset({1, 2}))
+_TENSOR = Message("TensorProto", frozenset({*range(1, 13), 14, 16}), {13: ENTRY})
+_SPARSE = Message("SparseTensorProto", frozenset({3}), {1: _TENSOR, 2: _TENSOR})
+_ATTRIBUTE = Message("AttributeProto", frozenset({1, 2, 3, 4, 7, 8, 9, 13, 14, 15, 20, 21}))
+_NODE = Message("NodeProto", frozenset({1, 2, 3, 4, 6, 7, 8, 9, 10}), {5: _ATTRIBUTE})
+_GRAPH = Message("GraphProto", frozenset({2, 10, 11, 12, 13, 14, 16}), {1: _NODE, 5: _TENSOR, 15: _SPARSE})
+_ATTRIBUTE.messages.update({5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH, 22: _SPARSE, 23: _SPARSE})
+_FUNCTION = Message("FunctionProto", frozenset({1, 4, 5, 6, 8, 9, 10, 12, 13, 14}), {7: _NODE, 11: _ATTRIBUTE})
+_TRAINING = Message("TrainingInfoProto", frozenset({3, 4}), {1: _GRAPH, 2: _GRAPH})
+MODEL = Message("ModelProto", frozenset({1, 2, 3, 4, 5, 6, 8, 14, 26}), {7: _GRAPH, 20: _TRAINING, 25: _FUNCTION})
+
+
+def locations(graph: bytes) -> tuple[bytes, ...]:
+    """Return every ``location`` of the external data of an ONNX model's tensors, each once. No file is opened.
+
+    What names no file is not looked at, so that a graph that is damaged elsewhere passes.
+
+    Args:
+        graph: the encoded ``ModelProto``.
+
+    Raises:
+        InvalidArchive: it is damaged, or too complex, or has fields that ONNX does not define, where files are named.
+    """
+    walk = _Walk(graph)
+    walk.message(MODEL, 0, len(graph), 1)
+    return tuple(walk.found)
+
+
+class _Walk:
+    """One pass over a graph, from its first byte to the last that names a file. What is not of interest is skipped."""
+
+    def __init__(self, graph: bytes):
+        self.found: dict[bytes, None] = {}
+        self._graph = graph
+        self._key = -1  # where the next of the keys is, as far as is known
+        self._fields = 0
+
+    def message(self, kind: Message, start: int, end: int, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise InvalidArchive(f"it has more than {MAX_DEPTH} messages in one another")
+        at = start
+        while at < end and self._names_file(at, end):
+            tag, at = self._varint(at, end, _MAX_TAG_BYTES)
+            begin, at = self._value(tag, at, end)
+            if tag & 7 == _BYTES and self._names_file(begin, at):
+                self._inner(kind, tag >> 3, begin, at, depth)
+
+    def _inner(self, kind: Message, number: int, start: int, end: int, depth: int) -> None:
+        inner = kind.messages.get(number)
+        if inner is ENTRY:
+            self._entry(start, end)
+        elif inner is not None:
+            self.message(inner, start, end, depth + 1)
+        elif number not in kind.others:
+            raise InvalidArchive(
+                f"field {number} of a {kind.name}, at byte {start}, is not of ONNX as this version of Ingot knows it, "
+                "and may name files; update Ingot, or remove the field"
+            )
+
+    def _entry(self, start: int, end: int) -> None:
+        # Either field may be there more than once: the last counts, as far as parsers agree. All are taken.
+        texts: dict[int, list[bytes]] = {1: [], 2: []}
+        at = start
+        while at < end:
+            tag, at = self._varint(at, end, _MAX_TAG_BYTES)
+            begin, at = self._value(tag, at, end)
+            if tag & 7 == _BYTES and tag >> 3 in texts:
+                texts[tag >> 3].append(self._graph[begin:at])
+        if _KEY in texts[1]:
+            self.found.update(dict.fromkeys(texts[2] or [b""]))
+
+    def _value(self, tag: int, at: int, end: int) -> tuple[int, int]:
+        """Return where the value of a field begins, and where it ends."""
+        self._fields += 1
+        if self._fields > MAX_FIELDS:
+            raise InvalidArchive(f"it has more than {MAX_FIELDS} fields before the last that names a file")
+        wire = tag & 7
+        begin = after = at
+        if wire == _BYTES:
+            size, begin = self._varint(at, end, _MAX_VARINT_BYTES)
+            after = begin + size
+        elif wire == _VARINT:
+            _, after = self._varint(at, end, _MAX_VARINT_BYTES)
+        elif wire in (_FIXED32, _FIXED64):
+            after = at + (4 if wire == _FIXED32 else 8)
+        else:
+            raise InvalidArchive(f"it has a field of wire type {wire} at byte {at}, and ONNX has none of those")
+        if not 8 <= tag < 1 << 32 or after > end:
+            raise InvalidArchive(f"its encoding is damaged at byte {at}")
+        return begin, after
+
+    def _varint(self, at: int, end: int, limit: int) -> tuple[int, int]:
+        """Return an integer of 7 bits a byte, the lowest first, and where it ends."""
+        if at < end and self._graph[at] < 0x80:  # as most are
+            return self._graph[at], at + 1
+        value = shift = 0
+        for position in range(at, min(end, at + limit)):
+            byte = self._graph[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position + 1
+            shift += 7
+        raise InvalidArchive(f"its encoding is damaged at byte {at}")
+
+    def _names_file(self, start: int, end: int) -> bool:
+        """Whether the key is between two positions. ``start`` never decreases, so that the graph is searched once."""
+        if self._key < start:
+            found = self._graph.find(_KEY, start)
+            self._key = len(self._graph) if found < 0 else found
+        return self._key + len(_KEY) <= end
