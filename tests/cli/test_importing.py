@@ -82,7 +82,7 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
 ) -> None:
     model = {"modelName": "Net", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "image_classifier"}
     mar(here / "net.mar", {"net.pt": script, "index_to_name.json": b'{"0": "cat"}', "report.json": b"{}"}, **model)
-    result = run_ingot("import", "net.mar", "--input", ROWS, "--output-name", "logits")
+    result = run_ingot("import", "net.mar", "--allow-code", "--input", ROWS, "--output-name", "logits")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("net:1.0  sha256:")
     assert "logits: equals the original in " in result.stderr
@@ -130,7 +130,7 @@ def test_tritons_repository_becomes_tags(here: Path, module: Net, script: bytes)
     triton(here / "repo" / "all", 'platform: "ensemble"', {})
     wrong = CONFIG.replace("[ 3 ]", "[ 5 ]")
     triton(here / "repo" / "wrong", wrong, {"1/model.onnx": affine})
-    first = imported("repo", "--json")
+    first = imported("repo", "--json", "--allow-code")
     printed = json.loads(first.stdout)
     assert [item["reference"] for item in printed["imported"]] == ["net:1", "affine:1", "affine:3"]
     assert [item.partition(":")[0] for item in printed["failed"]] == ["repo/all", "repo/wrong/1"]
