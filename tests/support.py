@@ -22,6 +22,24 @@ class RequireTool(Protocol):
     def __call__(self, name: str) -> str: ...
 
 
+def succeeded(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Warning" not in result.stderr
+    return result.stdout
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """Check that a command failed as every one must: one paragraph on stderr, nothing on stdout, exit code 1."""
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "bug in Ingot" not in result.stderr
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
 def run_python(code: str) -> str:
     """Run a program in a fresh interpreter and return what it prints."""
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)

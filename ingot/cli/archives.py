@@ -1,4 +1,4 @@
-"""``ingot inspect``, and how all commands find the archives that they are given."""
+"""``ingot inspect``, and the options and checks that commands for archives share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.output import duration, note, print_json, printable, say, size, stdout
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Variant
     from ingot.model_store.evidence import Agreement, MetricEvidence
-    from ingot.model_store.places import Place
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -34,38 +33,25 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what an archive holds, with every blob's digest checked."""
-    name, variant_name = split_variant(model)
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
+
+    located = locate(model, Store(store))
     if report is not None:
         check_out(report)
-        check_apart(report, model=name)
-    archive = open_archive(name, store)
-    if variant_name is not None:
-        archive.variant(variant_name)
+        check_apart(report, model=located.name)
+    archive = located.open()
+    if located.variant is not None:
+        archive.variant(located.variant)
     verify(archive)
     if report is not None:
         from ingot.cli.report import write
 
-        note(f"the report of variant '{write(archive, report, variant_name)}' is in {report}")
+        note(f"the report of variant '{write(archive, report, located.variant)}' is in {report}")
     if as_json:
         print_json(describe(archive))
-        return
-    from rich.table import Table
-
-    say(f"{archive.name}  {archive.digest}")
-    for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
-        for spec in specs:
-            say(f"{title:>7}  {spec}")
-    say(f"  batch  {archive.signature.batch or 'none: one request at a time'}")
-    for symbol, bounds in archive.signature.ranges.items():
-        say(f"  range  {symbol} = {bounds}")
-    table = Table("variant", "size", "latency by batch", "evidence")
-    for variant in archive.variants:
-        table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
-    stdout.print(table, markup=False)
-    for claim in signatures(archive):
-        say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
-    provenance = archive.variant().serving.provenance
-    say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
+    else:
+        _print(archive)
 
 
 def describe(archive: Archive) -> dict[str, Any]:
@@ -109,64 +95,12 @@ def signatures(archive: Archive) -> list[dict[str, Any]]:
     return [asdict(claim) for claim in signing.describe(archive)]
 
 
-def open_archive(model: str, store: Path | None) -> Archive:
-    """Return an archive by its file or its reference, in the store or in a registry."""
-    from ingot.model_store import Archive, Reference
-
-    if is_file(model):
-        return Archive.open(model if "://" in model else Path(model).expanduser())
-    try:
-        ref = Reference.parse(model)
-        return open_place(ref, store).find(ref)[0]
-    except (NotFound, InvalidArgument) as error:
-        if Path(model).is_file():
-            raise NotFound(f"{error}; for the file of that name write ./{model}") from error
-        raise
-
-
-def open_place(reference: Reference | None, store: Path | None, chunk_mb: int | None = None) -> Place:
-    """Return the registry that a reference names, or the store.
-
-    Args:
-        reference: parsed; None is the store.
-        store: the store's folder, or None for the user's.
-        chunk_mb: how many MiB are uploaded to a registry in one request; None sends each blob whole.
-    """
-    from ingot.model_store import Store
-    from ingot.model_store.places import open_place as find_place
-
-    if reference is None:
-        return Store(store)
-    return find_place(reference, Store(store), chunk_mb << 20 if chunk_mb else None)[0]
-
-
 def check_trusted(archive: Archive, reference: Reference, trust: Path | None) -> None:
-    """Raise InvalidArgument if a trust policy is given and the archive does not hold to it."""
+    """Raise Untrusted if a trust policy is given and the archive does not hold to it."""
     if trust is not None:
         from ingot.model_store.trust import Policy
 
         Policy.load(trust).check(archive, reference)
-
-
-def is_file(model: str) -> bool:
-    """Tell whether a user means a file: it ends in .ingot, starts as a path does, or is an object's address."""
-    from ingot.model_store.objects import is_object
-
-    if "://" in model:
-        return is_object(model)
-    return model.endswith(".ingot") or model.startswith((".", "/", "~"))
-
-
-def open_variant(model: str, store: Path | None) -> Variant:
-    """Return the variant that ``digits.ingot#int8`` or ``digits:1`` names; without a name the preferred one."""
-    name, variant = split_variant(model)
-    return open_archive(name, store).variant(variant)
-
-
-def split_variant(model: str) -> tuple[str, str | None]:
-    """Return what stands before and after the ``#``; a file may have one in its own name."""
-    name, mark, variant = model.rpartition("#")
-    return (name, variant) if mark and not Path(model).expanduser().exists() else (model, None)
 
 
 def check_out(out: Path) -> None:
@@ -191,6 +125,26 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
     for what, other in others.items():
         if other is not None and Path(other).expanduser().resolve() == out.resolve():
             raise InvalidArgument(f"cannot write {out}: it is the file of the {what} too; name another")
+
+
+def _print(archive: Archive) -> None:
+    from rich.table import Table
+
+    say(f"{archive.name}  {archive.digest}")
+    for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
+        for spec in specs:
+            say(f"{title:>7}  {spec}")
+    say(f"  batch  {archive.signature.batch or 'none: one request at a time'}")
+    for symbol, bounds in archive.signature.ranges.items():
+        say(f"  range  {symbol} = {bounds}")
+    table = Table("variant", "size", "latency by batch", "evidence")
+    for variant in archive.variants:
+        table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
+    stdout.print(table, markup=False)
+    for claim in signatures(archive):
+        say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
+    provenance = archive.variant().serving.provenance
+    say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 
 
 def _latency(variant: Variant, archive: Archive) -> str:

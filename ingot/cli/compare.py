@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, open_variant, split_variant
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.output import note, print_json, progress, say
 
 
@@ -48,21 +48,25 @@ def compare(
 ) -> None:
     """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
     from ingot.cli.report import check_suffix, save
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
     from ingot.quant import space
 
-    names = split_variant(before)[0], split_variant(after)[0]
+    located = locate(before, Store(store)), locate(after, Store(store))
+    names = located[0].name, located[1].name
     if report is not None:
         check_suffix(report)
         check_out(report)
         check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
     with progress("Opening") as step, space.watched():
-        sides = open_variant(before, store), open_variant(after, store)
+        first, second = (side.open().variant(side.variant) for side in located)
         from ingot.quant.comparison import compare as run
         from ingot.quant.options import check_threads
 
         check_threads(threads)
         result = run(
-            *sides,
+            first,
+            second,
             data,
             metric=metric,
             transform=transform,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, open_archive, split_variant
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.output import note, print_json, progress, say
 
 if TYPE_CHECKING:
@@ -30,18 +30,20 @@ def diff(
 ) -> None:
     """Show what changed between two archives: signature, sizes, weights, graph, accuracy and latency."""
     from ingot.cli.report import check_suffix, put
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
 
-    (first, one), (second, other) = split_variant(before), split_variant(after)
+    first, second = locate(before, Store(store)), locate(after, Store(store))
     if report is not None:
         check_suffix(report)
         check_out(report)
-        check_apart(report, **{"first archive": first, "second archive": second})
+        check_apart(report, **{"first archive": first.name, "second archive": second.name})
     from ingot.model_store.diff import diff as run
     from ingot.model_store.diff import view
 
     with progress("Opening") as step:
-        archives = open_archive(first, store), open_archive(second, store)
-        found = run(*archives, variants=(one, other), labels=(before, after), progress=step)
+        archives, variants = (first.open(), second.open()), (first.variant, second.variant)
+        found = run(*archives, variants=variants, labels=(before, after), progress=step)
     if report is not None:
         put(report, _shown(found, report.suffix, tensors))
         note(f"the difference is in {report}")

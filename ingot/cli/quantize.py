@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe, open_archive
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
 from ingot.cli.output import note, print_json, printable, progress, say, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.errors import InvalidArgument
@@ -95,8 +95,11 @@ def quantize(
         check_apart(report, **given, archive=out)
     journal = out.with_name(f".{out.name}.search")
     with progress("Importing", log=True) as step:
+        from ingot.model_store import Store
+        from ingot.model_store.places import locate
         from ingot.quant import QuantConfig, run, space
 
+        located = locate(model, Store(store)).whole()
         config = QuantConfig(
             recipe=_recipe(recipe, option or []),
             metric=metric,
@@ -111,7 +114,7 @@ def quantize(
             allow_code=allow_code,
         )
         result = run(
-            open_archive(model, store),
+            located.open(),
             calibrate,
             config=config,
             validate=validate,

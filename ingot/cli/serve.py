@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from ingot.cli.archives import StoreOption
 from ingot.cli.output import stdout
+from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument
 
 
@@ -18,8 +20,8 @@ def serve(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Store references (digits:1, digits:1#fp32), archive files (./digits.ingot) or .onnx files; "
-            "NAME=SOURCE serves one under another name."
+            help="References of the store (digits:1, digits:1#fp32) or of a registry (oci://host/digits:1, which is "
+            "pulled), archive files (./digits.ingot) or .onnx files; NAME=SOURCE serves one under another name."
         ),
     ],
     host: Annotated[
@@ -130,7 +132,7 @@ def serve(
     from ingot.server.main import Server, create, run
 
     config = ServerConfig.of({key: value for key, value in chosen.items() if value is not None})
-    server: Server = create(sources, Store(store), config)
+    server: Server = create(sources, Store(store), config, partial(transferring, log=True))
 
     def started() -> None:
         if as_json:

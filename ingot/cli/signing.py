@@ -5,44 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out, is_file, open_place, split_variant
+from ingot.cli.archives import Json, StoreOption, check_out
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference
     from ingot.model_store.keys import PrivateKey
-    from ingot.model_store.places import Place
+    from ingot.model_store.places import Located
     from ingot.model_store.trust import Policy, Verdict
 
 Model = Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """An archive and where it is: a file, or a place."""
-
-    archive: Archive
-    reference: Reference
-    path: Path | None = None
-    place: Place | None = None
-
-    @property
-    def title(self) -> str:
-        return str(self.path or replace(self.reference, digest=None))
-
-    def attach(self, envelope: bytes) -> None:
-        signed = self.archive.with_signature(envelope)
-        if self.path is not None:
-            signed.save(self.path)
-        elif self.place is not None:
-            self.place.attach(signed, self.reference.name)
 
 
 def keygen(
@@ -81,22 +60,26 @@ def sign(
     as_json: Json = False,
 ) -> None:
     """Attach a signature to an archive: the key's owner vouches that its digest is the model of this name."""
-    from ingot.model_store import signing
+    from ingot.model_store import Store, signing
+    from ingot.model_store.places import locate
 
     private = _private_key(key)
-    found = _find(model, store)
-    keyid, name = private.public.keyid, found.reference.name
-    finding = signing.check(found.archive, name, {keyid: private.public})
+    located = locate(model, Store(store)).whole()
+    if located.url is not None:
+        raise InvalidArgument(f"{located.url} cannot be written; sign a file, or what is in the store, and upload that")
+    archive, found = located.find()
+    keyid, name = private.public.keyid, found.name
+    finding = signing.check(archive, name, {keyid: private.public})
     if finding.result == "valid":
-        note(f"{found.title} is signed by this key already")
+        note(f"{_title(located, found)} is signed by this key already")
     else:
-        found.attach(signing.sign(found.archive, name, private))
+        _attach(located, archive.with_signature(signing.sign(archive, name, private)), name)
     if as_json:
         added = finding.result != "valid"
         subject = signing.subject_name(name)
-        print_json({"name": subject, "digest": found.archive.digest, "keyid": keyid, "added": added})
+        print_json({"name": subject, "digest": archive.digest, "keyid": keyid, "added": added})
     else:
-        say(f"{signing.subject_name(name)}  {found.archive.digest}  signed by {keyid}")
+        say(f"{signing.subject_name(name)}  {archive.digest}  signed by {keyid}")
 
 
 def verify(
@@ -111,31 +94,38 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that an archive is trusted and, in a file or the store, that every blob of it has its digest."""
-    from ingot.model_store import signing
+    from ingot.model_store import Store, signing
+    from ingot.model_store.places import locate
 
     policy = _policy(trust, key)
-    found = _find(model, store)
-    verdict = policy.check(found.archive, found.reference)
-    local = found.reference.registry is None
+    located = locate(model, Store(store)).whole()
+    archive, found = located.find()
+    verdict = policy.check(archive, found)
+    local = found.registry is None
     if local:
         with progress("Reading every blob"):
-            found.archive.verify()
+            archive.verify()
     if not as_json:
-        _print(found, verdict, local)
+        say(f"{_title(located, found)}  {archive.digest}")
+        _print(archive, verdict, local)
         return
     print_json(
         {
-            "name": found.reference.name,
-            "digest": found.archive.digest,
+            "name": found.name,
+            "digest": archive.digest,
             **asdict(verdict),
             "blobs_checked": local,
-            "signatures": [asdict(claim) for claim in signing.describe(found.archive)],
+            "signatures": [asdict(claim) for claim in signing.describe(archive)],
         }
     )
 
 
-def _print(found: _Found, verdict: Verdict, local: bool) -> None:
-    say(f"{found.title}  {found.archive.digest}")
+def _title(located: Located, found: Reference) -> str:
+    """Return what an archive is called: its file, or its reference."""
+    return str(located.path or located.url or replace(found, digest=None))
+
+
+def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
     if verdict.signed_by:
         say(f"signed by {verdict.signed_by}, {verdict.created}")
     else:
@@ -143,7 +133,7 @@ def _print(found: _Found, verdict: Verdict, local: bool) -> None:
     if verdict.rule:
         say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
     if local:
-        say(f"{size(found.archive.size)} have the right digests")
+        say(f"{size(archive.size)} have the right digests")
 
 
 def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
@@ -162,20 +152,12 @@ def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
     return Policy.load(path)
 
 
-def _find(model: str, store: Path | None) -> _Found:
-    """Return the archive that a user named."""
-    from ingot.model_store import Archive, Reference
-
-    name, variant = split_variant(model)
-    if variant is not None:
-        raise InvalidArgument(f"'{model}': a signature is of a whole archive; leave #{variant} out")
-    if is_file(name):
-        path = Path(name).expanduser()
-        archive = Archive.open(path)
-        return _Found(archive, Reference(archive.name), path=path)
-    reference = Reference.parse(name)
-    place = open_place(reference, store)
-    return _Found(*place.find(reference), place=place)
+def _attach(located: Located, signed: Archive, name: str) -> None:
+    """Put an archive with one more signature where it was found."""
+    if located.place is not None:
+        located.place.attach(signed, name)
+    elif located.path is not None:
+        signed.save(located.path)
 
 
 def _private_key(path: Path) -> PrivateKey:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, open_place
+from ingot.cli.archives import Json, StoreOption
 from ingot.cli.output import note, print_json, say
 from ingot.cli.transfers import Expect
 from ingot.errors import InvalidArgument, NotFound
@@ -70,12 +70,13 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Point an alias of a model, such as prod, at one of its archives."""
-    from ingot.model_store import Reference
+    from ingot.model_store import Store
+    from ingot.model_store.places import open_place
     from ingot.model_store.tags import ANY
 
-    ref = Reference.parse(reference)
-    before = _digest(open_place(ref, store), ref.name, alias)
-    _print_move(open_place(ref, store).promote(ref, alias, expect=expect or ANY), before, as_json)
+    place, ref = open_place(reference, Store(store))
+    before = place.digest_of(ref.name, alias)
+    _print_move(place.promote(ref, alias, expect=expect or ANY), before, as_json)
 
 
 def rollback(
@@ -95,7 +96,7 @@ def rollback(
             f"ingot promote {ref.registry}/{ref.name}:VERSION {ref.tag or 'prod'}"
         )
     place = Store(store)
-    before = _digest(place, ref.name, ref.tag)
+    before = None if ref.tag is None else place.digest_of(ref.name, ref.tag)
     _print_move(place.rollback(ref, expect=expect or ANY), before, as_json)
 
 
@@ -106,11 +107,12 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove a tag. In the store its archive stays for a day at least: ingot rollback brings it back."""
-    from ingot.model_store import Reference
+    from ingot.model_store import Store
+    from ingot.model_store.places import open_place
     from ingot.model_store.tags import ANY
 
-    ref = Reference.parse(reference)
-    removed = open_place(ref, store).remove(ref, expect=expect or ANY)
+    place, ref = open_place(reference, Store(store))
+    removed = place.remove(ref, expect=expect or ANY)
     if as_json:
         print_json({"name": removed.name, "tag": removed.tag, "digest": None, "before": removed.digest})
     else:
@@ -118,27 +120,21 @@ def remove(
 
 
 def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str]]:
-    from ingot.model_store import Reference
-    from ingot.model_store.references import RegistryAddress
+    from ingot.model_store import Store
+    from ingot.model_store.places import open_place
 
+    place: Place = Store(store)
     if where is None:
-        place = open_place(None, store)
         return place, place.names()
     if "://" in where and where.partition("://")[2].count("/") == where.endswith("/"):
-        address = RegistryAddress.parse(where)
-        place = open_place(Reference("any", registry=address), store)
+        place, _ = open_place(f"{where.rstrip('/')}/any", Store(store))
         return place, place.names()
-    ref = Reference.parse(where)
+    place, ref = open_place(where, Store(store))
     if ref.tag or ref.digest or ref.variant:
         raise InvalidArgument(f"'{where}' is one archive; ingot inspect shows it, and ingot list takes a model's name")
-    place = open_place(ref, store)
     if not place.tags(ref.name):
         raise NotFound(f"there is no model '{where}'; ingot list shows what there is")
     return place, [ref.name]
-
-
-def _digest(place: Place, name: str, tag: str | None) -> str | None:
-    return place.tags(name).get(tag or "")
 
 
 def _print_move(moved: Reference, before: str | None, as_json: bool) -> None:

@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import (
-    Json,
-    StoreOption,
-    check_apart,
-    check_out,
-    check_trusted,
-    is_file,
-    open_archive,
-    open_place,
-)
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, check_trusted
 from ingot.cli.output import note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.model_store import Archive, Reference
-    from ingot.model_store.places import Place
+    from ingot.model_store import Archive, Reference, Store
     from ingot.model_store.transfer import Transfer
 
 Expect = Annotated[
@@ -49,8 +39,11 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Copy an archive into the store or a registry. A version (a tag such as 1, v2 or 1.3) can be pushed once."""
-    target = _target(reference)
-    _copy(open_archive(archive, store), open_place(target, store, chunk_mb), target, expect, as_json)
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
+
+    here, target = Store(store), _target(reference)
+    _copy(locate(archive, here).whole().open(), target, here, expect, as_json, chunk_mb)
 
 
 def pull(
@@ -63,20 +56,23 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Copy an archive from a registry into the store. An interrupted pull goes on where it was."""
-    from ingot.model_store import Reference
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
 
-    source = Reference.parse(reference)
-    if source.registry is None:
+    here = Store(store)
+    source = locate(reference, here).whole()
+    if source.reference is None or source.reference.registry is None:
         raise InvalidArgument(f"'{reference}' names no registry; write oci://host/{reference}")
-    _no_variant(source)
-    archive, found = open_place(source, store).find(source)
+    target = None if name is None else _target(name)
+    archive, found = source.find()
     check_trusted(archive, found, trust)
-    target = _target(name or f"{found.name}:{found.tag}")
-    _copy(archive, open_place(target, store), target, None, as_json)
+    if target is None and found.tag is None:
+        raise InvalidArgument(f"no tag points to '{found}'; say what the store is to call it, such as {found.name}:1")
+    _copy(archive, target or _target(f"{found.name}:{found.tag}"), here, None, as_json)
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="What: a reference, in the store or a registry.")],
+    source: Annotated[str, typer.Argument(help="What: a reference, in the store or a registry, or a file.")],
     target: Annotated[str, typer.Argument(help="Where to: name:tag, or oci://host/name:tag.")],
     expect: Expect = None,
     chunk_mb: Chunk = None,
@@ -85,13 +81,13 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy an archive, with its signatures, between names, stores and registries."""
-    from ingot.model_store import Reference
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
 
-    origin, to = Reference.parse(source), _target(target)
-    _no_variant(origin)
-    archive, found = open_place(origin, store).find(origin)
+    here, to = Store(store), _target(target)
+    archive, found = locate(source, here).whole().find()
     check_trusted(archive, found, trust)
-    _copy(archive, open_place(to, store, chunk_mb), to, expect, as_json)
+    _copy(archive, to, here, expect, as_json, chunk_mb)
 
 
 def save(
@@ -101,9 +97,12 @@ def save(
     as_json: Json = False,
 ) -> None:
     """Write an archive of the store or of a registry, with its signatures, as one file."""
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
+
     check_out(out)
     check_apart(out, archive=reference)
-    archive = open_archive(reference, store)
+    archive = locate(reference, Store(store)).whole().open()
     with transferring(f"Writing {out.name}") as transfer:
         archive.save(out, transfer)
     if as_json:
@@ -122,25 +121,33 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Copy an archive file into the store, as what it calls itself. One that is there already keeps its tag."""
-    from ingot.model_store import Archive, Reference, Store
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate_file
 
-    archive = Archive.open(file if is_file(file) and "://" in file else Path(file).expanduser())
+    here = Store(store)
+    archive, found = locate_file(file).whole().find()
     if reference is None:
-        here = Store(store)
         held = [tag for tag, digest in here.tags(archive.name).items() if digest == archive.digest]
         reference = f"{archive.name}:{held[0] if held else here.next_version(archive.name)}"
     target = _target(reference)
-    check_trusted(archive, Reference(archive.name, None, archive.digest), trust)
-    _copy(archive, open_place(target, store), target, None, as_json)
+    check_trusted(archive, found, trust)
+    _copy(archive, target, here, None, as_json)
 
 
 @contextmanager
-def transferring(title: str) -> Iterator[Transfer]:
-    """Show how far a transfer is, its rate and the time that is left, on stderr."""
+def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
+    """Show how far a transfer is, its rate and the time that is left, on stderr.
+
+    Args:
+        title: what is transferred.
+        log: where stderr is no terminal, print the title as a line.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ingot.model_store.transfer import Transfer
 
+    if log and not stderr.is_terminal:
+        note(title)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=stderr, transient=True, disable=not stderr.is_terminal
@@ -150,9 +157,14 @@ def transferring(title: str) -> Iterator[Transfer]:
         yield Transfer(lambda state: bar.update(task, total=state.total - state.skipped, completed=state.moved))
 
 
-def _copy(archive: Archive, place: Place, target: Reference, expect: str | None, as_json: bool) -> None:
+def _copy(
+    archive: Archive, target: Reference, store: Store, expect: str | None, as_json: bool, chunk_mb: int | None = None
+) -> None:
+    """Push an archive into the store, or the registry that ``target`` names, and tell of it."""
+    from ingot.model_store.places import open_place
     from ingot.model_store.tags import ANY
 
+    place, target = open_place(target, store, chunk_mb << 20 if chunk_mb else None)
     try:
         with transferring("Copying") as transfer:
             pushed = place.push(archive, target, expect=expect or ANY, transfer=transfer)
@@ -171,15 +183,14 @@ def _copy(archive: Archive, place: Place, target: Reference, expect: str | None,
 
 def _target(reference: str) -> Reference:
     from ingot.model_store import Reference
+    from ingot.model_store.places import is_file
+    from ingot.model_store.references import PULLED
 
     if is_file(reference):
         raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command takes name:tag")
     ref = Reference.parse(reference)
     if not ref.pushable:
         raise InvalidArgument(f"'{reference}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+    if ref.registry is None and ref.name.startswith(f"{PULLED}/"):
+        raise InvalidArgument(f"'{reference}': names in {PULLED}/ are what servers pull; take another one")
     return ref
-
-
-def _no_variant(reference: Reference) -> None:
-    if reference.variant:
-        raise InvalidArgument(f"an archive is copied with all its variants; leave #{reference.variant} out")

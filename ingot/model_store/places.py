@@ -1,11 +1,17 @@
-"""Where archives are kept: what the local store and an OCI registry have in common."""
+"""Where archives are kept: what the local store and a registry have in common, and how users name what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
+from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.archive import Archive
+from ingot.model_store.objects import is_object
 from ingot.model_store.references import Reference
 from ingot.model_store.store import Store
 from ingot.model_store.tags import ANY
@@ -95,3 +101,110 @@ def open_place(reference: str | Reference, store: Store, chunk_bytes: int | None
     from ingot.model_store.registry import Registry
 
     return Registry(ref.registry, chunk_bytes=chunk_bytes), ref
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where an archive is that a user named: in a file, in object storage, or in a place under a reference.
+
+    ``name`` is what the user wrote before the ``#``, and ``variant`` what is behind it. Of ``path``, ``url`` and
+    ``place`` with ``reference`` one is given.
+    """
+
+    name: str
+    variant: str | None = None
+    path: Path | None = None
+    url: str | None = None
+    place: Place | None = None
+    reference: Reference | None = None
+
+    def find(self) -> tuple[Archive, Reference]:
+        """Open the archive. The reference that comes with it is, of a file, the name that the archive gives itself.
+
+        Raises:
+            NotFound: there is no such file, object, name, tag or digest.
+            InvalidArchive: it is no archive, or is damaged in the parts that are read here.
+            Unavailable: the registry or the object storage cannot be reached.
+        """
+        if self.place is not None and self.reference is not None:
+            with _file_of_that_name(self.name):
+                return self.place.find(self.reference)
+        if self.path is not None and self.path.suffix == ".onnx" and os.path.isfile(self.path):  # noqa: PTH113
+            raise InvalidArgument(f"{self.name} is an ONNX model and no archive; ingot export makes one of it")
+        archive = Archive.open(self.url or self.path or self.name)
+        return archive, Reference(archive.name, variant=self.variant)
+
+    def open(self) -> Archive:
+        """Open the archive; raises as :meth:`find` does."""
+        return self.find()[0]
+
+    def whole(self) -> Located:
+        """Return this if it names an archive with all its variants.
+
+        Raises:
+            InvalidArgument: it names one of them.
+        """
+        if self.variant is not None:
+            raise InvalidArgument(f"'{self.name}' is taken with all its variants here; leave #{self.variant} out")
+        return self
+
+
+def locate(text: str, store: Store) -> Located:
+    """Return where an archive is that a user named. Nothing is opened yet.
+
+    Args:
+        text: a file (a path that ends in .ingot or .onnx, or begins with ``.``, ``/`` or ``~``), an object's address
+            (``s3://bucket/digits.ingot``, ``file:///digits.ingot``), or a reference of the store or of a registry; each
+            with or without ``#variant``.
+        store: the local one.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    name, variant = split_variant(text)
+    if is_file(name):
+        return locate_file(text)
+    with _file_of_that_name(name):
+        place, reference = open_place(name, store)
+    return Located(name, variant, place=place, reference=replace(reference, variant=variant))
+
+
+def locate_file(text: str) -> Located:
+    """Return where a file or an object is, whatever the file is called.
+
+    Raises:
+        InvalidArgument: nothing can be called that.
+    """
+    name, variant = split_variant(text)
+    if is_object(name):
+        return Located(name, variant, url=name)
+    if "\0" in name:
+        raise InvalidArgument(f"'{name}' cannot be the name of a file")
+    return Located(name, variant, path=Path(os.path.expanduser(name)))  # noqa: PTH111 - it has no answer to ~nobody
+
+
+def is_file(text: str) -> bool:
+    """Tell whether a user means a file or an object, and no reference."""
+    if "://" in text:
+        return is_object(text)
+    return text.endswith((".ingot", ".onnx")) or text.startswith((".", "/", "~"))
+
+
+def split_variant(text: str) -> tuple[str, str | None]:
+    """Return what stands before and behind the last ``#``, or None for that; a file may have one in its own name."""
+    name, mark, variant = text.rpartition("#")
+    # Path's own methods raise on names that are too long.
+    if not mark or os.path.exists(os.path.expanduser(text)):  # noqa: PTH110, PTH111
+        return text, None
+    return name, variant
+
+
+@contextmanager
+def _file_of_that_name(name: str) -> Iterator[None]:
+    """Where something is not found or is no reference, tell how a file of that name is meant, if there is one."""
+    try:
+        yield
+    except (NotFound, InvalidArgument) as error:
+        if os.path.isfile(name):  # noqa: PTH113
+            raise NotFound(f"{error}; for the file of that name write ./{name}") from error
+        raise

@@ -36,6 +36,10 @@ HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 """What Docker calls its hub, in files of credentials too. The last one is where its registry is."""
 
 
+PULLED: Final = "oci"
+"""The first part of the names under which servers keep what they pull; :func:`pulled_name`."""
+
+
 @dataclass(frozen=True)
 class RegistryAddress:
     """Where an OCI registry is. It is spoken to by HTTPS, or by plain HTTP on this machine and if the scheme says so.
@@ -149,6 +153,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def pulled_name(registry: RegistryAddress, name: str) -> str:
+    """Return what a store calls what a server pulls from a registry: ``oci/registry.local__5000/team/digits``.
+
+    A registry is known by host and port, and no host has an underscore, so that two of them never share a name.
+    """
+    port = registry.port or (80 if registry.url.startswith("http:") else 443)
+    host = registry.host if re.fullmatch(_COMPONENT, registry.host) else f"x_{registry.host.encode().hex()}"
+    return f"{PULLED}/{host}__{port}/{name}"
 
 
 def is_tag(text: str) -> bool:

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions
-from pathlib import Path
 from typing import Any
 
 from ingot import tensors
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Archive, BlobFolder, Provenance, Variant
+from ingot.model_store.places import split_variant
 from ingot.quant.agreement import by_output
 from ingot.quant.metric import parse_metric
 from ingot.quant.report import DataRecord, ModelComparison, Score, Side
@@ -127,18 +127,12 @@ class _Model:
         )
 
 
-def _split(model: str) -> tuple[str, str | None]:
-    """Return what stands before and after the ``#`` in ``m.ingot#int8``; a file may have one in its own name."""
-    name, mark, variant = model.rpartition("#")
-    return (name, variant) if mark and not Path(model).exists() else (model, None)
-
-
 def _find(source: Source) -> _Model:
     if isinstance(source, Variant):
         return _Model(_unpacked(source), source.serving.name)
     if isinstance(source, Archive):
         return _Model(_unpacked(source.variant()), source.name)
-    path, variant = _split(os.fspath(source))
+    path, variant = split_variant(os.fspath(source))
     return _Model(_unpacked(Archive.open(path).variant(variant)), path)
 
 

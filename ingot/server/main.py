@@ -21,6 +21,7 @@ from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.model_store.trust import Policy
 from ingot.runtime import Repository
+from ingot.runtime.pulls import Transferring, logged
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import SERVICE
@@ -295,8 +296,8 @@ def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) 
     """Serve models from a background thread.
 
     Args:
-        sources: archives, store references (``digits:1``), archive files (``./digits.ingot``) or ``.onnx`` files;
-            ``NAME=SOURCE`` serves one under another name.
+        sources: archives, references of the store (``digits:1``) or a registry (``oci://host/digits:1``), archive
+            files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE`` serves one under another name.
         store: where references are looked up; by default the user's.
         settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
 
@@ -311,8 +312,16 @@ def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) 
     return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
 
-def create(sources: Sequence[str | Archive], store: Store | None, config: ServerConfig) -> Server:
+def create(
+    sources: Sequence[str | Archive], store: Store | None, config: ServerConfig, transferring: Transferring = logged
+) -> Server:
     """Return a server, not started, for some sources.
+
+    Args:
+        sources: what is served; what is in a registry is pulled now.
+        store: where references are looked up.
+        config: the settings.
+        transferring: shows how far the pull of an archive is; by default the log tells it.
 
     Raises:
         InvalidArgument: there are none.
@@ -322,7 +331,7 @@ def create(sources: Sequence[str | Archive], store: Store | None, config: Server
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
     policy = Policy.load(config.trust) if config.trust is not None else None
-    repository = Repository(store, config.runtime, policy=policy)
+    repository = Repository(store, config.runtime, policy=policy, transferring=transferring)
     for source in sources:
         repository.add(source)
     return Server(repository, config)

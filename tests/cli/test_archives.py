@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,27 +13,7 @@ import torch
 from ingot.demo.digits import Data, Digits
 from ingot.model_store import Archive
 from tests import onnx_models
-from tests.support import RunIngot
-
-Result = subprocess.CompletedProcess[str]
-
-
-def succeeded(result: Result) -> str:
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    assert "Warning" not in result.stderr
-    return result.stdout
-
-
-def refused(result: Result) -> str:
-    """Check that a command failed as every one must: one paragraph on stderr, nothing on stdout, exit code 1."""
-    assert result.returncode == 1, result.stderr
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert "bug in Ingot" not in result.stderr
-    return result.stderr.removeprefix("error: ").rstrip()
+from tests.support import RunIngot, refused, succeeded
 
 
 def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot, tmp_path: Path) -> None:

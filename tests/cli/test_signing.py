@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ingot.model_store import Archive, Store
-from tests.cli.test_archives import refused, succeeded
 from tests.model_store.samples import archive
-from tests.support import RunIngot
+from tests.support import RunIngot, refused, succeeded
 
 FIRST, SECOND = archive(b"one"), archive(b"two")
 

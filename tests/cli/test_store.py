@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ingot.model_store import Archive
-from tests.cli.test_archives import refused, succeeded
+from tests.model_store.registry.proxy import Fault, serving
 from tests.model_store.samples import archive
-from tests.support import RunIngot
+from tests.support import RunIngot, refused, succeeded
 
 FIRST, SECOND = archive(b"one"), archive(b"two")
 
@@ -97,14 +97,67 @@ def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pushed")
+def test_what_no_tag_points_to_is_pulled_under_a_name_that_is_given(run_ingot: RunIngot, registry: str) -> None:
+    remote = f"{registry}/cli/untagged"
+    for tag in ("1", "2"):
+        succeeded(run_ingot("push", f"tiny:{tag}", f"{remote}:prod"))
+    lost = f"{remote}@{FIRST.digest}"
+    assert f"no tag points to '{lost}'; say what the store is to call it, such as cli/untagged:1" in refused(
+        run_ingot("pull", lost)
+    )
+    assert succeeded(run_ingot("pull", lost, "found:1")) == f"found:1  {FIRST.digest}\n"
+    assert "None" not in succeeded(run_ingot("list"))
+
+
+@pytest.mark.usefixtures("pushed")
+def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: str) -> None:
+    with serving(upstream=int(registry.rpartition(":")[2])) as proxy:
+        remote = f"{proxy.address}/cli/promoted"
+        for tag in ("1", "2"):
+            succeeded(run_ingot("push", f"tiny:{tag}", f"{remote}:{tag}"))
+        proxy.faults = [Fault("tags/list", times=1000, status=403)]
+        moved = run_ingot("promote", f"{remote}:1", "prod")
+        assert succeeded(moved) == f"cli/promoted:prod  {FIRST.digest}\n"
+        assert moved.stderr == "cli/promoted:prod is new\n"
+        proxy.log.clear()
+        moved = run_ingot("promote", f"{remote}:2", "prod", "--expect", FIRST.digest)
+        assert succeeded(moved) == f"cli/promoted:prod  {SECOND.digest}\n"
+        assert moved.stderr == f"cli/promoted:prod was {FIRST.digest}\n"
+        assert proxy.asked("tags/list|manifests/1$") == []
+        assert "a version never changes" in refused(run_ingot("promote", f"{remote}:2", "1"))
+        assert "has no" in refused(run_ingot("promote", f"{remote}:3", "prod"))
+
+
+@pytest.mark.usefixtures("pushed")
+def test_every_command_takes_what_the_others_take(run_ingot: RunIngot, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    succeeded(run_ingot("keygen"))
+    address = f"file://{tmp_path}/1.ingot"
+    unsigned = [run_ingot("verify", source, "--key", "ingot.pub") for source in (address, "./1.ingot", "tiny:1")]
+    assert all("it is unsigned" in refused(result) for result in unsigned)
+    assert "cannot be written; sign a file" in refused(run_ingot("sign", address, "--key", "ingot.key"))
+    assert succeeded(run_ingot("copy", address, "copied:1")) == f"copied:1  {FIRST.digest}\n"
+    assert succeeded(run_ingot("save", address, "-o", "saved.ingot")).startswith("saved.ingot: tiny, ")
+    assert json.loads(succeeded(run_ingot("inspect", f"{address}#int8", "--json")))["digest"] == FIRST.digest
+    assert json.loads(succeeded(run_ingot("diff", address, "tiny:1", "--json")))
+    assert "'1.ingot' is taken with all its variants here; leave #int8 out" in refused(
+        run_ingot("load", "1.ingot#int8", "tiny:3")
+    )
+    for command in (("inspect", "x.onnx"), ("push", "x.onnx", "x:1"), ("load", "x.onnx")):
+        (tmp_path / "x.onnx").write_bytes(b"x")
+        assert "ingot export makes one of it" in refused(run_ingot(*command))
+
+
+@pytest.mark.usefixtures("pushed")
 class TestRefused:
     def test_wrong_references(self, run_ingot: RunIngot) -> None:
         cases = {
             ("push", "1.ingot", "other.ingot"): "is a file; ingot save writes one",
+            ("push", "1.ingot", "oci/host__443/tiny:1"): "names in oci/ are what servers pull; take another one",
             ("push", "1.ingot", "tiny"): "write name:tag, such as tiny:1",
             ("push", "none.ingot", "tiny:3"): "there is no file none.ingot",
             ("pull", "tiny:1"): "names no registry; write oci://host/tiny:1",
-            ("copy", "tiny:1#int8", "tiny:3"): "copied with all its variants; leave #int8 out",
+            ("copy", "tiny:1#int8", "tiny:3"): "'tiny:1' is taken with all its variants here; leave #int8 out",
             ("copy", "tiny:1", "oci://nope"): "is not a model reference",
             ("save", "tiny:1", "-o", "nowhere/a.ingot"): "there is no folder nowhere",
             ("load", "tiny:1"): "there is no file tiny:1",

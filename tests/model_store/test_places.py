@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, Store
-from ingot.model_store.places import Place
+from ingot.model_store import Archive, Reference, Store
+from ingot.model_store.places import Place, locate, locate_file
 from ingot.model_store.registry import Registry
 from ingot.model_store.transfer import Transfer
 from tests.model_store.samples import archive
@@ -184,3 +184,82 @@ def test_models_are_listed(place: Place, name: str) -> None:
     assert place.tags(name) == {}
     place.push(FIRST, f"{name}:1")
     assert name in place.names()
+
+
+class TestLocate:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        store = Store(tmp_path / "store")
+        store.push(FIRST, "tiny:1")
+        return store
+
+    @pytest.fixture
+    def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        FIRST.save(tmp_path / "tiny.ingot")
+        return tmp_path / "tiny.ingot"
+
+    @pytest.mark.parametrize("variant", [None, "int8"])
+    @pytest.mark.parametrize(
+        "text", ["tiny.ingot", "./tiny.ingot", "{folder}/tiny.ingot", "file://{folder}/tiny.ingot"]
+    )
+    def test_a_file_is_known_as_what_it_calls_itself(
+        self, store: Store, file: Path, text: str, variant: str | None
+    ) -> None:
+        if text.startswith("file:"):
+            pytest.importorskip("obstore")
+        text = text.format(folder=file.parent)
+        located = locate(text + (f"#{variant}" if variant else ""), store)
+        assert (located.name, located.variant) == (text, variant)
+        found, reference = located.find()
+        assert (found.digest, reference) == (FIRST.digest, Reference("tiny", variant=variant))
+
+    def test_a_file_may_have_a_mark_in_its_name(self, store: Store, file: Path) -> None:
+        file.rename(file.with_name("a#b.ingot"))
+        assert locate("a#b.ingot", store).open().digest == FIRST.digest
+        assert locate("a#b.ingot#int8", store).variant == "int8"
+        assert locate_file("a#b.ingot").open().digest == FIRST.digest
+
+    def test_a_reference_leads_to_the_store_or_to_a_registry(self, store: Store) -> None:
+        assert locate("tiny:1#int8", store).find()[1] == Reference("tiny", "1", FIRST.digest, "int8")
+        for name in ("tiny:1", "x.onnx", "x.ingot"):  # what ends like a file's name may be a model's there
+            located = locate(f"oci://registry.local/{name}#int8", store)
+            assert (located.path, located.url, located.variant) == (None, None, "int8")
+            assert str(located.reference) == f"oci://registry.local/{name}#int8"
+
+    def test_what_is_taken_whole_has_no_variant(self, store: Store) -> None:
+        assert locate("tiny:1", store).whole().open().digest == FIRST.digest
+        with pytest.raises(InvalidArgument, match="'tiny:1' is taken with all its variants here; leave #int8 out"):
+            locate("tiny:1#int8", store).whole()
+
+    @pytest.mark.parametrize("text", ["Tiny.txt", "tiny.txt"])
+    def test_a_file_that_looks_like_a_reference_is_pointed_out(self, store: Store, file: Path, text: str) -> None:
+        (file.parent / text).write_text("some text")
+        with pytest.raises(NotFound, match=f"; for the file of that name write ./{text}"):
+            locate(text, store).open()
+        with pytest.raises(InvalidArchive):
+            locate(f"./{text}", store).open()
+
+    def test_an_onnx_file_is_no_archive(self, store: Store, file: Path) -> None:
+        (file.parent / "tiny.onnx").write_bytes(b"a model")
+        with pytest.raises(InvalidArgument, match=r"tiny.onnx is an ONNX model and no archive; ingot export makes one"):
+            locate("tiny.onnx", store).open()
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("none.ingot", "there is no file none.ingot"),
+            ("none.onnx", "there is no file none.onnx"),
+            ("x" * 300 + ".onnx", "cannot be read: File name too long"),
+            ("~nobody-here/none.ingot", "there is no file ~nobody-here/none.ingot"),
+            ("./" + "x" * 300 + ".ingot", "cannot be read: File name too long"),
+            ("x" * 300 + "#int8", "cannot be read: File name too long"),
+            ("ftp://host/tiny.ingot", "is not a model reference"),
+            ("oci://host", "is not a model reference"),
+            ("Tiny", "is not a model reference; write name:tag such as digits:1"),
+            ("tiny\0.ingot", "cannot be the name of a file"),
+        ],
+    )
+    def test_what_names_nothing_is_told(self, store: Store, text: str, message: str) -> None:
+        with pytest.raises((InvalidArgument, NotFound), match=message):
+            locate(text, store).open()

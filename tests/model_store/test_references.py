@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.references import Reference, RegistryAddress, is_version, name_from, valid_name, version_key
+from ingot.model_store.references import (
+    Reference,
+    RegistryAddress,
+    is_version,
+    name_from,
+    pulled_name,
+    valid_name,
+    version_key,
+)
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -111,3 +119,20 @@ def test_a_registry_leads_by_plain_http_nowhere_that_was_not_meant(
     registry: str, scheme: str, host: str, user: str, may: bool
 ) -> None:
     assert RegistryAddress.parse(registry).may_lead_to(scheme, host, user) is may
+
+
+@pytest.mark.parametrize(
+    ("registry", "name"),
+    [
+        ("oci://registry.local:5000", "oci/registry.local__5000/team/tiny"),
+        ("oci://Registry.local", "oci/registry.local__443/team/tiny"),
+        ("oci+http://registry.local", "oci/registry.local__80/team/tiny"),
+        ("oci://registry.local-5000", "oci/registry.local-5000__443/team/tiny"),
+        ("oci://blobs", "oci/blobs__443/team/tiny"),
+        ("oci://[::1]:5000", "oci/x_5b3a3a315d__5000/team/tiny"),
+        ("oci://a..b", "oci/x_612e2e62__443/team/tiny"),
+    ],
+)
+def test_each_registry_has_names_of_its_own_in_a_store(registry: str, name: str) -> None:
+    assert pulled_name(RegistryAddress.parse(registry), "team/tiny") == name
+    assert Reference.parse(f"{name}:1").name == name

@@ -252,4 +252,4 @@ def test_what_is_served_from_a_registry_is_held_against_the_rule_for_it_before_i
         ingot.serve(f"{registry}/team/code:1", store=here, trust=policy, **FREE)
     with pytest.raises(Untrusted, match="no rule names it"):
         ingot.serve("team/double:1", store=store, trust=policy, **FREE)
-    assert here.names() == ["team/double"]
+    assert here.names() == [f"oci/{host.replace(':', '__')}/team/double"]
