@@ -23,7 +23,7 @@ from ingot.runtime import load_engine
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.export.models import Net
-from tests.importing.sources import CONFIG, mar, triton
+from tests.importing.sources import CONFIG, PROGRAM, mar, torch_file, triton
 from tests.support import ROOT, RunIngot
 
 ROWS = "x:float32[batch,4]"
@@ -175,6 +175,20 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
         (["repo/b", "x:1"], "ONNX Runtime cannot load model.onnx: Protobuf parsing failed"),
     ):
         assert message in refused(*arguments)
+
+
+def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mar(here / "net.mar", {"net.pt2": torch_file(*PROGRAM)}, serializedFile="net.pt2")
+    (here / "net.pt2").write_bytes(torch_file(*PROGRAM))
+    for command in (["import", "net.mar"], ["export", "net.pt2", "-o", "net.ingot"]):
+        monkeypatch.delenv("INGOT_ALLOW_CODE", raising=False)
+        refusal = str(CliRunner().invoke(app, command).exception)
+        assert "can run code that it holds; if you trust where it comes from, allow that by --allow-code" in refusal
+        assert "holds no exported program" in str(CliRunner().invoke(app, [*command, "--allow-code"]).exception)
+        monkeypatch.setenv("INGOT_ALLOW_CODE", "1")
+        assert "holds no exported program" in str(CliRunner().invoke(app, command).exception)
 
 
 def test_versions_that_are_no_tags(run_ingot: RunIngot, here: Path) -> None:
