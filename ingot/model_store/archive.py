@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read_document
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import Blobs, BlobSink, CheckedReader, chunks, read_document
 from ingot.model_store.files import atomic_file
 from ingot.model_store.manifest import Descriptor, Index
 from ingot.model_store.objects import ObjectFile, is_object

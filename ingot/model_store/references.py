@@ -155,11 +155,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_tag(text: str) -> bool:
-    """Tell whether a text is a tag by OCI's grammar."""
-    return _TAG.fullmatch(text) is not None
-
-
 def pulled_name(registry: RegistryAddress, name: str) -> str:
     """Return what a store calls what a server pulls from a registry: ``oci/registry.local__5000/team/digits``.
 
@@ -168,6 +163,11 @@ def pulled_name(registry: RegistryAddress, name: str) -> str:
     port = registry.port or (80 if registry.url.startswith("http:") else 443)
     host = registry.host if re.fullmatch(_COMPONENT, registry.host) else f"x_{registry.host.encode().hex()}"
     return f"{PULLED}/{host}__{port}/{name}"
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether a text is a tag by OCI's grammar."""
+    return _TAG.fullmatch(text) is not None
 
 
 def attachments_tag(digest: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
-from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import (
