@@ -53,6 +53,32 @@ def test_the_way_of_a_team(run_ingot: RunIngot, store: Store, keyid: str, policy
     assert "it is unsigned" in refused(run_ingot("verify", "team/tiny:2", "--trust", policy))
 
 
+def test_other_signatures_are_dropped_on_demand(run_ingot: RunIngot, store: Store, keyid: str, tmp_path: Path) -> None:
+    new = json.loads(succeeded(run_ingot("keygen", "--out", "new", "--json")))["keyid"]
+    succeeded(run_ingot("save", "team/tiny:1", "-o", "tiny.ingot"))
+    for model in ("team/tiny:1", "tiny.ingot"):
+        for key, more in (("ingot.key", []), ("new.key", []), ("new.key", ["--replace"])):
+            told = json.loads(succeeded(run_ingot("sign", model, "--key", key, *more, "--json")))
+            assert told["added"], (model, key)
+        signatures = json.loads(succeeded(run_ingot("inspect", model, "--json")))["signatures"]
+        assert [claim["keyid"] for claim in signatures] == [new]
+
+
+def test_what_is_not_trusted_is_told_as_data_too(
+    run_ingot: RunIngot, store: Store, keyid: str, policy: Path, tmp_path: Path
+) -> None:
+    succeeded(run_ingot("keygen", "--out", "other"))
+    succeeded(run_ingot("sign", "team/tiny:1", "--key", "other.key"))
+    result = run_ingot("verify", "team/tiny:1", "--trust", policy, "--json")
+    told = json.loads(result.stdout)
+    assert (result.returncode, told["result"], len(told["signatures"])) == (1, "refused", 1)
+    assert f"error: {told['reason']}\n" == result.stderr
+    FIRST.save(tmp_path / "tiny.ingot")
+    message = refused(run_ingot("verify", "tiny.ingot", "--trust", policy))
+    assert message.startswith("tiny.ingot (sha256:")
+    assert message.endswith("no rule names 'tiny'; the rules are for: team/*")
+
+
 def test_a_file_is_signed_in_place(run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
     FIRST.save(tmp_path / "tiny.ingot")
     succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key"))
@@ -156,6 +182,34 @@ def test_what_is_in_a_registry_is_signed_there_and_travels_with_its_signature(
     assert "pulled" not in " ".join(store.names())
     succeeded(run_ingot("pull", remote, "--trust", policy))
     succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
+
+
+def test_a_policy_holds_for_pushed_and_saved_archives_too(
+    run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = f"{registry}/team/trusted/tiny:1"
+    policy.write_text('[[rule]]\nnames = "**"\nkeys = ["ingot.pub"]\n')
+    succeeded(run_ingot("push", "team/tiny:1", remote))
+    monkeypatch.setenv("INGOT_TRUST", str(policy))
+    for command in (("push", remote, "tiny:1"), ("push", "team/tiny:1", remote), ("save", remote, "-o", "tiny.ingot")):
+        assert "it is unsigned" in refused(run_ingot(*command))
+    succeeded(run_ingot("sign", remote, "--key", "ingot.key"))
+    for command in (("push", remote, "tiny:1"), ("push", "tiny:1", remote), ("save", remote, "-o", "tiny.ingot")):
+        succeeded(run_ingot(*command))
+
+
+def test_with_a_policy_what_is_there_already_is_read_and_mended(
+    run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
+) -> None:
+    remote = f"{registry}/team/rechecked/tiny:1"
+    succeeded(run_ingot("push", "team/tiny:1", remote))
+    succeeded(run_ingot("sign", remote, "--key", "ingot.key"))
+    graph = store.get("team/tiny:1").variant("fp32").path()
+    graph.chmod(0o644)
+    graph.write_bytes(b"x" * graph.stat().st_size)
+    policy.write_text('[[rule]]\nnames = "**"\nkeys = ["ingot.pub"]\n')
+    succeeded(run_ingot("pull", remote, "tiny:1", "--trust", policy))
+    store.get("tiny:1").verify()
 
 
 def test_a_file_is_loaded_only_if_it_is_trusted(run_ingot: RunIngot, keyid: str, policy: Path, tmp_path: Path) -> None:

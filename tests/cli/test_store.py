@@ -34,8 +34,16 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     assert succeeded(moved) == f"tiny:prod  {SECOND.digest}\n"
     assert moved.stderr == f"tiny:prod was {FIRST.digest}\n"
     assert "somebody else has moved it" in refused(run_ingot("promote", "tiny:1", "prod", "--expect", "none"))
+    moves = (("promote", "tiny:1", "prod"), ("rollback", "tiny:prod"), ("remove", "tiny:prod"))
+    copies = (("push", "1.ingot", "tiny:prod"), ("copy", "tiny:1", "tiny:prod"))
+    for command in (*moves, *copies):
+        assert "--expect is '', which is no digest" in refused(run_ingot(*command, "--expect", ""))
+    assert "give sha256: and 64 hex digits, or none" in refused(run_ingot(*moves[0], "--expect", FIRST.digest.upper()))
     back = read(succeeded(run_ingot("rollback", "tiny:prod", "--json")))
-    assert back == {"name": "tiny", "tag": "prod", "digest": FIRST.digest, "before": SECOND.digest}
+    named = {"reference": "tiny:prod", "name": "tiny", "tag": "prod"}
+    assert back == {**named, "digest": FIRST.digest, "before": SECOND.digest}
+    message = refused(run_ingot("inspect", f"tiny:prod@{SECOND.digest}"))
+    assert f"'tiny:prod' is {FIRST.digest} now; the digest without the tag names an archive" in message
     assert "has nothing to go back to" in refused(run_ingot("rollback", "tiny:prod"))
     lines = succeeded(run_ingot("history", "tiny:prod")).splitlines()
     assert [line.split()[2:5] for line in lines] == [
@@ -46,12 +54,17 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     told = read(succeeded(run_ingot("history", "tiny", "--json")))
     assert [(move["tag"], move["action"]) for move in told[-2:]] == [("2", "push"), ("1", "push")]
     assert "knows nothing of 'tiny:canary'" in refused(run_ingot("history", "tiny:canary"))
+    succeeded(run_ingot("remove", "tiny:prod"))
+    assert run_ingot("rollback", "tiny:prod").stderr == "tiny:prod was removed, and is restored\n"
 
 
 @pytest.mark.usefixtures("pushed")
 def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
     assert succeeded(run_ingot("remove", "tiny:2")) == f"tiny:2 removed, was {SECOND.digest}\n"
-    assert succeeded(run_ingot("gc")).startswith("0 files, 0 B were removed; ")
+    shown = succeeded(run_ingot("gc")).splitlines()
+    assert shown[0].startswith("0 files, 0 B were removed; ")
+    assert shown[1].startswith("7 files, ")
+    assert shown[1].endswith(" are needed by nothing and go after the grace (24h)")
     would = read(succeeded(run_ingot("gc", "--grace", "0s", "--dry-run", "--json")))
     assert len(would["files"]) == 7
     assert would["dry_run"]
@@ -94,6 +107,42 @@ def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert copied.stderr.startswith("0 B copied, ")
     assert succeeded(run_ingot("list", "team/tiny")) == f"team/tiny:prod  {SECOND.digest}\n"
     assert [item["tag"] for item in read(succeeded(run_ingot("list", "--json")))] == ["prod", "1", "2"]
+    for tag in ("10", "v1.9", "canary"):
+        succeeded(run_ingot("copy", "tiny:2", f"tiny:{tag}"))
+    lines = [line.split() for line in succeeded(run_ingot("list", "tiny")).splitlines()]
+    assert [line[0] for line in lines] == ["tiny:1", "tiny:v1.9", "tiny:2", "tiny:10", "tiny:canary"]
+    assert lines[-1][1:] == [SECOND.digest, "=", "10"]
+    last = read(succeeded(run_ingot("list", "tiny", "--json")))[-1]
+    named = {"reference": "tiny:canary", "name": "tiny", "tag": "canary"}
+    assert last == {**named, "digest": SECOND.digest, "version": "10"}
+    assert "; below that name are: team/tiny" in refused(run_ingot("list", "team"))
+    assert "; there are: team/tiny, tiny" in refused(run_ingot("list", "none"))
+
+
+def test_a_store_that_is_not_there_is_told(run_ingot: RunIngot, tmp_path: Path) -> None:
+    result = run_ingot("list")
+    assert succeeded(result) == ""
+    assert f"there is no store at {tmp_path / 'home'} yet" in result.stderr
+    assert "there is no store at" in refused(run_ingot("history", "tiny"))
+    for command in ("fsck", "gc"):
+        assert "which INGOT_HOME names" in refused(run_ingot(command))
+        assert "there is no store at mispelt, which --store names" in refused(run_ingot(command, "--store", "mispelt"))
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.usefixtures("pushed")
+def test_what_is_in_a_registry_is_called_by_its_whole_name(run_ingot: RunIngot, registry: str) -> None:
+    model = f"{registry}/named/tiny"
+    assert succeeded(run_ingot("push", "tiny:1", f"{model}:1")) == f"{model}:1  {FIRST.digest}\n"
+    promoted = run_ingot("promote", f"{model}:1", "prod")
+    assert promoted.stdout == f"{model}:prod  {FIRST.digest}\n"
+    assert promoted.stderr == f"{model}:prod is new\n"
+    assert succeeded(run_ingot("list", model)).splitlines()[1] == f"{model}:prod  {FIRST.digest}  = 1"
+    told = read(succeeded(run_ingot("list", model, "--json")))
+    assert [(item["reference"], item["name"]) for item in told] == [(f"{model}:1", model), (f"{model}:prod", model)]
+    assert read(succeeded(run_ingot("copy", f"{model}:1", f"{model}:2", "--json")))["reference"] == f"{model}:2"
+    assert "this command fills the store; try: ingot copy" in refused(run_ingot("pull", f"{model}:1", f"{model}:3"))
+    assert "this command fills the store; try: ingot push" in refused(run_ingot("load", "1.ingot", f"{model}:3"))
 
 
 @pytest.mark.usefixtures("pushed")
@@ -117,7 +166,7 @@ def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: 
             succeeded(run_ingot("push", f"tiny:{tag}", f"{remote}:{tag}"))
         proxy.faults = [Fault("tags/list", times=1000, status=403)]
         moved = run_ingot("promote", f"{remote}:1", "prod")
-        assert succeeded(moved) == f"cli/promoted:prod  {FIRST.digest}\n"
+        assert succeeded(moved) == f"{remote}:prod  {FIRST.digest}\n"
         assert moved.stderr == "cli/promoted:prod is new\n"
         proxy.log.clear()
         moved = run_ingot("promote", f"{remote}:2", "prod", "--expect", FIRST.digest)
@@ -156,6 +205,7 @@ class TestRefused:
             ("push", "1.ingot", "oci/host__443/tiny:1"): "names in oci/ are what servers pull; take another one",
             ("push", "1.ingot", "tiny"): "write name:tag, such as tiny:1",
             ("push", "none.ingot", "tiny:3"): "there is no file none.ingot",
+            ("pull", "oci://127.0.0.1:1/tiny:1", "cls"): "cannot become 'cls'; write name:tag, such as cls:1",
             ("pull", "tiny:1"): "names no registry; write oci://host/tiny:1",
             ("copy", "tiny:1#int8", "tiny:3"): "'tiny:1' is taken with all its variants here; leave #int8 out",
             ("copy", "tiny:1", "oci://nope"): "is not a model reference",

@@ -60,8 +60,14 @@ def test_within_the_grace_a_removed_tag_stays_and_can_be_brought_back(store: Sto
     store.remove("tiny:2")
     for path in store.blobs.folder.iterdir():
         os.utime(path, (1e9, 1e9))
-    assert collect(store, grace=timedelta(hours=1)).files == ()
+    hour = timedelta(hours=1)
+    stray = store.blobs.put(b"of a push that was killed", "application/octet-stream")
+    found = collect(store, grace=hour)
+    assert (found.files, found.waiting) == ((), len(own(SECOND, FIRST)) + 1)
+    sizes = [item.size for item in {item.hex: item for item in SECOND.descriptors()}.values()]
+    assert stray.size < found.waiting_size < sum(sizes)
     store.rollback("tiny:2")
+    assert collect(store, grace=hour).waiting_size == stray.size
     store.get("tiny:2").verify()
 
 

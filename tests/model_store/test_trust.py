@@ -129,12 +129,14 @@ class TestCheckCopy:
         policy = load(WAIVED)
         with pytest.raises(Untrusted, match=r"evil\.ingot .*, as 'team/tiny', .* it is unsigned"):
             self.copy(policy, "scratch/tiny", "team/tiny:1", file="evil.ingot")
-        with pytest.raises(Untrusted, match=r"tiny\.ingot .*, as 'tiny', .* no rule names 'tiny'; the rules are for: s"):
+        with pytest.raises(
+            Untrusted, match=r"tiny\.ingot .*, as 'tiny', .* no rule names 'tiny'; the rules are for: s"
+        ):
             self.copy(policy, "tiny", "team/tiny:1", signed(), file="tiny.ingot")
         self.copy(policy, "team/tiny", "team/tiny:1", signed(), file="tiny.ingot")
 
     def test_the_name_in_the_store_must_be_that_of_a_rule(self, load: LoadPolicy) -> None:
-        with pytest.raises(Untrusted, match="as 'tiny', is not trusted .* no rule names 'tiny'"):
+        with pytest.raises(Untrusted, match=r"as 'tiny', is not trusted .* no rule names 'tiny'"):
             self.copy(load(TEAM), "oci://registry.local/team/tiny:1", "tiny:1", signed())
 
     def test_a_rule_for_a_registry_is_for_what_comes_from_there_into_the_store(self, load: LoadPolicy) -> None:

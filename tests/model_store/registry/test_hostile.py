@@ -227,6 +227,12 @@ class TestReferrers:
         assert sorted(place.find("tiny:1")[0].signatures()) == [b"{1}", b"{2}"]
         assert not any(tag.startswith("sha256-") for tag in fake.manifests)
 
+    def test_what_the_registry_lists_by_itself_cannot_be_replaced(self, place: Registry, fake: Fake) -> None:
+        place.push(MODEL.with_signature(b"{1}"), "tiny:1")
+        with pytest.raises(Unsupported, match=r"delete the signatures there .* then sign without --replace"):
+            place.attach(MODEL.with_signature(b"{2}"), "tiny", replace=True)
+        assert place.find("tiny:1")[0].signatures() == (b"{1}",)
+
     def test_more_than_there_can_be_are_cut_off(self, place: Registry, fake: Fake) -> None:
         fake.put(MODEL, "1")
         signature = {"mediaType": manifest.MANIFEST, "size": 3, "artifactType": "application/vnd.ingot.signature.v1"}
@@ -250,6 +256,9 @@ def test_attachments_of_other_tools_stay_in_the_index_as_they_are(place: Registr
     place.attach(MODEL.with_signature(b"{1}"), "tiny")
     assert json.loads(fake.manifests[tag])["manifests"][0] == other
     assert place.find("tiny:1")[0].signatures() == (b"{1}",)
+    place.attach(MODEL.with_signature(b"{2}"), "tiny", replace=True)
+    assert json.loads(fake.manifests[tag])["manifests"][0] == other
+    assert place.find("tiny:1")[0].signatures() == (b"{2}",)
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b'{"manifests": [3]}', b'{"manifests": {}}'])

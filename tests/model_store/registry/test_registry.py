@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -242,6 +243,21 @@ class TestPassword:
         with pytest.raises(InvalidArgument, match="refuses the credentials for 'tiny'") as caught:
             place.find("tiny:1")
         assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
+
+    def test_a_wrong_one_in_a_file_is_told_with_the_file_and_what_it_was_for(
+        self, registry_with_password: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        address, user, _ = registry_with_password
+        file, host = tmp_path / "auth.json", address.removeprefix("oci://")
+        auth = base64.b64encode(f"{user}:hunter2".encode()).decode()
+        file.write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(file))
+        for verb, call in (
+            ("pull", lambda: Registry(address).find("tiny:1")),
+            ("push", lambda: Registry(address).push(FIRST, "tiny:1")),
+        ):
+            with pytest.raises(InvalidArgument, match=f"refuses the credentials of {file} .* allow to {verb}$"):
+                call()
 
 
 class TestSkopeo:
