@@ -32,6 +32,7 @@ from ingot.model_store.references import (
     choose,
     is_attachments_tag,
     is_version,
+    moved,
     next_version,
 )
 from ingot.model_store.store_folder import StoreFolder
@@ -158,8 +159,8 @@ class Store:
             change.replace(tag, None, "remove", expect=entry.digest if expect == ANY else expect)
         return Reference(ref.name, tag, entry.digest)
 
-    def attach(self, archive: Archive, name: str) -> None:
-        """Store what is attached to an archive that is here already, beside what was attached before.
+    def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
+        """Store what is attached to an archive that is here already, beside or instead of what was attached before.
 
         Raises:
             NotFound: the archive is not here.
@@ -169,7 +170,7 @@ class Store:
         with self._folder.writing(), self.leases.hold(_digests(archive)):
             archive.copy_attached(self.blobs)
             with self.of(name).locked() as change:
-                for tag, listing in self._listing(change, archive).items():
+                for tag, listing in self._listing(change, archive, replace=replace).items():
                     change.replace(tag, listing, "push")
 
     def get(self, reference: str | Reference) -> Archive:
@@ -228,6 +229,8 @@ class Store:
         """
         self._folder.check()
         moves = self.of(Reference.parse(name).name).history()
+        if not moves and not self.root.exists():
+            raise NotFound(f"there is no store at {self.root} yet")
         if not moves:
             raise NotFound(f"the store at {self.root} knows nothing of '{name}'; ingot list shows what it holds")
         return moves
@@ -282,6 +285,8 @@ class Store:
             known = ", ".join(name for name in self.names() if self.tags(name)) or "nothing yet"
             raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
         tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
+        if tag is None and ref.tag is not None and ref.tag in entries:
+            raise NotFound(f"the store at {self.root} has no '{ref}': {moved(ref, entries[ref.tag].digest)}")
         if tag is None:
             raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
         return tag, entries[tag]
@@ -298,14 +303,14 @@ class Store:
             change.replace(tag, archive.descriptor, action, expect=expect, also=also)
         return Reference(name, tag, archive.digest)
 
-    def _listing(self, change: Change, archive: Archive) -> dict[str, Descriptor | None]:
-        """Return the entry that lists what is attached to an archive, what was attached before included.
+    def _listing(self, change: Change, archive: Archive, *, replace: bool = False) -> dict[str, Descriptor | None]:
+        """Return the entry that lists what is attached to an archive, unless it is replaced with what was before.
 
         A list that is damaged is made anew of what the archive carries.
         """
         tag = attachments_tag(archive.digest)
         listing = change.tags.read().get(tag)
-        merged = attachments.merge(self._listed(listing), archive.attached)
+        merged = attachments.merge(() if replace else self._listed(listing), archive.attached)
         if not merged.manifests:
             return {tag: None} if listing is not None else {}
         return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
