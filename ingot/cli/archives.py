@@ -14,12 +14,7 @@ from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Variant
-<<<<<<< HEAD
-    from ingot.model_store.manifest import Agreement, MetricEvidence
-=======
     from ingot.model_store.evidence import Agreement, MetricEvidence
-    from ingot.model_store.places import Place
->>>>>>> main
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
