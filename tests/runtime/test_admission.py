@@ -36,17 +36,18 @@ def signed() -> Archive:
 
 def test_without_a_policy_settings_stay_as_they_are() -> None:
     gate = Gate(None, SETTINGS, Metrics())
-    for terms in (gate.admit(archive(), REFERENCE, None, SERVED), gate.admit_file(Path("net.onnx"), SERVED)):
+    for terms in (gate.admit(archive(), REFERENCE, SERVED), gate.admit_file(Path("net.onnx"), SERVED)):
         assert terms.settings == SETTINGS
-        assert terms.properties == {}
+        assert "signed_by" not in terms.properties
         terms.check()
+    assert gate.admit(archive(), REFERENCE, SERVED).properties == {"digest": archive().digest}
     gate.check(archive(), REFERENCE)
 
 
 def test_under_a_policy_the_signature_decides_on_code_and_the_cache_is_left_out(
     policy: Policy, signed: Archive
 ) -> None:
-    terms = Gate(policy, SETTINGS, Metrics()).admit(signed, REFERENCE, None, SERVED)
+    terms = Gate(policy, SETTINGS, Metrics()).admit(signed, REFERENCE, SERVED)
     assert terms.settings == replace(SETTINGS, allow_code=True, derived_cache=False)
     assert terms.properties["signed_by"]
     terms.check()
@@ -67,9 +68,9 @@ def test_blobs_of_a_folder_are_read_when_the_model_is_loaded_and_those_of_a_file
     store.push(signed, "tiny:1")
     kept = store.get("tiny:1")
     gate = Gate(policy, SETTINGS, Metrics())
-    terms = gate.admit(kept, REFERENCE, None, SERVED)
+    terms = gate.admit(kept, REFERENCE, SERVED)
     signed.save(tmp_path / "tiny.ingot")
-    of_file = gate.admit(Archive.open(tmp_path / "tiny.ingot"), REFERENCE, None, SERVED)
+    of_file = gate.admit(Archive.open(tmp_path / "tiny.ingot"), REFERENCE, SERVED)
     assert isinstance(kept.blobs, BlobFolder)
     weights = kept.blobs.path(kept.variant().weights[0])
     weights.chmod(0o644)

@@ -87,6 +87,20 @@ def test_a_signed_file_is_served_and_an_unsigned_one_is_not(policy: Path, tmp_pa
         ingot.serve(str(path), trust=policy, **FREE)
 
 
+def test_a_file_does_not_choose_the_rule_that_asks_for_no_signature(policy: Path, tmp_path: Path) -> None:
+    policy.write_text('[[rule]]\nnames = "scratch/*"\nrequire_signature = false\n' + policy.read_text())
+    path = tmp_path / "double.ingot"
+    archive([Made("fp32")], name="scratch/double").save(path)
+    for source in (str(path), f"prod={path}"):
+        with pytest.raises(Untrusted, match=r"double\.ingot .* it is unsigned"):
+            ingot.serve(source, trust=policy, **FREE)
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(Archive.open(path), trust=policy, **FREE)
+    policy.write_text('[[rule]]\nnames = "double"\nrequire_signature = false\n' + policy.read_text())
+    with ingot.serve(str(path), trust=policy, **FREE) as server:
+        assert server.models == ["double"]
+
+
 def test_an_archive_object_is_held_against_the_policy_too(policy: Path) -> None:
     with ingot.serve(signed(), trust=policy, **FREE):
         pass

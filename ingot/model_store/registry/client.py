@@ -19,8 +19,10 @@ from ingot.errors import IngotError, InvalidArgument, NotFound, Transient, Unava
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
+from ingot.model_store.registry.connections import Connections
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries
+from ingot.model_store.transfer import Cancelled, Transfer
 
 MAX_REDIRECTS = 5
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
@@ -71,6 +73,7 @@ class Client:
         self.retries = retries or Retries()
         self.has_referrers = True
         """Whether the registry lists what is attached to a manifest; False once it is known not to."""
+        self._connections = Connections()
         self._base = httpx.URL(address.url)
         self._authorizer = Authorizer(address, credentials, self._ask)
         self._http = httpx.Client(
@@ -137,15 +140,20 @@ class Client:
         """Turn what goes wrong on the network into errors that name the registry.
 
         Raises:
+            Cancelled: this thread's transfer is given up.
             Transient: it may pass.
             Unavailable: it will not.
             InvalidArgument: the two sides cannot understand each other.
         """
+        transfer = Transfer.of_this_thread()
         try:
+            if transfer is not None:
+                transfer.on_cancel(self._connections.break_off)
+                transfer.check()
             yield
-        except httpx.TimeoutException as error:
-            raise Transient(f"{self.address} does not answer; check the network, or try later") from error
         except httpx.TransportError as error:
+            if transfer is not None and transfer.cancelled:
+                raise Cancelled("the transfer was given up") from error
             raise _network_error(self.address, error) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InvalidArgument(f"{self.address} leads to an address that makes no sense: {error}") from error
@@ -202,7 +210,9 @@ class Client:
         if authorization is not None:
             headers["Authorization"] = authorization
         content = request.content() if callable(request.content) else request.content
-        sent = self._http.build_request(request.method, url, headers=headers, content=content)
+        sent = self._http.build_request(
+            request.method, url, headers=headers, content=content, extensions={"trace": self._connections.trace}
+        )
         return self._http.send(sent, stream=True, follow_redirects=False)
 
     def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
@@ -210,7 +220,9 @@ class Client:
 
         def ask() -> tuple[int, bytes]:
             with self.errors():
-                sent = self._http.build_request(method, url, headers=dict(headers), content=content)
+                sent = self._http.build_request(
+                    method, url, headers=dict(headers), content=content, extensions={"trace": self._connections.trace}
+                )
                 response = self._http.send(sent, stream=True, follow_redirects=False)
                 try:
                     if response.status_code in _TRANSIENT:
@@ -264,6 +276,8 @@ def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
 
 
 def _network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:
+    if isinstance(error, httpx.TimeoutException):
+        return Transient(f"{address} does not answer; check the network, or try later")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, Unsupported
 from ingot.model_store import manifest
@@ -79,9 +78,13 @@ class Registry:
         """Return tag -> digest of a model; empty when there is no such model."""
         blobs = self._blobs(name)
         tags = pages.tags(self._client, blobs.name)
-        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="ingot-tags") as pool:
-            digests = pool.map(blobs.digest_of, tags)
-            return {tag: digest for tag, digest in zip(tags, digests, strict=True) if digest is not None}
+        digests: dict[str, str | None] = {}
+
+        def ask(tag: str) -> None:
+            digests[tag] = blobs.digest_of(tag)
+
+        Transfer().each(ask, tags, _WORKERS)
+        return {tag: digest for tag in tags if (digest := digests[tag]) is not None}
 
     def digest_of(self, name: str, tag: str) -> str | None:
         """Return the digest that a model's tag points to; None if there is no such tag. Other tags are not listed.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ingot.errors import Transient, Unavailable
+from ingot.model_store.transfer import Transfer
 
 Result = TypeVar("Result")
 
@@ -52,4 +53,6 @@ class Retries:
         if error.after > LONGEST_RETRY_AFTER:
             raise Unavailable(f"{error}; it asks to come back in {error.after:.0f} seconds") from error
         pause = min(self.longest, self.first * 2 ** (failed - 1))
-        time.sleep(max(error.after, pause * random.uniform(0.5, 1)))
+        transfer = Transfer.of_this_thread()
+        sleep = time.sleep if transfer is None else transfer.pause
+        sleep(max(error.after, pause * random.uniform(0.5, 1)))

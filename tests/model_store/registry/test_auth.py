@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from ingot.model_store.registry.auth import parse_challenges
 from tests.model_store.registry.fake import Fake
 from tests.model_store.registry.proxy import Asked, Reply, Server, serving
 from tests.model_store.samples import archive
-from tests.support import RequireTool
 
 MODEL = archive(weights=(b"w" * 5000,))
 QUICK = Retries(tries=2, first=0.001)
@@ -185,18 +183,6 @@ class TestChallenges:
 
     def test_a_long_one_is_read_in_no_time(self) -> None:
         parse_challenges(["a" * 1_000_000, "a-" * 500_000, 'a="' + "\\" * 1_000_000])
-
-
-@pytest.fixture
-def certificate(require_tool: RequireTool, tmp_path: Path) -> Path:
-    """A key and a certificate that it signed itself, in one file."""
-    path = tmp_path / "server.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(path), "-out", str(tmp_path / "cert.pem")]
-    subprocess.run([require_tool("openssl"), *options.split(), *names, *files], check=True, capture_output=True)
-    path.write_text(path.read_text() + (tmp_path / "cert.pem").read_text())
-    return path
 
 
 class TestTLS:
