@@ -13,7 +13,7 @@ from ingot.cli.output import duration, note, print_json, printable, say, size, s
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.model_store import Archive, Reference, Variant
+    from ingot.model_store import Archive, Variant
     from ingot.model_store.evidence import Agreement, MetricEvidence
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -93,14 +93,6 @@ def signatures(archive: Archive) -> list[dict[str, Any]]:
     from ingot.model_store import signing
 
     return [asdict(claim) for claim in signing.describe(archive)]
-
-
-def check_trusted(archive: Archive, reference: Reference, trust: Path | None) -> None:
-    """Raise Untrusted if a trust policy is given and the archive does not hold to it."""
-    if trust is not None:
-        from ingot.model_store.trust import Policy
-
-        Policy.load(trust).check(archive, reference)
 
 
 def check_out(out: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli.archives import Json, StoreOption
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.cli.transfers import transferring
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from ingot.model_store import Store
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -28,13 +33,13 @@ def fsck(
     as_json: Json = False,
 ) -> None:
     """Check that every archive of the store is whole. The exit code is 1 if something is wrong."""
-    from ingot.model_store import Store
     from ingot.model_store.fsck import check
 
     if quick and repair:
         raise InvalidArgument("--repair must read the blobs; leave --quick out")
+    here = _existing(store)
     with transferring("Reading") as transfer:
-        checked = check(Store(store), quick=quick, repair=repair, transfer=transfer)
+        checked = check(here, quick=quick, repair=repair, transfer=transfer)
     if as_json:
         problems = [asdict(problem) for problem in checked.problems]
         print_json({"archives": checked.archives, "blobs": checked.blobs, "read": checked.size, "problems": problems})
@@ -59,19 +64,39 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Remove from the store what no tag needs, nor lately needed."""
-    from ingot.model_store import Store
     from ingot.model_store.gc import collect
 
+    here = _existing(store)
     with progress("Collecting"):
-        found = collect(Store(store), grace=_span(grace), keep_moves=keep, dry_run=dry_run)
+        found = collect(here, grace=_span(grace), keep_moves=keep, dry_run=dry_run)
     if as_json:
         files = [str(path) for path in found.files]
-        print_json({"files": files, "size": found.size, "kept": found.kept, "dry_run": dry_run})
+        waiting = {"files": found.waiting, "size": found.waiting_size}
+        print_json({"files": files, "size": found.size, "kept": found.kept, "waiting": waiting, "dry_run": dry_run})
         return
     for path in found.files if dry_run else ():
         say(str(path))
     done = "would be" if dry_run else "were"
     say(f"{len(found.files)} files, {size(found.size)} {done} removed; {found.kept} blobs stay")
+    if found.waiting:
+        say(f"{found.waiting} files, {size(found.waiting_size)} are needed by nothing and go after the grace ({grace})")
+
+
+def _existing(store: Path | None) -> Store:
+    """Return the store, which must be there if it was named.
+
+    Raises:
+        NotFound: a folder was named, by --store or INGOT_HOME, and is not there: as likely as not it is misspelt.
+    """
+    from ingot.model_store import Store
+
+    here = Store(store)
+    if not os.path.lexists(here.root):
+        if store is not None or os.environ.get("INGOT_HOME"):
+            named = "--store" if store is not None else "INGOT_HOME"
+            raise NotFound(f"there is no store at {here.root}, which {named} names; see how it is spelt")
+        note(f"there is no store at {here.root} yet")
+    return here
 
 
 def _verdict(problems: int) -> str:

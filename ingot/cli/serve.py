@@ -152,6 +152,8 @@ def configure_logging(level: str) -> None:
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise InvalidArgument(f"unknown log level '{level}'; use debug, info, warning or error")
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("httpx", "httpcore"):  # they log addresses, and a presigned one is a secret
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _addresses(server: Any) -> dict[str, Any]:

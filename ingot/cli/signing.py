@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 
 from ingot.cli.archives import Json, StoreOption, check_out
 from ingot.cli.output import note, print_json, progress, say, size
-from ingot.errors import AlreadyExists, InvalidArgument
+from ingot.errors import AlreadyExists, InvalidArgument, Untrusted
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference
@@ -56,6 +57,7 @@ def keygen(
 def sign(
     model: Model,
     key: Annotated[Path, typer.Option(help="The private key, from ingot keygen.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Drop all other signatures of the archive.")] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -70,12 +72,13 @@ def sign(
     archive, found = located.find()
     keyid, name = private.public.keyid, found.name
     finding = signing.check(archive, name, {keyid: private.public})
-    if finding.result == "valid":
-        note(f"{_title(located, found)} is signed by this key already")
+    added = finding.result != "valid" or (replace and len(archive.attached) > 1)
+    if added:
+        signed = archive.with_signature(signing.sign(archive, name, private), replace=replace)
+        _attach(located, signed, name, replace=replace)
     else:
-        _attach(located, archive.with_signature(signing.sign(archive, name, private)), name)
+        note(f"{_title(located, found)} is signed by this key already")
     if as_json:
-        added = finding.result != "valid"
         subject = signing.subject_name(name)
         print_json({"name": subject, "digest": archive.digest, "keyid": keyid, "added": added})
     else:
@@ -100,29 +103,28 @@ def verify(
     policy = _policy(trust, key)
     located = locate(model, Store(store)).whole()
     archive, found = located.find()
-    verdict = policy.check(archive, found)
+    told = {"name": found.name, "digest": archive.digest}
+    claims = [asdict(claim) for claim in signing.describe(archive)]
+    try:
+        verdict = policy.check(archive, found, file="" if located.place else located.name)
+    except Untrusted as error:
+        if as_json:
+            print_json({**told, "result": "refused", "reason": str(error), "signatures": claims})
+        raise
     local = found.registry is None
     if local:
         with progress("Reading every blob"):
             archive.verify()
-    if not as_json:
+    if as_json:
+        print_json({**told, **asdict(verdict), "blobs_checked": local, "signatures": claims})
+    else:
         say(f"{_title(located, found)}  {archive.digest}")
         _print(archive, verdict, local)
-        return
-    print_json(
-        {
-            "name": found.name,
-            "digest": archive.digest,
-            **asdict(verdict),
-            "blobs_checked": local,
-            "signatures": [asdict(claim) for claim in signing.describe(archive)],
-        }
-    )
 
 
 def _title(located: Located, found: Reference) -> str:
     """Return what an archive is called: its file, or its reference."""
-    return str(located.path or located.url or replace(found, digest=None))
+    return str(located.path or located.url or dataclasses.replace(found, digest=None))
 
 
 def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
@@ -152,12 +154,16 @@ def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
     return Policy.load(path)
 
 
-def _attach(located: Located, signed: Archive, name: str) -> None:
-    """Put an archive with one more signature where it was found."""
+def _attach(located: Located, signed: Archive, name: str, *, replace: bool) -> None:
+    """Put an archive with a new signature where it was found."""
     if located.place is not None:
-        located.place.attach(signed, name)
+        located.place.attach(signed, name, replace=replace)
     elif located.path is not None:
-        signed.save(located.path)
+        try:
+            signed.save(located.path)
+        except KeyboardInterrupt:
+            note(f"interrupted; {located.path} is as it was")
+            raise
 
 
 def _private_key(path: Path) -> PrivateKey:

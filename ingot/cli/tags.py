@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli.archives import Json, StoreOption
 from ingot.cli.output import note, print_json, say
-from ingot.cli.transfers import Expect
-from ingot.errors import InvalidArgument, NotFound
+from ingot.cli.transfers import Expect, expected
+from ingot.errors import InvalidArgument, NotFound, Unsupported
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ingot.model_store import Reference
     from ingot.model_store.places import Place
+    from ingot.model_store.references import RegistryAddress
 
 Alias = Annotated[str, typer.Argument(help="The tag to move, such as prod.")]
 
@@ -29,14 +32,18 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List the models and tags of the store or of a registry."""
-    place, names = _listed(where, store)
-    rows = [(name, tag, digest) for name in names for tag, digest in place.tags(name).items()]
+    from ingot.model_store import Reference, Store
+
+    place, names, registry = _listed(where, store)
+    rows = [row for name in names for row in _rows(Reference(name, registry=registry), place.tags(name))]
     if as_json:
-        print_json([{"name": name, "tag": tag, "digest": digest} for name, tag, digest in rows])
+        print_json([{**_named(ref), "digest": ref.digest, "version": version} for ref, version in rows])
         return
-    for name, tag, digest in rows:
-        say(f"{name}:{tag}  {digest}")
-    if not rows:
+    for ref, version in rows:
+        say(f"{_short(ref)}  {ref.digest}" + (f"  = {version}" if version not in (None, ref.tag) else ""))
+    if not rows and isinstance(place, Store) and not place.root.exists():
+        note(f"there is no store at {place.root} yet; ingot push makes it")
+    elif not rows:
         note(f"{where or 'the store'} holds no models; ingot push fills it")
 
 
@@ -72,11 +79,12 @@ def promote(
     """Point an alias of a model, such as prod, at one of its archives."""
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
-    from ingot.model_store.tags import ANY
 
+    wanted = expected(expect)
     place, ref = open_place(reference, Store(store))
     before = place.digest_of(ref.name, alias)
-    _print_move(place.promote(ref, alias, expect=expect or ANY), before, as_json)
+    moved = replace(place.promote(ref, alias, expect=wanted), registry=ref.registry)
+    _print_move(moved, before, "is new", as_json)
 
 
 def rollback(
@@ -87,9 +95,8 @@ def rollback(
 ) -> None:
     """Point an alias at what it pointed to before. Once more goes one further back; a removed tag comes back."""
     from ingot.model_store import Reference, Store
-    from ingot.model_store.tags import ANY
 
-    ref = Reference.parse(reference)
+    ref, wanted = Reference.parse(reference), expected(expect)
     if ref.registry is not None:
         raise InvalidArgument(
             "registries keep no history of tags; promote a version instead: "
@@ -97,7 +104,7 @@ def rollback(
         )
     place = Store(store)
     before = None if ref.tag is None else place.digest_of(ref.name, ref.tag)
-    _print_move(place.rollback(ref, expect=expect or ANY), before, as_json)
+    _print_move(place.rollback(ref, expect=wanted), before, "was removed, and is restored", as_json)
 
 
 def remove(
@@ -109,38 +116,75 @@ def remove(
     """Remove a tag. In the store its archive stays for a day at least: ingot rollback brings it back."""
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
-    from ingot.model_store.tags import ANY
 
+    wanted = expected(expect)
     place, ref = open_place(reference, Store(store))
-    removed = place.remove(ref, expect=expect or ANY)
+    removed = replace(place.remove(ref, expect=wanted), registry=ref.registry)
     if as_json:
-        print_json({"name": removed.name, "tag": removed.tag, "digest": None, "before": removed.digest})
+        print_json({**_named(removed), "digest": None, "before": removed.digest})
     else:
-        say(f"{removed.name}:{removed.tag} removed, was {removed.digest}")
+        say(f"{_short(removed)} removed, was {removed.digest}")
 
 
-def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str]]:
+def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], RegistryAddress | None]:
+    """Return where is listed, and which models."""
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
 
     place: Place = Store(store)
     if where is None:
-        return place, place.names()
+        return place, place.names(), None
     if "://" in where and where.partition("://")[2].count("/") == where.endswith("/"):
-        place, _ = open_place(f"{where.rstrip('/')}/any", Store(store))
-        return place, place.names()
+        place, ref = open_place(f"{where.rstrip('/')}/any", Store(store))
+        return place, place.names(), ref.registry
     place, ref = open_place(where, Store(store))
     if ref.tag or ref.digest or ref.variant:
         raise InvalidArgument(f"'{where}' is one archive; ingot inspect shows it, and ingot list takes a model's name")
     if not place.tags(ref.name):
-        raise NotFound(f"there is no model '{where}'; ingot list shows what there is")
-    return place, [ref.name]
+        raise NotFound(f"there is no model '{where}'{_others(place, ref.name)}")
+    return place, [ref.name], ref.registry
 
 
-def _print_move(moved: Reference, before: str | None, as_json: bool) -> None:
+def _others(place: Place, name: str) -> str:
+    """Return for a message which models there are, those below a name first; nothing where they are not listed."""
+    from ingot.model_store.references import some
+
+    try:
+        names = place.names()
+    except Unsupported:
+        return ""
+    below = [each for each in names if each.startswith(f"{name}/")]
+    if below:
+        return f"; below that name are: {some(below)}"
+    return f"; there are: {some(names)}" if names else "; there are none yet"
+
+
+def _rows(model: Reference, tags: Mapping[str, str]) -> Iterator[tuple[Reference, str | None]]:
+    """Yield each tag, the versions first, and which version it is, or None."""
+    from ingot.model_store.references import is_version, version_key
+
+    versions = sorted(filter(is_version, tags), key=version_key)
+    named = {tags[version]: version for version in versions}
+    for tag in (*versions, *sorted(tag for tag in tags if not is_version(tag))):
+        version = tag if is_version(tag) else named.get(tags[tag])
+        yield replace(model, tag=tag, digest=tags[tag]), version
+
+
+def _short(reference: Reference) -> str:
+    return str(replace(reference, digest=None))
+
+
+def _named(reference: Reference) -> dict[str, str | None]:
+    """Return a tag as data: the name with the registry that it is in, and the tag."""
+    name = str(replace(reference, tag=None, digest=None))
+    return {"reference": _short(reference), "name": name, "tag": reference.tag}
+
+
+def _print_move(moved: Reference, before: str | None, otherwise: str, as_json: bool) -> None:
+    """Tell of a tag that was moved; ``otherwise`` says what it is if it was nothing before."""
     if as_json:
-        print_json({"name": moved.name, "tag": moved.tag, "digest": moved.digest, "before": before})
+        print_json({**_named(moved), "digest": moved.digest, "before": before})
         return
-    was = "is that already" if before == moved.digest else f"was {before}" if before else "is new"
-    say(f"{moved.name}:{moved.tag}  {moved.digest}")
-    note(f"{moved.name}:{moved.tag} {was}")
+    was = "is that already" if before == moved.digest else f"was {before}" if before else otherwise
+    say(f"{_short(moved)}  {moved.digest}")
+    note(f"{_short(moved)} {was}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, check_trusted
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.output import note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Store
+    from ingot.model_store.places import Located
     from ingot.model_store.transfer import Transfer
 
 Expect = Annotated[
@@ -35,6 +37,7 @@ def push(
     reference: Annotated[str, typer.Argument(help="Where to: name:tag, or oci://host/name:tag.")],
     expect: Expect = None,
     chunk_mb: Chunk = None,
+    trust: Trust = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +46,10 @@ def push(
     from ingot.model_store.places import locate
 
     here, target = Store(store), _target(reference)
-    _copy(locate(archive, here).whole().open(), target, here, expect, as_json, chunk_mb)
+    located, wanted = locate(archive, here).whole(), expected(expect)
+    source, found = located.find()
+    _check(source, found, target, located, trust)
+    _copy(source, target, here, wanted, as_json, chunk_mb, recheck=trust is not None)
 
 
 def pull(
@@ -63,12 +69,13 @@ def pull(
     source = locate(reference, here).whole()
     if source.reference is None or source.reference.registry is None:
         raise InvalidArgument(f"'{reference}' names no registry; write oci://host/{reference}")
-    target = None if name is None else _target(name)
+    target = None if name is None else _local_target(name, f"ingot copy {reference} {name}")
     archive, found = source.find()
-    check_trusted(archive, found, trust)
     if target is None and found.tag is None:
         raise InvalidArgument(f"no tag points to '{found}'; say what the store is to call it, such as {found.name}:1")
-    _copy(archive, target or _target(f"{found.name}:{found.tag}"), here, None, as_json)
+    target = target or _target(f"{found.name}:{found.tag}")
+    _check(archive, found, target, source, trust)
+    _copy(archive, target, here, expected(None), as_json, recheck=trust is not None)
 
 
 def copy(
@@ -85,14 +92,16 @@ def copy(
     from ingot.model_store.places import locate
 
     here, to = Store(store), _target(target)
-    archive, found = locate(source, here).whole().find()
-    check_trusted(archive, found, trust)
-    _copy(archive, to, here, expect, as_json, chunk_mb)
+    located, wanted = locate(source, here).whole(), expected(expect)
+    archive, found = located.find()
+    _check(archive, found, to, located, trust)
+    _copy(archive, to, here, wanted, as_json, chunk_mb, recheck=trust is not None)
 
 
 def save(
     reference: Annotated[str, typer.Argument(help="What: a reference, in the store or a registry.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+    trust: Trust = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -102,9 +111,15 @@ def save(
 
     check_out(out)
     check_apart(out, archive=reference)
-    archive = locate(reference, Store(store)).whole().open()
-    with transferring(f"Writing {out.name}") as transfer:
-        archive.save(out, transfer)
+    located = locate(reference, Store(store)).whole()
+    archive, found = located.find()
+    _check(archive, found, None, located, trust)
+    try:
+        with transferring(f"Writing {out.name}") as transfer:
+            archive.save(out, transfer)
+    except KeyboardInterrupt:
+        note(f"interrupted; nothing was written to {out}")
+        raise
     if as_json:
         print_json({"file": str(out), "digest": archive.digest, "size": out.stat().st_size})
     else:
@@ -124,14 +139,31 @@ def load(
     from ingot.model_store import Store
     from ingot.model_store.places import locate_file
 
-    here = Store(store)
-    archive, found = locate_file(file).whole().find()
-    if reference is None:
+    here, located = Store(store), locate_file(file).whole()
+    given = None if reference is None else _local_target(reference, f"ingot push {file} {reference}")
+    archive, found = located.find()
+    if given is None:
         held = [tag for tag, digest in here.tags(archive.name).items() if digest == archive.digest]
-        reference = f"{archive.name}:{held[0] if held else here.next_version(archive.name)}"
-    target = _target(reference)
-    check_trusted(archive, found, trust)
-    _copy(archive, target, here, None, as_json)
+        given = _target(f"{archive.name}:{held[0] if held else here.next_version(archive.name)}")
+    _check(archive, found, given, located, trust)
+    _copy(archive, given, here, expected(None), as_json, recheck=trust is not None)
+
+
+def expected(expect: str | None) -> str:
+    """Return what ``--expect`` asks for.
+
+    Raises:
+        InvalidArgument: it is empty, such as a variable that a failed command should have filled, or no digest.
+    """
+    from ingot.model_store.tags import ANY, NONE
+
+    if expect is None:
+        return ANY
+    if expect != NONE and re.fullmatch(r"sha256:[0-9a-f]{64}", expect) is None:
+        raise InvalidArgument(
+            f"--expect is '{expect}', which is no digest; give sha256: and 64 hex digits, or none for a new tag"
+        )
+    return expect
 
 
 @contextmanager
@@ -142,41 +174,62 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
         title: what is transferred.
         log: where stderr is no terminal, print the title as a line.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from ingot.cli.columns import Amount, Rate
     from ingot.model_store.transfer import Transfer
 
     if log and not stderr.is_terminal:
         note(title)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=stderr, transient=True, disable=not stderr.is_terminal
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        # What is there already counts neither as done nor as to be done: the rate would be far too high.
-        yield Transfer(lambda state: bar.update(task, total=state.total - state.skipped, completed=state.moved))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+
+        def show(state: Transfer) -> None:
+            # What is there already counts neither as done nor as to be done: the rate would be far too high.
+            left = state.total - state.skipped
+            bar.update(task, total=left, completed=state.moved, visible=state.moved > 0)
+
+        yield Transfer(show)
+
+
+def _check(archive: Archive, found: Reference, target: Reference | None, located: Located, trust: Path | None) -> None:
+    """Raise Untrusted if a trust policy is given, and does not let an archive be copied; see Policy.check_copy."""
+    if trust is not None:
+        from ingot.model_store.trust import Policy
+
+        Policy.load(trust).check_copy(archive, found, target, file="" if located.place else located.name)
 
 
 def _copy(
-    archive: Archive, target: Reference, store: Store, expect: str | None, as_json: bool, chunk_mb: int | None = None
+    archive: Archive,
+    target: Reference,
+    store: Store,
+    expect: str,
+    as_json: bool,
+    chunk_mb: int | None = None,
+    *,
+    recheck: bool,
 ) -> None:
     """Push an archive into the store, or the registry that ``target`` names, and tell of it."""
     from ingot.model_store.places import open_place
-    from ingot.model_store.tags import ANY
 
     place, target = open_place(target, store, chunk_mb << 20 if chunk_mb else None)
     try:
         with transferring("Copying") as transfer:
-            pushed = place.push(archive, target, expect=expect or ANY, transfer=transfer)
+            if place is store:
+                pushed = store.push(archive, target, expect=expect, transfer=transfer, recheck=recheck)
+            else:
+                pushed = place.push(archive, target, expect=expect, transfer=transfer)
     except KeyboardInterrupt:
-        note("interrupted; no tag was moved, and the same command goes on where this one was")
+        again = "goes on where this one was" if place is store else "sends no blob again that was sent whole"
+        note(f"interrupted; no tag was moved, and the same command {again}")
         raise
     if as_json:
-        name = f"{target.registry}/{pushed.name}" if target.registry else pushed.name
-        result = {"reference": f"{name}:{pushed.tag}", "digest": pushed.digest, "size": archive.size}
+        result = {"reference": str(target), "digest": pushed.digest, "size": archive.size}
         print_json({**result, "moved": transfer.moved, "present": transfer.skipped})
         return
-    say(f"{pushed.name}:{pushed.tag}  {pushed.digest}")
+    say(f"{target}  {pushed.digest}")
     if transfer.skipped:
         note(f"{size(transfer.moved)} copied, {size(transfer.skipped)} were there already")
 
@@ -190,7 +243,19 @@ def _target(reference: str) -> Reference:
         raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command takes name:tag")
     ref = Reference.parse(reference)
     if not ref.pushable:
-        raise InvalidArgument(f"'{reference}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+        raise InvalidArgument(f"an archive cannot become '{reference}'; write name:tag, such as {ref.name}:1")
     if ref.registry is None and ref.name.startswith(f"{PULLED}/"):
         raise InvalidArgument(f"'{reference}': names in {PULLED}/ are what servers pull; take another one")
     return ref
+
+
+def _local_target(reference: str, instead: str) -> Reference:
+    """Return what the store is to call an archive.
+
+    Raises:
+        InvalidArgument: it is in a registry, where another command copies to.
+    """
+    target = _target(reference)
+    if target.registry is not None:
+        raise InvalidArgument(f"'{reference}' is in a registry, and this command fills the store; try: {instead}")
+    return target

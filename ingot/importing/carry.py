@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from ingot.errors import InvalidArgument
 from ingot.model_store import manifest
 from ingot.model_store.archive import Archive
-from ingot.model_store.blobs import BlobFolder, read
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import read
 from ingot.model_store.variant import Variant, add_variant
 
 FOLDER = "imported"

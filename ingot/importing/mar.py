@@ -152,21 +152,14 @@ class _Reader:
                 "ingot export --to aoti"
             )
         if suffix == ".pt2":
-            self._need_consent(f"{called} is an exported program, and loading one can run code that it holds")
+            self._consent.need_code(f"{called} is an exported program, and loading one can run code that it holds")
             return "pt2"
         if self._model.model_file:
-            self._need_consent(
+            self._consent.need_code(
                 f"{called} holds weights alone: the model is Python code, '{self._model.model_file[:200]}'"
             )
             return "state_dict"
         return "torchscript"
-
-    def _need_consent(self, why: str) -> None:
-        if not self._consent.allow_code:
-            raise InvalidArgument(
-                f"{why}; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or "
-                "allow_code=True)"
-            )
 
     def _take(self, name: str) -> str:
         self._used.add(name)

@@ -43,7 +43,7 @@ def import_model(
         inputs: the inputs, such as ``"image:float32[batch,3,224,224]"``, instead of what the source says.
         output_names: names for the outputs, in order; by default the source's.
         name: the archive's; by default the source's own.
-        allow_code: run code that the model comes with: its Python file, or a ``.pt2`` file's.
+        allow_code: run code that the model comes with: its Python file, TorchScript, or a ``.pt2`` file's.
         without_handler: leave a handler of the author's behind: clients do what it did, or nobody.
         progress: called with what begins now.
 
@@ -98,13 +98,13 @@ def places(found: Sequence[Candidate]) -> str:
 
 
 def _load(found: Imported) -> nn.Module | Path:
-    """Return the module, or the path of an ONNX graph."""
+    """Return the module, or the path of an ONNX graph. Whatever is code would not have been read without consent."""
     from ingot.export.source import load_model_file, load_program, load_torchscript
 
     if found.format == "onnx":
         return found.file
     if found.format == "pt2":
-        return load_program(found.file, allow_code=True, called=found.called)  # or it would not have been read
+        return load_program(found.file, allow_code=True, called=found.called)
     if found.format == "state_dict" and found.code is not None:
         return load_model_file(found.code, found.file, called=found.called)
     return load_torchscript(found.file, called=found.called)

@@ -27,6 +27,14 @@ class Consent:
     allow_code: bool = False
     without_handler: bool = False
 
+    def need_code(self, why: str) -> None:
+        """Raise InvalidArgument unless code may be run; ``why`` says which."""
+        if not self.allow_code:
+            raise InvalidArgument(
+                f"{why}; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or "
+                "allow_code=True)"
+            )
+
 
 @dataclass(frozen=True)
 class Imported:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound
@@ -35,14 +36,28 @@ def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterato
     with reading(path):
         found = _in_place(path)
     if found:
-        yield found
+        yield tuple(_consenting(candidate, consent) for candidate in found)
         return
     try:
         folder = tempfile.TemporaryDirectory(prefix="ingot-", ignore_cleanup_errors=True)
     except OSError as error:
         raise InvalidArgument(f"no temporary folder can be made: {error.strerror}; set TMPDIR to one") from error
     with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
-        yield (mar.candidate(members, Path(scratch), consent),)
+        yield (_consenting(mar.candidate(members, Path(scratch), consent), consent),)
+
+
+def _consenting(candidate: Candidate, consent: Consent) -> Candidate:
+    """Return a model that is not read without consent if it is TorchScript, whose operators can write files."""
+
+    def read() -> Imported:
+        found = candidate.read()
+        if found.format == "torchscript":
+            consent.need_code(
+                f"{found.called} is TorchScript, a program, which is run to export it and can write files"
+            )
+        return found
+
+    return replace(candidate, read=read)
 
 
 def _in_place(path: Path) -> tuple[Candidate, ...]:

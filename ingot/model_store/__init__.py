@@ -1,7 +1,7 @@
 """Archives (OCI artifacts) and the store that holds them. Knows nothing of torch, engines or the web."""
 
 from ingot.model_store.archive import Archive
-from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.evidence import BatchLatency, Evidence, ParityEvidence, Provenance
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Serving

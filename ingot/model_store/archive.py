@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, BlobSink, CheckedReader, chunks, read_document
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import Blobs, BlobSink, CheckedReader, chunks, read_document
 from ingot.model_store.files import atomic_file
 from ingot.model_store.manifest import Descriptor, Index
 from ingot.model_store.objects import ObjectFile, is_object
@@ -158,17 +159,24 @@ class Archive:
         """
         return tuple(attachments.contents(self.blobs, self.attached, self.descriptor))
 
-    def with_signature(self, envelope: bytes) -> Archive:
+    def with_signature(self, envelope: bytes, *, replace: bool = False) -> Archive:
         """Return this archive with a signature attached, for a place's ``attach``, or to be saved.
+
+        Args:
+            envelope: the signature.
+            replace: leave the others out.
 
         Raises:
             InvalidArgument: it has as many as it can have.
         """
-        if len(self.attached) >= attachments.MAX_ATTACHMENTS:
-            raise InvalidArgument(f"the archive has {len(self.attached)} signatures already; it can have no more")
+        kept = () if replace else self.attached
+        if len(kept) >= attachments.MAX_ATTACHMENTS:
+            raise InvalidArgument(
+                f"the archive has {len(kept)} signatures already, and can have no more; ingot sign --replace drops them"
+            )
         added = BlobFolder.scratch()
         descriptor = attachments.make(added, self.descriptor, envelope)
-        return Archive(_Overlay(added, self.blobs), self.descriptor, (*self.attached, descriptor))
+        return Archive(_Overlay(added, self.blobs), self.descriptor, (*kept, descriptor))
 
     def verify(self) -> None:
         """Read every blob and check its digest.

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import manifest
-from ingot.model_store.blobs import BlobFolder, Blobs, read_document
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import Blobs, read_document
 from ingot.model_store.manifest import Descriptor, Index, OCIDocument
 
 SIGNATURE: Final = "application/vnd.ingot.signature.v1"

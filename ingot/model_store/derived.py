@@ -28,7 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.errors import InvalidArchive
 from ingot.model_store import manifest
-from ingot.model_store.blobs import BlobFolder, Blobs
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import Blobs
 from ingot.model_store.files import atomic_file, open_plain, sync_folder
 from ingot.model_store.leases import is_locked
 

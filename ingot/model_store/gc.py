@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ingot.model_store.derived import DerivedCache
 from ingot.model_store.leases import is_locked
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag, is_attachments_tag
-from ingot.model_store.tags import Tags, targets
+from ingot.model_store.tags import Move, targets
 
 if TYPE_CHECKING:
     from ingot.model_store.store import Store
@@ -29,12 +30,17 @@ UNUSED = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection removed, or with ``dry_run`` would have: files and their bytes; and what it kept."""
+    """What a collection removed, or with ``dry_run`` would have: files and their bytes; and how many blobs it kept.
+
+    ``waiting`` files of ``waiting_size`` bytes are needed by nothing either, and go when the grace is over.
+    """
 
     files: tuple[Path, ...]
     size: int
     kept: int
     dry_run: bool
+    waiting: int = 0
+    waiting_size: int = 0
 
 
 def collect(
@@ -58,19 +64,31 @@ def collect(
         return Collected((), 0, 0, dry_run)
     try:
         with store.leases.closed() as leased:
-            marked = set(leased)
+            needed = set(leased)
+            graced: set[str] = set()
             for name in names:
-                marked |= _reachable(store, name, since, keep_moves, dry_run=dry_run)
+                needing, lately = _reachable(store, name, since, keep_moves, dry_run=dry_run)
+                needed |= needing
+                graced |= lately
+            marked = needed | graced
             found = [(path, _size(path)) for path in _garbage(store, marked, leased, since.timestamp())]
             removed = [(path, size) for path, size in found if dry_run or _remove(path)]
             files = tuple(path for path, _ in removed)
-            return Collected(files, sum(size for _, size in removed), len(marked), dry_run)
+            gone = {path for path, _ in found}
+            waiting = [_size(path) for path in _loose(store, needed, leased, math.inf) if path not in gone]
+            total = sum(size for _, size in removed)
+            return Collected(files, total, len(marked), dry_run, len(waiting), sum(waiting))
     except OSError as error:
         raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror or error}") from error
 
 
-def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry_run: bool) -> set[str]:
-    """Return the digests of all blobs that one model needs, and forget attachments to archives that are gone."""
+def _reachable(
+    store: Store, name: str, since: datetime, keep_moves: int, *, dry_run: bool
+) -> tuple[set[str], set[str]]:
+    """Return the digests of all blobs that one model needs, and of those that it lately needed.
+
+    What is attached to archives that are gone is forgotten.
+    """
     tags = store.of(name)
     with contextlib.nullcontext() if dry_run else tags.locked() as change:
         there = tags.read()
@@ -84,11 +102,14 @@ def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry
                     f"nothing was collected, for it is unknown what '{name}@{descriptor.digest}' needs: {error}; "
                     "see ingot fsck, then push the archive again or remove its tags"
                 ) from error
-        for digest in set(_recent(tags, there, since, keep_moves)) - set(archives):
-            with contextlib.suppress(InvalidArchive):  # collected before, when less was kept than now
-                descriptor = store.descriptor(digest)
-                marked |= _blobs(store, descriptor, there)
-                archives[digest] = descriptor
+        history = tags.history()
+        graced: set[str] = set()
+        for digests, found in ((_earlier(history, there, keep_moves), marked), (_recent(history, since), graced)):
+            for digest in set(digests) - set(archives):
+                with contextlib.suppress(InvalidArchive):  # collected before, when less was kept than now
+                    descriptor = store.descriptor(digest)
+                    found |= _blobs(store, descriptor, there)
+                    archives[digest] = descriptor
         living = {attachments_tag(digest) for digest in archives}
         for tag in there:
             if not is_attachments_tag(tag) or tag in living:
@@ -98,15 +119,16 @@ def _reachable(store: Store, name: str, since: datetime, keep_moves: int, *, dry
                 marked |= _attached(store, tag, there[tag])
             elif change is not None:
                 change.replace(tag, None, "remove")
-    return marked
+    return marked, graced
 
 
-def _recent(tags: Tags, there: dict[str, Descriptor], since: datetime, keep_moves: int) -> Iterator[str]:
-    """Yield digests that tags pointed to lately, or can be rolled back to."""
-    history = tags.history()
-    for move in history:
-        if move.time >= since and move.old is not None:
-            yield move.old
+def _recent(history: list[Move], since: datetime) -> Iterator[str]:
+    """Yield digests that tags pointed to lately."""
+    yield from (move.old for move in history if move.time >= since and move.old is not None)
+
+
+def _earlier(history: list[Move], there: dict[str, Descriptor], keep_moves: int) -> Iterator[str]:
+    """Yield digests that tags can be rolled back to."""
     for tag in there:
         yield from (digest for digest in targets(history, tag)[-keep_moves - 1 :] if digest is not None)
 
@@ -129,6 +151,12 @@ def _attached(store: Store, tag: str, listing: Descriptor) -> set[str]:
 
 
 def _garbage(store: Store, marked: set[str], leased: set[str], before: float) -> Iterator[Path]:
+    yield from _loose(store, marked, leased, before)
+    yield from _derived(DerivedCache(store.root / "derived"), marked, before)
+
+
+def _loose(store: Store, marked: set[str], leased: set[str], before: float) -> Iterator[Path]:
+    """Yield blobs that nothing needs, and what interrupted copies left."""
     for path in _files(store.blobs.folder):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
@@ -138,7 +166,6 @@ def _garbage(store: Store, marked: set[str], leased: set[str], before: float) ->
         wanted = path.suffix == ".part" and f"sha256:{path.stem}" in leased
         if path.is_file() and not path.is_symlink() and not wanted and _old(path, before) and not is_locked(path):
             yield path
-    yield from _derived(DerivedCache(store.root / "derived"), marked, before)
 
 
 def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import manifest
-from ingot.model_store.blobs import BlobFolder
+from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.manifest import Descriptor
 
 # Tensors of this many bytes and more become blobs of their own, shared by every graph that holds the same values.

@@ -79,8 +79,13 @@ class Place(Protocol):
         """
         ...
 
-    def attach(self, archive: Archive, name: str) -> None:
-        """Store what is attached to an archive that is there already, beside what was attached before."""
+    def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
+        """Store what is attached to an archive that is there already, beside or instead of what was attached before.
+
+        Raises:
+            NotFound: the archive is not there.
+            Unsupported: a registry lists by itself what is attached, so that nothing can be replaced.
+        """
         ...
 
 

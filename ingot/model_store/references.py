@@ -255,6 +255,18 @@ def latest(tags: Iterable[str], ref: Reference) -> str:
     return max(versions, key=version_key) if versions else tags[0]
 
 
+def moved(ref: Reference, there: str) -> str:
+    """Return for a message that a tag is not what a reference says, and what names that.
+
+    Args:
+        ref: with tag and digest.
+        there: the digest that the tag has.
+    """
+    plain = Reference(ref.name, ref.tag, registry=ref.registry)
+    stays = Reference(ref.name, None, ref.digest, registry=ref.registry)
+    return f"'{plain}' is {there} now; '{stays}' names that archive whatever the tag is"
+
+
 def some(tags: Iterable[str]) -> str:
     """Return tags for a message: the first ones, and how many there are beside."""
     tags = list(tags)

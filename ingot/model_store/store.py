@@ -18,15 +18,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import attachments, manifest
 from ingot.model_store.archive import Archive
-from ingot.model_store.blobs import BlobFolder
-from ingot.model_store.files import atomic_file, open_plain
+from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.leases import Leases
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import (
@@ -36,20 +32,14 @@ from ingot.model_store.references import (
     choose,
     is_attachments_tag,
     is_version,
+    moved,
     next_version,
 )
+from ingot.model_store.store_folder import StoreFolder
 from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, check_expected, targets
 from ingot.model_store.transfer import Transfer
 
 log = logging.getLogger(__name__)
-
-
-class _Schema(BaseModel):
-    """``store.json``."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    schema_version: Literal[1] = 1
 
 
 def default_root() -> Path:
@@ -69,6 +59,7 @@ class Store:
         self.tmp = self.root / "tmp"
         self.blobs = BlobFolder(self.root / "blobs", tmp=self.tmp, durable=True)
         self.leases = Leases(self.root)
+        self._folder = StoreFolder(self.root)
 
     def push(
         self,
@@ -103,7 +94,7 @@ class Store:
         ref = _parse(reference)
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
-        with self._writing():
+        with self._folder.writing():
             self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self.leases.hold(_digests(archive)):
                 sink = self.blobs.doubting() if recheck else self.blobs
@@ -164,22 +155,22 @@ class Store:
         if ref.tag is None or ref.variant:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
         tag, entry = self._locate(ref, self._entries(ref.name))  # the archive itself may be damaged
-        with self._writing(), self.of(ref.name).locked() as change:
+        with self._folder.writing(), self.of(ref.name).locked() as change:
             change.replace(tag, None, "remove", expect=entry.digest if expect == ANY else expect)
         return Reference(ref.name, tag, entry.digest)
 
-    def attach(self, archive: Archive, name: str) -> None:
-        """Store what is attached to an archive that is here already, beside what was attached before.
+    def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
+        """Store what is attached to an archive that is here already, beside or instead of what was attached before.
 
         Raises:
             NotFound: the archive is not here.
         """
         if archive.digest not in self.tags(name).values():
             raise NotFound(f"the store at {self.root} has no '{name}@{archive.digest}'")
-        with self._writing(), self.leases.hold(_digests(archive)):
+        with self._folder.writing(), self.leases.hold(_digests(archive)):
             archive.copy_attached(self.blobs)
             with self.of(name).locked() as change:
-                for tag, listing in self._listing(change, archive).items():
+                for tag, listing in self._listing(change, archive, replace=replace).items():
                     change.replace(tag, listing, "push")
 
     def get(self, reference: str | Reference) -> Archive:
@@ -205,7 +196,7 @@ class Store:
             NotFound: the store holds no such name, tag or digest.
         """
         ref = _parse(reference)
-        self._check()
+        self._folder.check()
         entries = self.of(ref.name).read()
         tag, entry = self._locate(ref, _shown(entries))
         return self.open(entry, entries), Reference(ref.name, tag, entry.digest, ref.variant)
@@ -214,22 +205,9 @@ class Store:
         """Return the names of all models, sorted.
 
         Raises:
-            InvalidArgument: the store is not a folder.
+            InvalidArgument: the store is not a folder, or a part of it cannot be read.
         """
-        self._check()
-        repos = self.root / "repos"
-        found = []
-        try:
-            for folder, folders, files in os.walk(repos, onerror=_raise):
-                for path in (Path(folder) / name for name in folders):
-                    _check_no_link(path)
-                if "index.json" in files or "reflog.jsonl" in files:
-                    found.append(Path(folder).relative_to(repos).as_posix())
-        except FileNotFoundError:
-            return []
-        except OSError as error:  # what cannot be seen must not be taken for absent: its blobs would be collected
-            raise InvalidArgument(f"the store's {error.filename} cannot be read: {error.strerror}") from error
-        return sorted(found)
+        return self._folder.names()
 
     def tags(self, name: str) -> dict[str, str]:
         """Return tag -> digest of a model; empty when there is no such model."""
@@ -249,8 +227,10 @@ class Store:
         Raises:
             NotFound: the store has no such model.
         """
-        self._check()
+        self._folder.check()
         moves = self.of(Reference.parse(name).name).history()
+        if not moves and not self.root.exists():
+            raise NotFound(f"there is no store at {self.root} yet")
         if not moves:
             raise NotFound(f"the store at {self.root} knows nothing of '{name}'; ingot list shows what it holds")
         return moves
@@ -265,11 +245,7 @@ class Store:
         Raises:
             InvalidArgument: their folder is a link.
         """
-        folder = self.root / "repos"
-        for part in name.split("/"):
-            folder /= part
-            _check_no_link(folder)
-        return Tags(name, folder)
+        return self._folder.tags_of(name)
 
     def descriptor(self, digest: str) -> Descriptor:
         """Return the descriptor of an archive by its digest alone.
@@ -309,46 +285,15 @@ class Store:
             known = ", ".join(name for name in self.names() if self.tags(name)) or "nothing yet"
             raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
         tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
+        if tag is None and ref.tag is not None and ref.tag in entries:
+            raise NotFound(f"the store at {self.root} has no '{ref}': {moved(ref, entries[ref.tag].digest)}")
         if tag is None:
             raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
         return tag, entries[tag]
 
     def _entries(self, name: str) -> dict[str, Descriptor]:
-        self._check()
+        self._folder.check()
         return _shown(self.of(name).read())
-
-    def _check(self) -> None:
-        """Raise InvalidArgument if the store is no folder, or is of a newer schema."""
-        if self.root.exists() and not self.root.is_dir():
-            raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
-        for name in ("blobs", "blobs/sha256", "repos", "tmp", "leases", "derived", "damaged"):
-            _check_no_link(self.root / name)
-        path = self.root / "store.json"
-        try:
-            with open_plain(path) as stream:
-                manifest.decode(_Schema, stream.read(manifest.MAX_DOCUMENT_BYTES), str(path))
-        except FileNotFoundError:
-            return  # of a version that wrote none, or not made yet
-        except OSError as error:
-            raise InvalidArgument(f"the store at {self.root} cannot be read: {error.strerror}") from error
-        except InvalidArchive as error:
-            raise InvalidArgument(
-                f"the store at {self.root} was made by a newer Ingot, or is damaged: {error}"
-            ) from error
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Make sure that the store can be written, and say so where it cannot."""
-        self._check()
-        try:
-            path = self.root / "store.json"
-            if not path.exists():
-                self.root.mkdir(parents=True, exist_ok=True)
-                with atomic_file(path, durable=True) as stream:
-                    stream.write(manifest.encode(_Schema()))
-            yield
-        except OSError as error:
-            raise InvalidArgument(f"the store at {self.root} cannot be written: {error.strerror or error}") from error
 
     def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
         with self.of(name).locked() as change:
@@ -358,14 +303,14 @@ class Store:
             change.replace(tag, archive.descriptor, action, expect=expect, also=also)
         return Reference(name, tag, archive.digest)
 
-    def _listing(self, change: Change, archive: Archive) -> dict[str, Descriptor | None]:
-        """Return the entry that lists what is attached to an archive, what was attached before included.
+    def _listing(self, change: Change, archive: Archive, *, replace: bool = False) -> dict[str, Descriptor | None]:
+        """Return the entry that lists what is attached to an archive, unless it is replaced with what was before.
 
         A list that is damaged is made anew of what the archive carries.
         """
         tag = attachments_tag(archive.digest)
         listing = change.tags.read().get(tag)
-        merged = attachments.merge(self._listed(listing), archive.attached)
+        merged = attachments.merge(() if replace else self._listed(listing), archive.attached)
         if not merged.manifests:
             return {tag: None} if listing is not None else {}
         return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
@@ -377,7 +322,7 @@ class Store:
         Raises:
             NotFound: it has been already.
         """
-        with self._writing(), self.leases.hold(_digests(archive)):
+        with self._folder.writing(), self.leases.hold(_digests(archive)):
             if not all(self.blobs.has(item) for item in archive.descriptors()):
                 raise NotFound(f"'{archive.name}@{archive.digest}' is not whole here, or was collected a moment ago")
             yield
@@ -402,16 +347,6 @@ class Store:
                 f"'{name}:{tag}' {'holds' if tag in entries else 'held'} another archive ({str(taken)[:19]}...) and a "
                 f"version never changes; push as another version, such as {name}:{self.next_version(name)}"
             )
-
-
-def _check_no_link(path: Path) -> None:
-    """Raise InvalidArgument if a folder of the store is a link: it could lead to files that are none of the store's."""
-    if os.path.islink(path):  # noqa: PTH114 - is_symlink raises on names that are too long
-        raise InvalidArgument(f"{path} is a link, which a folder of a store cannot be; move the whole store instead")
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _parse(reference: str | Reference) -> Reference:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ingot.model_store.signing import Finding, Result
 MAX_POLICY_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_KEYS = 64
+_SHOWN_RULES = 20
 _NAMES = re.compile(r"[a-z0-9._*?-]+(?:/[a-z0-9._*?-]+)*")
 
 
@@ -73,6 +74,7 @@ class Rule:
         titles: what the policy calls each key.
         allow_code: whether variants of formats that can run code may be loaded if one of the keys signed them.
         require_signature: whether what is not signed by one of them is refused.
+        title: what the policy calls the names that it is for, and the registry.
     """
 
     label: str
@@ -82,6 +84,7 @@ class Rule:
     titles: Mapping[str, str] = field(default_factory=dict)
     allow_code: bool = False
     require_signature: bool = True
+    title: str = ""
 
     def covers(self, reference: Reference) -> bool:
         registry = _endpoint(reference.registry) if reference.registry else None
@@ -148,13 +151,18 @@ class Policy:
         default = Rule("", re.compile(""), require_signature=self.require_signature)
         return next((rule for rule in self.rules if rule.covers(reference)), default)
 
-    def check(self, archive: Archive, reference: Reference) -> Verdict:
+    def covers(self, reference: Reference) -> bool:
+        """Tell whether a rule names a model."""
+        return any(rule.covers(reference) for rule in self.rules)
+
+    def check(self, archive: Archive, reference: Reference, *, file: str = "") -> Verdict:
         """Tell whether an archive is trusted as what it was found as. Reads its signatures, not its blobs.
 
         Args:
             archive: with what is attached to it.
             reference: what it was found as: its name, and the registry if it was found in one. Of a file,
                 ``Reference(archive.name)``.
+            file: the file that it was found in, for messages.
 
         Raises:
             Untrusted: it is not; the message says what was found, which keys are accepted, and what to do.
@@ -163,11 +171,52 @@ class Policy:
         rule = self.rule(reference)
         finding = signing.check(archive, reference.name, rule.keys)
         if finding.result != "valid" and rule.require_signature:
-            raise Untrusted(self._refusal(archive, reference, rule, finding))
+            raise Untrusted(self._refusal(archive, reference, rule, finding, file))
         allow_code = rule.allow_code and finding.result == "valid"
         return Verdict(finding.result, rule.label, finding.signed_by, finding.created, allow_code)
 
-    def check_file(self, name: str, path: Path) -> Verdict:
+    def check_self_named(self, archive: Archive, name: str, *, file: str = "") -> Verdict:
+        """Tell whether an archive that was found under no name but its own is trusted as what it is served as.
+
+        A signature is for the archive's own name. That this name needs none lets in nothing, since whoever made the
+        file chose it: then the other name must need none either, or the signature be for that.
+
+        Args:
+            archive: with what is attached to it, from a file.
+            name: what it is served as.
+            file: the file, for messages.
+
+        Raises:
+            Untrusted: it is not.
+        """
+        verdict = self.check(archive, Reference(archive.name), file=file)
+        return verdict if verdict.result == "valid" else self.check(archive, Reference(name), file=file)
+
+    def check_copy(self, archive: Archive, source: Reference, target: Reference | None, *, file: str = "") -> None:
+        """Tell whether an archive may be copied: it must be trusted as what it is found as, and as what it becomes.
+
+        What comes from elsewhere, a registry or a file, is held against the rule for its name there. What goes into the
+        local store, or to a name that a rule is for, is held against the rule for that name: a name that needs no
+        signature is not the way to one that does. What is neither is held against the rule for its own name.
+
+        Args:
+            archive: with what is attached to it.
+            source: what it was found as; of a file, ``Reference(archive.name)``.
+            target: what it becomes; None, a file.
+            file: the file that it was found in.
+
+        Raises:
+            Untrusted: it is not trusted.
+        """
+        lands = target is not None and (target.registry is None or self.covers(target))
+        if file or source.registry is not None or not lands:
+            self.check(archive, source, file=file)
+        if target is not None and lands:
+            # A rule for a registry is for what comes from there, whatever it is called here.
+            becomes = Reference(target.name, registry=target.registry or source.registry)
+            self.check(archive, becomes, file=file or str(replace(source, digest=None, variant=None)))
+
+    def check_bare(self, name: str, path: Path) -> Verdict:
         """Tell whether a file that cannot carry a signature is trusted under a name.
 
         Raises:
@@ -182,16 +231,18 @@ class Policy:
             )
         return Verdict("unsigned", rule.label)
 
-    def _refusal(self, archive: Archive, reference: Reference, rule: Rule, finding: Finding) -> str:
-        found = "it is unsigned" if finding.result == "unsigned" else "; ".join(finding.faults[:4])
-        shown = Reference(reference.name, reference.tag, archive.digest, registry=reference.registry)
+    def _refusal(self, archive: Archive, reference: Reference, rule: Rule, finding: Finding, file: str) -> str:
+        shown = f"'{Reference(reference.name, reference.tag, archive.digest, registry=reference.registry)}'"
+        if file:
+            shown = f"{file} ({archive.digest[:19]}...), as '{reference.name}',"
         if not rule.keys:  # a rule that requires a signature has some
-            return (
-                f"'{shown}' is not trusted by {self._place(rule)}: no rule names it, and {found}; add a rule for its "
-                "name with the keys that may sign it"
-            )
+            there = ", ".join(rule.title for rule in self.rules[:_SHOWN_RULES])
+            more = f" and {len(self.rules) - _SHOWN_RULES} more" if len(self.rules) > _SHOWN_RULES else ""
+            rules = f"the rules are for: {there}{more}" if there else "it has no rules"
+            return f"{shown} is not trusted by {self._place(rule)}: no rule names '{reference.name}'; {rules}"
+        found = "it is unsigned" if finding.result == "unsigned" else "; ".join(finding.faults[:4])
         return (
-            f"'{shown}' is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. Whoever "
+            f"{shown} is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. Whoever "
             "holds one of them can sign it: ingot sign"
         )
 
@@ -215,7 +266,8 @@ def _rule(table: _RuleTable, number: int, path: Path) -> Rule:
         key, title = _key(text, position, path, where)
         keys[key.keyid], titles[key.keyid] = key, title
     registry = _registry(table.registry, where) if table.registry is not None else None
-    return Rule(label, _pattern(table.names), registry, keys, titles, table.allow_code, table.require_signature)
+    title = table.names if table.registry is None else f"{table.names} of {table.registry}"
+    return Rule(label, _pattern(table.names), registry, keys, titles, table.allow_code, table.require_signature, title)
 
 
 def _key(text: str, position: int, path: Path, where: str) -> tuple[PublicKey, str]:

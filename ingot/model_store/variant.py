@@ -9,7 +9,8 @@ from pathlib import Path
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.layout import one_line
 from ingot.model_store import goldens, manifest, onnx_wire
-from ingot.model_store.blobs import BlobFolder, Blobs, read, read_document
+from ingot.model_store.blob_folder import BlobFolder
+from ingot.model_store.blobs import Blobs, read, read_document
 from ingot.model_store.goldens import Golden
 from ingot.model_store.manifest import Descriptor, Manifest, ModelConfig, Serving
 from ingot.model_store.plan import Plan

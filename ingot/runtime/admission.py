@@ -49,29 +49,31 @@ class Gate:
         self._settings = settings
         self._checks = metrics.signature_checks
 
-    def admit(self, archive: Archive, reference: Reference, variant: str | None, served: tuple[str, str]) -> Admission:
+    def admit(self, archive: Archive, reference: Reference, served: tuple[str, str], *, file: str = "") -> Admission:
         """Hold an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
 
         Args:
             archive: what would be served, not unpacked if it is a file.
-            reference: what it was found as.
-            variant: the only one that is served, if one was named.
+            reference: what it was found as, with the only variant that is served, if one was named. One of neither
+                tag nor registry is the name that the archive gives itself.
             served: the model's name and version, as clients call it.
+            file: the file that it is in, for messages.
 
         Raises:
             Untrusted: the policy does not trust it.
         """
+        properties = {"digest": archive.digest}
         if self._policy is None:
-            return self._unchecked(served)
-        policy = self._policy
-        verdict = self._judge(lambda: policy.check(archive, reference), served)
-        properties = {"signed_by": verdict.signed_by} if verdict.signed_by else {}
+            return self._unchecked(served, properties)
+        verdict = self._judge(self._check(self._policy, archive, reference, served[0], file), served)
+        if verdict.signed_by:
+            properties["signed_by"] = verdict.signed_by
         # No signature covers the derived cache: whoever can write to the store could put another model there.
         allow_code = self._settings.allow_code or verdict.allow_code
         settings = replace(self._settings, allow_code=allow_code, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its copy is made of what had the right digests
             return Admission(settings, properties)
-        return Admission(settings, properties, lambda: check_blobs(archive, variant, served[0]))
+        return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
 
     def check(self, archive: Archive, reference: Reference) -> None:
         """Hold an archive that is not here yet against the policy, so that nothing is downloaded in vain.
@@ -89,14 +91,20 @@ class Gate:
             Untrusted: the policy asks for a signature of models of this name.
         """
         if self._policy is None:
-            return self._unchecked(served)
+            return self._unchecked(served, {})
         policy = self._policy
-        self._judge(lambda: policy.check_file(served[0], path), served)
+        self._judge(lambda: policy.check_bare(served[0], path), served)
         return Admission(self._settings)
 
-    def _unchecked(self, served: tuple[str, str]) -> Admission:
+    def _unchecked(self, served: tuple[str, str], properties: Mapping[str, str]) -> Admission:
         self._checks.labels(*served, "unchecked").inc()
-        return Admission(self._settings)
+        return Admission(self._settings, properties)
+
+    @staticmethod
+    def _check(policy: Policy, archive: Archive, found: Reference, name: str, file: str) -> Callable[[], Verdict]:
+        if found.tag is None and found.registry is None:
+            return lambda: policy.check_self_named(archive, name, file=file)
+        return lambda: policy.check(archive, found)
 
     def _judge(self, check: Callable[[], Verdict], served: tuple[str, str]) -> Verdict:
         try:

@@ -121,11 +121,12 @@ class Repository:
             archive, found = self._pulls.pull(located)
         else:
             archive, found = located.find()
-        return self._of_archive(name or found.name, found.tag or "1", archive, found)
+        file = "" if located.place else located.name
+        return self._of_archive(name or found.name, found.tag or "1", archive, found, file)
 
-    def _of_archive(self, name: str, version: str, archive: Archive, found: Reference) -> Model:
+    def _of_archive(self, name: str, version: str, archive: Archive, found: Reference, file: str = "") -> Model:
         served = (name.rpartition("/")[2], version)  # a slash in a name would be one in the URL
-        admission = self._gate.admit(archive, found, found.variant, served)
+        admission = self._gate.admit(archive, found, served, file=file)
         archive = archive.unpacked()
         if found.variant is None:
             return Model.of_archive(*served, archive, admission, self.metrics)

@@ -23,7 +23,7 @@ from ingot.runtime import load_engine
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.export.models import Net
-from tests.importing.sources import CONFIG, mar, triton
+from tests.importing.sources import CONFIG, PROGRAM, mar, torch_file, triton
 from tests.support import ROOT, RunIngot
 
 ROWS = "x:float32[batch,4]"
@@ -82,7 +82,7 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
 ) -> None:
     model = {"modelName": "Net", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "image_classifier"}
     mar(here / "net.mar", {"net.pt": script, "index_to_name.json": b'{"0": "cat"}', "report.json": b"{}"}, **model)
-    result = run_ingot("import", "net.mar", "--input", ROWS, "--output-name", "logits")
+    result = run_ingot("import", "net.mar", "--allow-code", "--input", ROWS, "--output-name", "logits")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("net:1.0  sha256:")
     assert "logits: equals the original in " in result.stderr
@@ -130,7 +130,7 @@ def test_tritons_repository_becomes_tags(here: Path, module: Net, script: bytes)
     triton(here / "repo" / "all", 'platform: "ensemble"', {})
     wrong = CONFIG.replace("[ 3 ]", "[ 5 ]")
     triton(here / "repo" / "wrong", wrong, {"1/model.onnx": affine})
-    first = imported("repo", "--json")
+    first = imported("repo", "--json", "--allow-code")
     printed = json.loads(first.stdout)
     assert [item["reference"] for item in printed["imported"]] == ["net:1", "affine:1", "affine:3"]
     assert [item.partition(":")[0] for item in printed["failed"]] == ["repo/all", "repo/wrong/1"]
@@ -175,6 +175,20 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
         (["repo/b", "x:1"], "ONNX Runtime cannot load model.onnx: Protobuf parsing failed"),
     ):
         assert message in refused(*arguments)
+
+
+def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mar(here / "net.mar", {"net.pt2": torch_file(*PROGRAM)}, serializedFile="net.pt2")
+    (here / "net.pt2").write_bytes(torch_file(*PROGRAM))
+    for command in (["import", "net.mar"], ["export", "net.pt2", "-o", "net.ingot"]):
+        monkeypatch.delenv("INGOT_ALLOW_CODE", raising=False)
+        refusal = str(CliRunner().invoke(app, command).exception)
+        assert "can run code that it holds; if you trust where it comes from, allow that by --allow-code" in refusal
+        assert "holds no exported program" in str(CliRunner().invoke(app, [*command, "--allow-code"]).exception)
+        monkeypatch.setenv("INGOT_ALLOW_CODE", "1")
+        assert "holds no exported program" in str(CliRunner().invoke(app, command).exception)
 
 
 def test_versions_that_are_no_tags(run_ingot: RunIngot, here: Path) -> None:

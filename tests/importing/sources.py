@@ -57,7 +57,7 @@ def tgz(path: Path, files: Mapping[str, bytes], *more: tarfile.TarInfo) -> Path:
     return path
 
 
-def read(path: Path, *, allow_code: bool = False, without_handler: bool = False, limits: Limits = LIMITS) -> Imported:
+def read(path: Path, *, allow_code: bool = True, without_handler: bool = False, limits: Limits = LIMITS) -> Imported:
     """Read the only model of a source. What was unpacked is gone when this returns."""
     with candidates(path, Consent(allow_code, without_handler), limits) as found:
         (candidate,) = found

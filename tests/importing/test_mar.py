@@ -9,18 +9,7 @@ import pytest
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.importing import Consent, candidates
 from tests import onnx_models
-from tests.importing.sources import (
-    COMPILED,
-    PROGRAM,
-    SCRIPT,
-    WEIGHTS,
-    manifest,
-    mar,
-    read,
-    script_mar,
-    tgz,
-    torch_file,
-)
+from tests.importing.sources import COMPILED, PROGRAM, SCRIPT, WEIGHTS, manifest, mar, read, script_mar, tgz, torch_file
 
 
 @pytest.fixture
@@ -31,18 +20,18 @@ def path(tmp_path: Path) -> Path:
 class TestWhatIsFound:
     def test_the_name_and_version_of_the_manifest(self, path: Path) -> None:
         script_mar(path, modelName="Dense Net_161", modelVersion="1.0")
-        with candidates(path, Consent()) as (found,):
+        with candidates(path, Consent(allow_code=True)) as (found,):
             assert (found.name, found.version) == ("dense-net-161", "1.0")
 
     def test_a_version_may_be_a_number_or_missing(self, path: Path) -> None:
         for given, version in ((2, "2"), (None, None)):
             script_mar(path, modelVersion=given)
-            with candidates(path, Consent()) as (found,):
+            with candidates(path, Consent(allow_code=True)) as (found,):
                 assert found.version == version
 
     def test_the_model_is_there_as_long_as_the_source_is_open(self, path: Path) -> None:
         script_mar(path)
-        with candidates(path, Consent()) as (candidate,):
+        with candidates(path, Consent(allow_code=True)) as (candidate,):
             found = candidate.read()
             assert found.file.read_bytes() == torch_file(*SCRIPT)
             assert found.format == "torchscript"
@@ -87,7 +76,7 @@ class TestWhatIsFound:
         onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="a.bin", size_threshold=0)
         files = {name: (tmp_path / name).read_bytes() for name in ("a.onnx", "a.bin")}
         mar(path, files, serializedFile="a.onnx")
-        with candidates(path, Consent()) as (candidate,):
+        with candidates(path, Consent(allow_code=True)) as (candidate,):
             found = candidate.read()
             assert found.format == "onnx"
             assert (found.file.parent / "a.bin").read_bytes() == files["a.bin"]
@@ -115,7 +104,7 @@ class TestCode:
         with pytest.raises(
             InvalidArgument, match=r"weights alone: the model is Python code, 'model.py'.*allow that by --allow-code"
         ):
-            read(path)
+            read(path, allow_code=False)
         with candidates(path, Consent(allow_code=True)) as (candidate,):
             found = candidate.read()
             assert found.format == "state_dict"
@@ -128,12 +117,18 @@ class TestCode:
         with pytest.raises(InvalidArgument, match=r"names the model's code '../model.py', which is not in it"):
             read(path, allow_code=True)
 
+    def test_torchscript_needs_trust(self, path: Path) -> None:
+        mar(path, {"model.pt": torch_file(*SCRIPT)}, serializedFile="model.pt")
+        with pytest.raises(InvalidArgument, match=r"is TorchScript, a program, .*allow that by --allow-code"):
+            read(path, allow_code=False)
+        assert read(path).format == "torchscript"
+
     def test_an_exported_program_needs_trust(self, path: Path) -> None:
         mar(path, {"a.pt2": torch_file(*PROGRAM)}, serializedFile="a.pt2")
         with pytest.raises(
             InvalidArgument, match=r"'a.pt2' in .* can run code that it holds; .*allow that by --allow-code"
         ):
-            read(path)
+            read(path, allow_code=False)
         assert read(path, allow_code=True).format == "pt2"
 
     @pytest.mark.parametrize("name", ["a.pt2", "a.so"])

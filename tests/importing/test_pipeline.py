@@ -89,11 +89,15 @@ def test_torchscript_of_triton_is_called_as_its_configuration_says(tmp_path: Pat
     folder = triton(
         tmp_path / "net", config + 'output { name: "OUTPUT__0" }', {"1/model.pt": scripted(module, tmp_path / "a.pt")}
     )
-    archive = ingot.import_model(folder)
+    with pytest.raises(InvalidArgument, match=r"model.pt is TorchScript, a program, .*allow that by --allow-code"):
+        ingot.import_model(folder)
+    archive = ingot.import_model(folder, allow_code=True)
     assert archive.signature.batch == "batch"
     assert [spec.name for spec in archive.signature.outputs] == ["OUTPUT__0"]
     assert np.allclose(answers(archive, {"INPUT__0": X})[0], expected(module), atol=1e-5)
-    assert [spec.name for spec in ingot.import_model(folder, output_names=["y"]).signature.outputs] == ["y"]
+    assert [
+        spec.name for spec in ingot.import_model(folder, output_names=["y"], allow_code=True).signature.outputs
+    ] == ["y"]
 
 
 def test_an_exported_program(tmp_path: Path, module: Net) -> None:

@@ -19,7 +19,7 @@ output [ { name: "OUTPUT__1" data_type: TYPE_FP32 }, { name: "OUTPUT__0" data_ty
 
 
 def listed(path: Path) -> tuple[Candidate, ...]:
-    with candidates(path, Consent()) as found:
+    with candidates(path, Consent(allow_code=True)) as found:
         return found
 
 

@@ -1,25 +1,20 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
-import math
 import random
 import subprocess
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import IngotError, InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store import Archive, BlobFolder, Golden, add_variant, manifest
-from ingot.model_store.blobs import read
 from ingot.model_store.manifest import Index
 from ingot.tensors import DType, Signature, TensorSpec
 from tests.model_store.samples import GOLDEN, SIGNATURE, archive, serving
+from tests.model_store.tars import members, rewritten
 from tests.support import RequireTool
 
 
@@ -163,107 +158,6 @@ def flipped(content: bytes, position: int, bit: int) -> bytes:
     return content[:position] + bytes([content[position] ^ (1 << bit)]) + content[position + 1 :]
 
 
-Member = tuple[tarfile.TarInfo, bytes]
-
-
-def members(path: Path) -> list[Member]:
-    with tarfile.open(path) as tar:
-        return [(member, stream.read() if (stream := tar.extractfile(member)) else b"") for member in tar]
-
-
-def write(path: Path, content: list[Member], form: int = tarfile.GNU_FORMAT) -> None:
-    with tarfile.open(path, "w", format=form) as tar:
-        for member, data in content:
-            tar.addfile(member, io.BytesIO(data))
-
-
-def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: object) -> Member:
-    info = tarfile.TarInfo(name)
-    info.type, info.size = kind, len(data)
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info, data
-
-
-BLOB = "blobs/sha256/" + "0" * 64
-
-
-class TestHostileTar:
-    @pytest.mark.parametrize(
-        ("extra", "message"),
-        [
-            (member("../outside", b"x"), "'../outside', which is no part"),
-            (member("/etc/passwd", b"x"), "'/etc/passwd', which is no part"),
-            (member("blobs/sha256/../../../outside", b"x"), "no part of an archive"),
-            (member("blobs/sha256/" + "0" * 63, b"x"), "no part of an archive"),
-            (member("blobs/sha256/" + "A" * 64, b"x"), "no part of an archive"),
-            (member("README", b"x"), "'README', which is no part"),
-            (member(BLOB, kind=tarfile.SYMTYPE, linkname="/etc/passwd"), "link or special file"),
-            (member(BLOB, kind=tarfile.LNKTYPE, linkname="index.json"), "link or special file"),
-            (member(BLOB, kind=tarfile.CHRTYPE), "link or special file"),
-            (member(BLOB, kind=tarfile.FIFOTYPE), "link or special file"),
-            (member(BLOB, kind=tarfile.CONTTYPE), "link or special file"),
-            (member("blobs/sha256/x", kind=tarfile.DIRTYPE), "no part of an archive"),
-            (member("index.json", b"{}"), "'index.json' twice"),
-            (member("./index.json", b"{}"), "'index.json' twice"),
-            (member("oci-layout", b"{}"), "'oci-layout' twice"),
-        ],
-    )
-    def test_only_plain_files_of_the_layout_are_taken(self, path: Path, extra: Member, message: str) -> None:
-        write(path, [*members(path), extra])
-        with pytest.raises(InvalidArchive, match=message):
-            Archive.open(path)
-
-    def test_sparse_files_are_refused(self, path: Path) -> None:
-        sparse = {
-            "GNU.sparse.major": "0",
-            "GNU.sparse.minor": "1",
-            "GNU.sparse.map": "0,1",
-            "GNU.sparse.size": "9999999",
-        }
-        write(path, [*members(path), member(BLOB, b"x", pax_headers=sparse)], tarfile.PAX_FORMAT)
-        with pytest.raises(InvalidArchive, match="link or special file"):
-            Archive.open(path)
-
-    def test_folders_and_dots_are_harmless(self, path: Path) -> None:
-        """As ``tar -cf file .`` in an unpacked layout writes them."""
-        content = members(path)
-        for info, _ in content:
-            info.name = f"./{info.name}"
-        folders = [member(name, kind=tarfile.DIRTYPE) for name in (".", "./blobs", "./blobs/sha256")]
-        write(path, [*folders, *content])
-        Archive.open(path).verify()
-
-    @pytest.mark.parametrize("kind", [b"0", b"5", b"x", b"g", b"L", b"K", b"S"])
-    @pytest.mark.parametrize("size", [-512, -1, 1 << 40, 1 << 62, 1 << 80])
-    def test_lying_sizes_are_refused(self, path: Path, kind: bytes, size: int) -> None:
-        header = bytearray(member("index.json", kind=kind)[0].tobuf(tarfile.GNU_FORMAT))
-        header[124:136] = number(size)
-        header[148:156] = b" " * 8
-        header[148:156] = b"%06o\0 " % sum(header)
-        path.write_bytes(bytes(header) + b"\0" * 10240)
-        with pytest.raises(InvalidArchive):
-            Archive.open(path)
-
-    @pytest.mark.parametrize("kind", [b"x", b"L"])
-    def test_a_long_chain_of_extension_headers_is_refused(self, path: Path, kind: bytes) -> None:
-        path.write_bytes(member("x", kind=kind)[0].tobuf(tarfile.GNU_FORMAT) * 5000 + b"\0" * 10240)
-        with pytest.raises(InvalidArchive):
-            Archive.open(path)
-
-
-def number(value: int) -> bytes:
-    """Return a size in the binary form of GNU tar."""
-    return (b"\xff" if value < 0 else b"\x80") + (value % (1 << 88)).to_bytes(11)
-
-
-def rewritten(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
-    """Change the members of an archive file by name."""
-    content = {info.name: data for info, data in members(path)}
-    change(content)
-    write(path, [member(name, data) for name, data in content.items()])
-
-
 class TestHostileDocuments:
     @pytest.mark.parametrize("needed", ["oci-layout", "index.json"])
     def test_a_missing_file_of_the_layout(self, path: Path, needed: str) -> None:
@@ -370,38 +264,6 @@ class TestHostileDocuments:
             with pytest.raises(InvalidArchive, match="another name or signature than 'fp32'"):
                 Archive.create(blobs, [first, add_variant(blobs, odd, graph, (), ())])
 
-    @pytest.mark.parametrize(
-        ("change", "where"),
-        [
-            ({"schema_version": 2}, "schema_version"),
-            ({"format": "pickle"}, "format"),
-            ({"variant": "../x"}, "variant"),
-            ({"golden_tolerance": -1}, "golden_tolerance"),
-            ({"signature": None}, "signature"),
-            (
-                {"signature": {"inputs": [{"name": "x", "dtype": "FP99", "shape": []}], "outputs": []}},
-                "signature.inputs.0.dtype",
-            ),
-            (
-                {"signature": {"inputs": [{"name": "x", "dtype": "FP32", "shape": [1.5]}], "outputs": []}},
-                "signature.inputs.0.shape",
-            ),
-            ({"parents": ["../x"]}, "parents"),
-        ],
-    )
-    def test_a_bad_serving_document(self, change: dict[str, object], where: str) -> None:
-        raw = json.dumps({**serving().model_dump(mode="json"), **change}).encode()
-        with pytest.raises(InvalidArchive, match=rf"serving\.json is not valid at '{where}"):
-            manifest.decode(manifest.Serving, raw, "serving.json")
-
-    def test_unknown_fields_of_the_same_version_are_ignored(self) -> None:
-        raw = json.dumps({**serving().model_dump(mode="json"), "later": {"field": 1}}).encode()
-        assert manifest.decode(manifest.Serving, raw, "serving.json") == serving()
-
-    def test_a_document_is_encoded_the_same_each_time(self) -> None:
-        assert manifest.encode(serving()) == manifest.encode(serving())
-        assert manifest.decode(manifest.Serving, manifest.encode(serving()), "x") == serving()
-
 
 def test_any_garbled_archive_gives_a_deliberate_error(path: Path) -> None:
     """Whole stretches overwritten, removed or doubled: whatever happens, no other exception comes out."""
@@ -417,32 +279,6 @@ def test_any_garbled_archive_gives_a_deliberate_error(path: Path) -> None:
         except IngotError:
             refused += 1
     assert refused > 75
-
-
-# Fields of https://github.com/modelpack/model-spec/blob/main/schema/config-schema.json, each object of which has
-# additionalProperties: false.
-MODEL_PACK = {
-    "descriptor": {
-        "createdAt", "authors", "family", "name", "docURL", "sourceURL", "datasetsURL", "version", "revision", "vendor",
-        "licenses", "title", "description",
-    },
-    "config": {"architecture", "format", "paramSize", "precision", "quantization", "capabilities"},
-    "modelfs": {"type", "diffIds"},
-}  # fmt: skip
-
-
-def test_the_configuration_keeps_to_the_schema_of_model_pack() -> None:
-    for variant in archive().variants:
-        config = json.loads(read(variant.blobs, variant.manifest.config))
-        assert set(config) == set(MODEL_PACK)
-        for part, allowed in MODEL_PACK.items():
-            assert set(config[part]) <= allowed
-        assert config["modelfs"]["type"] == "layers"
-        assert config["modelfs"]["diffIds"] == [layer.digest for layer in variant.manifest.layers]
-        assert config["descriptor"]["createdAt"] == "2026-01-02T03:04:05Z"
-        assert config["config"].get("quantization") == ("static-int8" if variant.name == "int8" else None)
-        assert variant.manifest.config.media_type == "application/vnd.cncf.model.config.v1+json"
-        assert all(layer.annotations or layer.media_type == manifest.WEIGHT for layer in variant.manifest.layers)
 
 
 def test_skopeo_reads_and_copies_the_file(path: Path, tmp_path: Path, require_tool: RequireTool) -> None:
@@ -461,37 +297,6 @@ def test_skopeo_reads_and_copies_the_file(path: Path, tmp_path: Path, require_to
     again = Archive(BlobFolder(tmp_path / "copy" / "blobs"), index.manifests[0])
     again.verify()
     assert [variant.name for variant in again.variants] == ["int8", "fp32"]
-
-
-INTERVAL = {"value": 0.9, "low": 0.8, "high": 1.0}
-METRIC = {"name": "top1", "before": INTERVAL, "after": INTERVAL, "drop": INTERVAL, "budget": 0.1, "rows": 5}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"name": "../../x"}, "cannot name a model"),
-        ({"name": "\x1b]0;pwned"}, "cannot name a model"),
-        ({"features": ["states"]}, "newer Ingot, for: states"),
-        ({"golden_tolerance": 1e30}, "golden_tolerance"),
-        ({"signature": {"inputs": [], "outputs": [], "batch": "batch"}}, "batch dimension"),
-        *(
-            ({"evidence": {part: [{"rows": 1, "seconds": seconds}]}}, rf"evidence\.{part}\.0\.seconds")
-            for part in ("latency", "baseline")
-            for seconds in (0, 1e-320, 1e300, -1, math.nan, math.inf)
-        ),
-        ({"evidence": {"latency": [{"rows": -1, "seconds": 1}]}}, r"evidence\.latency\.0\.rows"),
-        ({"evidence": {"agreement": [{"tensor": "y", "cosine": math.nan, "error": 0}]}}, "finite numbers"),
-        ({"evidence": {"agreement": [{"tensor": "y", "cosine": 1, "error": 0, "sqnr": math.inf}]}}, "finite numbers"),
-        ({"evidence": {"metric": METRIC | {"rows": -1}}}, r"evidence\.metric\.rows"),
-        ({"evidence": {"metric": METRIC | {"budget": math.nan}}}, r"evidence\.metric\.budget"),
-        ({"evidence": {"metric": METRIC | {"drop": INTERVAL | {"low": -1e300}}}}, r"evidence\.metric\.drop\.low"),
-    ],
-)
-def test_a_serving_json_that_makes_no_sense(change: dict[str, Any], says: str) -> None:
-    raw = json.dumps({**serving().model_dump(mode="json"), **change}).encode()
-    with pytest.raises(InvalidArchive, match=says):
-        manifest.decode(manifest.Serving, raw, "serving.json")
 
 
 def test_goldens_of_another_model_are_refused() -> None:

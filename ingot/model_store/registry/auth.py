@@ -82,11 +82,16 @@ class Authorizer:
         self._ask = ask
         self._lock = threading.Lock()
         self._headers: dict[Scope, tuple[str, float]] = {}  # with the moment that they end
+        self._sent: dict[str, Credentials] = {}
 
     def header(self, scope: Scope) -> str | None:
         """Return the ``Authorization`` for a request, as far as one is known."""
         header, end = self._headers.get(scope, (None, 0.0))
         return header if time.monotonic() < end else None
+
+    def sent(self, name: str) -> Credentials | None:
+        """Return the credentials that were sent for a repository, for messages; None if access was anonymous."""
+        return self._sent.get(name)
 
     def renew(self, challenges: Sequence[str], scope: Scope, refused: str | None) -> str | None:
         """Return another ``Authorization`` than the one that was refused with these challenges, or None.
@@ -100,6 +105,8 @@ class Authorizer:
                 return known
             found = dict(parse_challenges(challenges))
             credentials = self._credentials(scope.name)
+            if credentials is not None:
+                self._sent[scope.name] = credentials
             if "bearer" in found:
                 header, seconds = self._token(found["bearer"], scope, credentials)
             elif "basic" in found and credentials is not None and not credentials.identity:
@@ -133,7 +140,7 @@ class Authorizer:
         host = urlsplit(realm).netloc
         if status in (400, 401, 403):
             raise InvalidArgument(
-                f"{host}, which guards {self._registry}, refuses {'the credentials' if credentials else 'access'} "
+                f"{host}, which guards {self._registry}, refuses {credentials or 'access'} "
                 f"({status}); docker login {self._registry.netloc} writes them"
             )
         try:

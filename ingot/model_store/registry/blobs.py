@@ -36,13 +36,15 @@ class RegistryBlobs:
         client: the registry.
         name: the repository.
         chunk_bytes: send blobs in pieces of that size; None sends each in one, which every registry takes.
+        actions: what will be done with it, for which access is asked from the start: ``pull``, or ``pull,push``.
     """
 
     workers = 4  # each waits for the other side most of the time
 
-    def __init__(self, client: Client, name: str, chunk_bytes: int | None = None):
+    def __init__(self, client: Client, name: str, chunk_bytes: int | None = None, actions: str = "pull"):
         self.client = client
         self.name = name
+        self.actions = actions
         self.subjects: set[str] = set()
         """What the registry says that it lists attachments of."""
         self._chunk_bytes = chunk_bytes
@@ -69,7 +71,9 @@ class RegistryBlobs:
         """
         folder = "manifests" if _is_manifest(descriptor) else "blobs"
         url = self.client.url(f"{self.name}/{folder}/{descriptor.digest}")
-        answer = self.client.call(Request("HEAD", url, Scope(self.name), {"Accept": ACCEPT}), allow=(404,))
+        answer = self.client.call(
+            Request("HEAD", url, Scope(self.name, self.actions), {"Accept": ACCEPT}), allow=(404,)
+        )
         if answer.status == 404:
             return False
         length = answer.headers.get("Content-Length", "")
@@ -173,7 +177,7 @@ class RegistryBlobs:
         return content
 
     def _request(self, method: str, reference: str, headers: dict[str, str], content: bytes | None = None) -> Request:
-        actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, "pull")
+        actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, self.actions)
         url = self.client.url(f"{self.name}/manifests/{reference}")
         return Request(method, url, Scope(self.name, actions), headers, content)
 

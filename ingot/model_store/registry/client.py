@@ -240,9 +240,16 @@ class Client:
             return Transient(f"{self.address} answers {said}", retry_after(response))
         if status in (401, 403):
             what = f"'{request.scope.name}'" if request.scope.name else "this"
+            login = f"docker login {self.address.netloc}"
+            sent = self._authorizer.sent(request.scope.name)
+            if sent is not None:
+                return InvalidArgument(
+                    f"{self.address} refuses {sent} for {what} ({said}); {login} writes others, which must allow to "
+                    f"{request.scope.verb}"
+                )
             return InvalidArgument(
-                f"{self.address} refuses access to {what} ({said}); docker login {self.address.netloc} writes the "
-                f"credentials, which must allow to {request.scope.verb}"
+                f"{self.address} refuses access to {what} ({said}); {login} writes the credentials, which must allow "
+                f"to {request.scope.verb}"
             )
         if status == 404:
             return NotFound(f"{self.address} has no such thing ({said})")

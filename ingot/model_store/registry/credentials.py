@@ -25,11 +25,18 @@ _TOKEN_USER = "<token>"  # what Docker's helpers write in place of a user's name
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user's name and password, or a token that gives tokens (``identity``: OAuth2 calls it a refresh token)."""
+    """A user's name and password, or a token that gives tokens (``identity``: OAuth2 calls it a refresh token).
+
+    ``source`` is what messages call the file or the helper program that they are from.
+    """
 
     user: str
     secret: str = field(repr=False)
     identity: bool = False
+    source: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"the credentials of {self.source}" if self.source else "the credentials"
 
 
 class _Stored(BaseModel):
@@ -151,8 +158,8 @@ def _read(login: _Login, key: str, path: Path) -> Credentials | None:
             ) from None
         secret = secret.rstrip("\0")
     if token := login.identitytoken.get_secret_value():
-        return Credentials(user, token, identity=True)
-    return Credentials(user, secret) if user and secret else None
+        return Credentials(user, token, identity=True, source=str(path))
+    return Credentials(user, secret, source=str(path)) if user and secret else None
 
 
 def _ask(helper: str, server: str, path: Path) -> Credentials | None:
@@ -182,4 +189,7 @@ def _ask(helper: str, server: str, path: Path) -> Credentials | None:
     except ValidationError as error:
         raise InvalidArgument(f"{failed}: it does not answer as a helper program does") from error
     secret = answer.secret.get_secret_value()
-    return Credentials(answer.username, secret, identity=answer.username == _TOKEN_USER) if secret else None
+    if not secret:
+        return None
+    source = f"{program}, which {path} names"
+    return Credentials(answer.username, secret, identity=answer.username == _TOKEN_USER, source=source)

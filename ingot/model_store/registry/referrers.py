@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ingot.errors import InvalidArchive, Unavailable
+from ingot.errors import InvalidArchive, Unavailable, Unsupported
 from ingot.model_store import attachments, manifest
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag
@@ -39,11 +39,30 @@ def attached(blobs: RegistryBlobs, digest: str) -> tuple[Descriptor, ...]:
     return attachments.known(_parsed(entries))
 
 
-def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...]) -> None:
+def check_replaceable(blobs: RegistryBlobs, digest: str) -> None:
+    """Check that what is attached to an archive can be taken out of its list.
+
+    Raises:
+        Unsupported: the registry makes the list itself.
+    """
+    if _from_api(blobs, digest) is not None:
+        raise Unsupported(
+            f"{blobs.client.address} lists by itself what is attached to '{blobs.name}@{digest}': delete the "
+            "signatures there (oras discover shows their digests), then sign without --replace"
+        )
+
+
+def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...], *, replace: bool = False) -> None:
     """List attachments, whose manifests are there already, beside those that are listed.
 
     A registry with the referrers API does so by itself. Otherwise an index is read, added to and written again; as
     registries have no compare-and-swap, it is read once more afterwards, and written again if somebody else wrote it.
+
+    Args:
+        blobs: the repository.
+        digest: the archive's.
+        added: what is listed.
+        replace: list it instead of all signatures that are listed at first.
 
     Raises:
         Unavailable: others write it all the time, or the registry cannot be reached.
@@ -53,10 +72,14 @@ def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...]) -> 
     from_api = _from_api(blobs, digest)
     if from_api is not None and not _missing(from_api, added):
         return
+    dropped: set[str] | None = None if replace else set()
     for _ in range(_TRIES):
-        entries = _from_tag(blobs, digest)
+        there = _from_tag(blobs, digest)
+        if dropped is None:
+            dropped = {item.digest for item in attachments.known(_parsed(there))} - {item.digest for item in added}
+        entries = [entry for entry in there if str(entry.get("digest")) not in dropped]
         missing = _missing(entries, added)
-        if not missing:
+        if not missing and len(entries) == len(there):
             return
         entries += [json.loads(manifest.encode(item)) for item in missing]
         index = {"schemaVersion": 2, "mediaType": manifest.INDEX, "manifests": entries}

@@ -15,12 +15,14 @@ from ingot.model_store.references import (
     alias_of,
     is_version,
     latest,
+    moved,
     next_version,
     some,
     valid_name,
 )
 from ingot.model_store.registry import credentials as credential_files
 from ingot.model_store.registry import pages, referrers
+from ingot.model_store.registry.auth import PUSH
 from ingot.model_store.registry.blobs import RegistryBlobs
 from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
@@ -108,8 +110,10 @@ class Registry:
         if tag is None and ref.digest is None:
             tag = self._latest(blobs, ref)
         found = blobs.get_manifest(tag or str(ref.digest))
-        if found is None or ref.digest not in (None, found[0].digest):
+        if found is None:
             raise self._missing(blobs, ref)
+        if ref.digest not in (None, found[0].digest):
+            raise NotFound(f"{self.address} has no '{ref}': {moved(ref, found[0].digest)}")
         descriptor, content = found
         archive = self._archive(blobs, descriptor, content, ref)
         if tag is None:
@@ -138,7 +142,7 @@ class Registry:
         ref = self._parse(reference)
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
-        blobs = self._blobs(ref.name)
+        blobs = self._blobs(ref.name, PUSH)
         self._check_tag(blobs, ref.tag, archive.digest, expect)
         archive.check_own()
         archive.copy_to(blobs, transfer)
@@ -156,7 +160,7 @@ class Registry:
         """
         target = alias_of(self._parse(reference).name, alias)
         archive, found = self.find(reference)
-        return self._move(self._blobs(found.name), str(target.tag), archive.descriptor, expect)
+        return self._move(self._blobs(found.name, PUSH), str(target.tag), archive.descriptor, expect)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag.
@@ -174,24 +178,29 @@ class Registry:
             raise InvalidArgument(f"'{ref}' cannot be removed; name a tag, such as {ref.name}:1")
         blobs = self._blobs(ref.name)
         digest = blobs.digest_of(ref.tag)
-        if digest is None or ref.digest not in (None, digest):
+        if digest is None:
             raise self._missing(blobs, ref)
+        if ref.digest not in (None, digest):
+            raise NotFound(f"{self.address} has no '{ref}': {moved(ref, digest)}")
         check_expected(f"{ref.name}:{ref.tag}", digest, expect)
         self._delete(blobs, ref.tag, digest)
         return Reference(ref.name, ref.tag, digest, None, self.address)
 
-    def attach(self, archive: Archive, name: str) -> None:
-        """Store what is attached to an archive that is there already, beside what was attached before.
+    def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
+        """Store what is attached to an archive that is there already, beside or instead of what was attached before.
 
         Raises:
             NotFound: the archive is not there.
+            Unsupported: others are to be replaced, and the registry has the referrers API: it lists what it holds.
             Unavailable: the registry cannot be reached.
         """
-        blobs = self._blobs(name)
+        blobs = self._blobs(name, PUSH)
         if not blobs.has(archive.descriptor):
             raise NotFound(f"{self.address} has no '{name}@{archive.digest}'")
+        if replace:
+            referrers.check_replaceable(blobs, archive.digest)
         archive.copy_attached(blobs)
-        referrers.attach(blobs, archive.digest, archive.attached)
+        referrers.attach(blobs, archive.digest, archive.attached, replace=replace)
 
     def __repr__(self) -> str:
         return f"Registry({str(self.address)!r})"
@@ -200,8 +209,8 @@ class Registry:
         netloc = self.address.netloc
         return lambda name: given if given is not None else credential_files.find(netloc, name)
 
-    def _blobs(self, name: str) -> RegistryBlobs:
-        return RegistryBlobs(self._client, valid_name(name), self._chunk_bytes)
+    def _blobs(self, name: str, actions: str = "pull") -> RegistryBlobs:
+        return RegistryBlobs(self._client, valid_name(name), self._chunk_bytes, actions)
 
     def _parse(self, reference: str | Reference) -> Reference:
         ref = reference if isinstance(reference, Reference) else Reference.parse(reference)

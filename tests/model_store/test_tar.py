@@ -1,0 +1,91 @@
+"""Archive files made to deceive: of their members, only plain ones with the names of a layout are taken."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import InvalidArchive
+from ingot.model_store import Archive
+from tests.model_store.samples import archive
+from tests.model_store.tars import Member, member, members, write
+
+BLOB = "blobs/sha256/" + "0" * 64
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.ingot"
+    archive().save(path)
+    return path
+
+
+def number(value: int) -> bytes:
+    """Return a size in the binary form of GNU tar."""
+    return (b"\xff" if value < 0 else b"\x80") + (value % (1 << 88)).to_bytes(11)
+
+
+class TestHostileTar:
+    @pytest.mark.parametrize(
+        ("extra", "message"),
+        [
+            (member("../outside", b"x"), "'../outside', which is no part"),
+            (member("/etc/passwd", b"x"), "'/etc/passwd', which is no part"),
+            (member("blobs/sha256/../../../outside", b"x"), "no part of an archive"),
+            (member("blobs/sha256/" + "0" * 63, b"x"), "no part of an archive"),
+            (member("blobs/sha256/" + "A" * 64, b"x"), "no part of an archive"),
+            (member("README", b"x"), "'README', which is no part"),
+            (member(BLOB, kind=tarfile.SYMTYPE, linkname="/etc/passwd"), "link or special file"),
+            (member(BLOB, kind=tarfile.LNKTYPE, linkname="index.json"), "link or special file"),
+            (member(BLOB, kind=tarfile.CHRTYPE), "link or special file"),
+            (member(BLOB, kind=tarfile.FIFOTYPE), "link or special file"),
+            (member(BLOB, kind=tarfile.CONTTYPE), "link or special file"),
+            (member("blobs/sha256/x", kind=tarfile.DIRTYPE), "no part of an archive"),
+            (member("index.json", b"{}"), "'index.json' twice"),
+            (member("./index.json", b"{}"), "'index.json' twice"),
+            (member("oci-layout", b"{}"), "'oci-layout' twice"),
+        ],
+    )
+    def test_only_plain_files_of_the_layout_are_taken(self, path: Path, extra: Member, message: str) -> None:
+        write(path, [*members(path), extra])
+        with pytest.raises(InvalidArchive, match=message):
+            Archive.open(path)
+
+    def test_sparse_files_are_refused(self, path: Path) -> None:
+        sparse = {
+            "GNU.sparse.major": "0",
+            "GNU.sparse.minor": "1",
+            "GNU.sparse.map": "0,1",
+            "GNU.sparse.size": "9999999",
+        }
+        write(path, [*members(path), member(BLOB, b"x", pax_headers=sparse)], tarfile.PAX_FORMAT)
+        with pytest.raises(InvalidArchive, match="link or special file"):
+            Archive.open(path)
+
+    def test_folders_and_dots_are_harmless(self, path: Path) -> None:
+        """As ``tar -cf file .`` in an unpacked layout writes them."""
+        content = members(path)
+        for info, _ in content:
+            info.name = f"./{info.name}"
+        folders = [member(name, kind=tarfile.DIRTYPE) for name in (".", "./blobs", "./blobs/sha256")]
+        write(path, [*folders, *content])
+        Archive.open(path).verify()
+
+    @pytest.mark.parametrize("kind", [b"0", b"5", b"x", b"g", b"L", b"K", b"S"])
+    @pytest.mark.parametrize("size", [-512, -1, 1 << 40, 1 << 62, 1 << 80])
+    def test_lying_sizes_are_refused(self, path: Path, kind: bytes, size: int) -> None:
+        header = bytearray(member("index.json", kind=kind)[0].tobuf(tarfile.GNU_FORMAT))
+        header[124:136] = number(size)
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        path.write_bytes(bytes(header) + b"\0" * 10240)
+        with pytest.raises(InvalidArchive):
+            Archive.open(path)
+
+    @pytest.mark.parametrize("kind", [b"x", b"L"])
+    def test_a_long_chain_of_extension_headers_is_refused(self, path: Path, kind: bytes) -> None:
+        path.write_bytes(member("x", kind=kind)[0].tobuf(tarfile.GNU_FORMAT) * 5000 + b"\0" * 10240)
+        with pytest.raises(InvalidArchive):
+            Archive.open(path)
