@@ -14,7 +14,7 @@ from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, 
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 WIDTH = 2048
-BATCHES = (1, 8, 32)
+BATCHES = (1, 2, 8, 32)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Load, memory and latency of a served model: ``python -m benchmarks.model_store.load [--megabytes N] [--out FOLDER]``.
 
 Compared, each in processes of its own and in turn: ONNX Runtime on one protobuf file; an archive of the store, loaded
-without the derived cache; the same with it. Files are in memory (the page cache) when they are loaded.
+without the derived cache; the same with it. Files are in memory when they are loaded, or dropped from it; the cache is
+filled, or there is none yet. Every answer is compared with that of the protobuf file.
 """
 
 from __future__ import annotations
@@ -9,133 +10,184 @@ from __future__ import annotations
 import argparse
 import contextlib
 import platform
+import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 from benchmarks.model_store.common import BATCHES, Layers
-from benchmarks.model_store.processes import PROCESSES, Worker, serving, shared
+from benchmarks.model_store.page import about, finish, ratios, spread, table
+from benchmarks.model_store.processes import PROCESSES, Worker, check, forget, memory, serving
 from benchmarks.model_store.worker import WAYS
 from ingot.model_store import BlobFolder, Store
-from ingot.runtime import devices
 
-RESULTS = Path(__file__).parent / "results"
+MEMORY_ROUNDS = 3
+PHASES = ("loaded", "first", "settled")
+WARM, COLD = " warm", " cold"
+FIRST = "first start"
 TITLES = {
     "protobuf": "ONNX Runtime, one protobuf file",
     "plain": "archive, `--no-derived-cache`",
     "ingot": "archive",
+    "early": "archive, until packed weights serve",
+    "plain served": "`ingot serve --no-derived-cache`",
+    "served": "`ingot serve`",
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
-    """What was measured of one way.
+    """What was measured, one value a round.
 
-    ``loaded``, ``first`` and ``settled`` are seconds: until the model is ready, has answered once, and serves as it
-    will for good. ``latency`` is seconds by rows. ``shared`` is the memory of several processes that serve the model,
-    divided by that of one, and ``servers`` that of ``ingot serve``; None where there is none.
+    ``loads``: by way and state of the files, seconds until the model is loaded, has answered once, and serves for good.
+    ``calls``: by way and rows, seconds. ``one`` and ``shared``: by way, the memory of one process, divided by the size
+    of the weights, and that of several, divided by that of one.
     """
 
-    loaded: float
-    first: float
-    settled: float
-    latency: dict[int, float]
-    shared: float
-    servers: float | None
+    loads: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    calls: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    one: dict[str, list[float]] = field(default_factory=dict)
+    shared: dict[str, list[float]] = field(default_factory=dict)
 
 
-def measure(layers: Layers, folder: Path, rounds: int) -> dict[str, Found]:
-    """Measure each way; the files are made in ``folder``."""
-    protobuf = layers.save(folder / "model.onnx")
-    store = Store(folder / "store")
-    store.push(layers.archive(BlobFolder(folder / "archive")), "layers:1")
+class Bench:
+    """A model as a file and in a store, in ``folder``."""
 
-    def start(way: str) -> Worker:
-        return Worker(way, protobuf if way == "protobuf" else store.root, layers.width)
+    def __init__(self, layers: Layers, folder: Path):
+        self.layers = layers
+        self.folder = folder
+        self.protobuf = layers.save(folder / "model.onnx")
+        self.store = Store(folder / "store")
+        self.store.push(layers.archive(BlobFolder(folder / "archive")), "layers:1")
+        with contextlib.closing(Worker("protobuf", self.protobuf, layers.width)) as worker:
+            self.expected = worker.answers[0]
 
-    start("ingot").close()  # fills the cache
-    loads: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for _ in range(rounds):
-        for way in WAYS:
-            worker = start(way)
+    def start(self, way: str, result: str | None = None) -> Worker:
+        """Start a process that answers as it should; ``result`` is what the derived cache should have had."""
+        source = self.protobuf if way == "protobuf" else self.store.root
+        worker = Worker(way, source, self.layers.width)
+        return check(worker, self.expected, result or ("hit" if way == "ingot" else None))
+
+    def empty_cache(self) -> None:
+        shutil.rmtree(self.store.root / "derived", ignore_errors=True)
+
+    def measure(self, rounds: int) -> Found:
+        found = Found()
+        for _ in range(rounds):
+            self._load(found)
+        self._call(found, 10 * rounds)
+        for _ in range(min(rounds, MEMORY_ROUNDS)):
+            self._share(found)
+        return found
+
+    def _load(self, found: Found) -> None:
+        def load(kind: str, start: Callable[[], Worker]) -> None:
+            worker = start()
             worker.close()
-            loads[way].append(worker.seconds)
-    latency = _latency(start, rounds)
-    return {
-        way: Found(
-            **{key: median(item[key] for item in loads[way]) for key in ("loaded", "first", "settled")},
-            latency=latency[way],
-            shared=shared(partial(start, way)),
-            servers=None if way == "protobuf" else shared(partial(serving, store.root, layers, cached=way == "ingot")),
-        )
-        for way in WAYS
-    }
+            found.loads.setdefault(kind, []).append(worker.seconds)
+
+        self.empty_cache()
+        load(FIRST, partial(self.start, "ingot", "built"))
+        for way in WAYS:
+            load(way + WARM, partial(self.start, way))
+        for way in WAYS:
+            forget(self.folder)
+            load(way + COLD, partial(self.start, way))
+
+    def _call(self, found: Found, rounds: int) -> None:
+        """Time calls of all ways in turn, so that what else the machine does falls on all of them."""
+        with contextlib.ExitStack() as stack:
+            workers = {way: stack.enter_context(contextlib.closing(self.start(way))) for way in (*WAYS, "early")}
+            found.calls = {way: {rows: [] for rows in BATCHES} for way in workers}
+            for _ in range(rounds):
+                for rows in BATCHES:
+                    for way, worker in workers.items():
+                        found.calls[way][rows].append(worker.time(rows))
+
+    def _share(self, found: Found) -> None:
+        weights = self.layers.count * 4 * self.layers.width**2
+        served = partial(serving, self.store.root, self.layers)
+        starts = {
+            **{way: partial(self.start, way) for way in WAYS},
+            "plain served": partial(served, cached=False),
+            "served": partial(served, cached=True),
+        }
+        for way, start in starts.items():
+            one, several = memory(start)
+            found.one.setdefault(way, []).append(one / weights)
+            found.shared.setdefault(way, []).append(several / one)
 
 
-def _latency(start: Callable[[str], Worker], rounds: int) -> dict[str, dict[int, float]]:
-    """Time calls of all ways in turn, so that what else the machine does falls on all of them."""
-    with contextlib.ExitStack() as stack:
-        workers = {way: stack.enter_context(contextlib.closing(start(way))) for way in WAYS}
-        times: dict[str, dict[int, list[float]]] = {way: {rows: [] for rows in BATCHES} for way in WAYS}
-        for _ in range(10 * rounds):
-            for rows in BATCHES:
-                for way, worker in workers.items():
-                    times[way][rows].append(worker.time(rows))
-        return {way: {rows: median(values) for rows, values in found.items()} for way, found in times.items()}
-
-
-def markdown(results: dict[Layers, dict[str, Found]]) -> str:
+def markdown(results: Mapping[Layers, Found], machine: str) -> str:
     """Return the run as a page. Times are shares of the protobuf's: seconds of one machine tell nothing on another."""
-    about = {"machine": devices.describe(), "python": platform.python_version(), "onnxruntime": version("onnxruntime")}
     lines = [
         "# Loading",
         "",
         "Generated by `python -m benchmarks.model_store.load`; do not edit.",
         "",
-        "; ".join(f"{key} {value}" for key, value in about.items()) + ".",
-        "Medians. Times are shares of those of ONNX Runtime with one protobuf file: until the model is loaded (of an",
-        "archive, with its goldens replayed), has answered once, and serves with packed weights; then those of a call.",
-        f"Memory is that of {PROCESSES} processes that serve the model, divided by that of one (sums of PSS): engines",
-        "alone, and `ingot serve`. Python and its packages take some 40 MB of an engine's, and 60 MB of a server's.",
+        machine,
+        "Times are shares of those of ONNX Runtime with one protobuf file in the same state, in the same round: until",
+        "the model is loaded (of an archive, with its goldens replayed), has answered once, and serves with packed",
+        "weights; then those of a call. Shown are the median of all rounds, and the least and the most. The imports of",
+        "Python are not in them. Neither side's threads spin. Every answer was compared with the protobuf's, and every",
+        "load with what the derived cache had. Each process of the cold rows reads the model's files from the disk.",
+        f"Memory is the sum of PSS after all has settled: of one process, as a multiple of the weights, and of {PROCESSES}",
+        "processes that serve the model, as a multiple of one.",
     ]
-    head = ("", "loaded", "first answer", "packed", *(f"batch {rows}" for rows in BATCHES), "memory", "memory, servers")
     for layers, found in results.items():
-        lines += ["", f"## A multilayer perceptron of {layers.megabytes} MB", ""]
-        rows = [
-            head,
-            ("---",) * len(head),
-            *(_row(TITLES[way], item, found["protobuf"]) for way, item in found.items()),
-        ]
-        lines += [f"| {' | '.join(row)} |" for row in rows]
+        lines += ["", f"## A multilayer perceptron of {layers.megabytes} MB", "", *_page(found)]
     return "\n".join([*lines, ""])
 
 
-def _row(title: str, item: Found, base: Found) -> tuple[str, ...]:
-    times = [item.loaded / base.loaded, item.first / base.first, item.settled / base.settled]
-    times += [item.latency[rows] / base.latency[rows] for rows in BATCHES]
-    servers = "" if item.servers is None else f"{item.servers:.2f}"
-    return (title, *(f"{value:.2f}" for value in (*times, item.shared)), servers)
+def _page(found: Found) -> list[str]:
+    lines = []
+    head = ("", "loaded", "first answer", "packed")
+    for title, state in (("files in memory, cache filled", WARM), ("files on the disk, cache filled", COLD)):
+        rows = [(TITLES[way], *_load_row(found.loads, way + state, "protobuf" + state)) for way in WAYS]
+        if state == WARM:
+            rows.append(("archive, first start: the cache is made", *_load_row(found.loads, FIRST, "protobuf" + WARM)))
+        lines += [f"### Load, {title}", "", *table(head, rows), ""]
+    calls = found.calls
+    rows = [
+        (TITLES[way], *(spread(_quiet(ratios(calls[way][n], calls["protobuf"][n]))) for n in BATCHES)) for way in calls
+    ]
+    lines += ["### Calls, by batch size: median, and the middle half", ""]
+    lines += [*table(("", *map(str, BATCHES)), rows), "", "### Memory", ""]
+    rows = [(TITLES[way], spread(found.one[way]), spread(found.shared[way])) for way in found.one]
+    return lines + table(("", "one, to weights", f"{PROCESSES}, to one"), rows)
+
+
+def _load_row(loads: Mapping[str, Sequence[Mapping[str, float]]], kind: str, base: str) -> list[str]:
+    return [
+        spread(ratios([item[phase] for item in loads[kind]], [item[phase] for item in loads[base]])) for phase in PHASES
+    ]
+
+
+def _quiet(values: Sequence[float]) -> Sequence[float]:
+    """Leave out the quarter with the least and that with the most: single calls are short, and disturbed by others."""
+    cut = len(values) // 4
+    return sorted(values)[cut : len(values) - cut]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_store.load", description=__doc__)
     parser.add_argument("--megabytes", default="300,1200", help="sizes of the model, with commas")
-    parser.add_argument("--rounds", type=int, default=5, help="loads of each way, in turn")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the page")
+    parser.add_argument("--rounds", default="5,2", help="rounds of each size, with commas")
+    parser.add_argument("--out", type=Path, help="folder to write the page to, too")
     options = parser.parse_args()
     results = {}
-    for megabytes in map(int, options.megabytes.split(",")):
+    sizes, rounds = ([int(item) for item in text.split(",")] for text in (options.megabytes, options.rounds))
+    if len(sizes) != len(rounds):
+        parser.error("--megabytes and --rounds must have as many numbers")
+    for megabytes, number in zip(sizes, rounds, strict=True):
         layers = Layers(megabytes)
         with tempfile.TemporaryDirectory() as folder:
-            results[layers] = measure(layers, Path(folder), options.rounds)
-    page = markdown(results)
-    print(page)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "load.md").write_text(page)
+            results[layers] = Bench(layers, Path(folder)).measure(number)
+    machine = about(options, python=platform.python_version(), onnxruntime=version("onnxruntime"))
+    finish(markdown(results, machine), "load.md", options.out)
 
 
 if __name__ == "__main__":
