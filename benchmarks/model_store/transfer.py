@@ -1,12 +1,15 @@
 """Push and pull of a large archive: ``python -m benchmarks.model_store.transfer [--megabytes N] [--rounds N]``.
 
 Compared, as commands and in turn: ``ingot``, ``skopeo`` and ``cp``, with Debian's docker-registry on this machine. Each
-push finds an empty registry, each pull an empty folder, and what was written before is on the disk already.
+push finds an empty registry, each pull an empty folder, and what was written before is on the disk already. What
+arrived is compared with what was sent. A second version then goes over a proxy that counts what is sent.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
+import json
 import os
 import platform
 import shutil
@@ -14,27 +17,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
+from benchmarks.model_store.page import about, finish, ratios, spread, table
+from benchmarks.model_store.wire import Wire
 from ingot.model_store import Archive, BlobFolder, Store, add_variant, manifest
-from ingot.runtime import devices
 from tests.model_store.registry.servers import docker_registry
-from tests.model_store.samples import GOLDEN, serving
+from tests.model_store.samples import GOLDEN, archive, serving
 
-RESULTS = Path(__file__).parent / "results"
 TENSORS, TUNED = 80, 4
 """Of so many equal tensors, a fine-tuned version has so many anew."""
+DEADLINE = 300
+"""Seconds of the longest command."""
 WAYS = {
-    "cp": "`cp` of the archive file",
-    "skopeo push": "skopeo, layout to registry",
-    "ingot push": "`ingot push`, store to registry",
-    "skopeo pull": "skopeo, registry to layout",
-    "ingot pull": "`ingot pull`, registry to store",
+    "cp": ("`cp` of the archive file", None),
+    "cp sync": ("`cp` of the archive file, then `sync` of the copy", None),
+    "skopeo push": ("skopeo, layout to registry", "skopeo push"),
+    "ingot push": ("`ingot push`, store to registry", "skopeo push"),
+    "skopeo pull": ("skopeo, registry to layout", "skopeo pull"),
+    "ingot pull": ("`ingot pull`, registry to store", "skopeo pull"),
+    "skopeo start": ("skopeo, of an archive of some kB: its start", "skopeo pull"),
+    "ingot start": ("`ingot pull` of an archive of some kB: its start", "skopeo pull"),
 }
+"""The title of each way, and what of skopeo's it is compared with."""
+CLIENTS = {"skopeo": "skopeo", "ingot": "`ingot push`"}
 NAME = "bench/tiny"
+
+Times = dict[str, list[float]]
+# Of each client, by round: bytes that it sent, and by which the registry grew, as shares of the second version.
+Moved = dict[str, list[tuple[float, float]]]
 
 
 def archives(blobs: BlobFolder, size: int) -> tuple[Archive, Archive]:
@@ -54,47 +67,88 @@ def seconds(command: Sequence[str | Path], home: Path) -> float:
     os.sync()
     began = time.perf_counter()
     environment = {**os.environ, "INGOT_HOME": str(home)}
-    subprocess.run([str(part) for part in command], check=True, capture_output=True, env=environment)
+    subprocess.run([str(part) for part in command], check=True, capture_output=True, env=environment, timeout=DEADLINE)
     return time.perf_counter() - began
 
 
-def measure(folder: Path, megabytes: int, rounds: int, program: str) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds of each way, and how much the registry grew by the fine-tuned version, as a share of it."""
-    home = folder / "home"
-    first, tuned = archives(BlobFolder(folder / "made"), megabytes * 1_000_000)
-    for number, archive in enumerate((first, tuned), 1):
-        Store(home).push(archive, f"tiny:{number}")
-    first.save(folder / "tiny.ingot")
-    shutil.rmtree(folder / "made")
-    subprocess.run(_skopeo(f"oci-archive:{folder}/tiny.ingot:tiny", f"oci:{folder}/layout:1"), check=True)
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    share = 0.0
-    for _ in range(rounds + 1):  # the first fills caches
-        _push_and_pull(folder, home, program, times)
-        with _Registry(folder / "registry", program) as (port, data):
-            seconds(_ingot("push", "tiny:1", f"oci://127.0.0.1:{port}/{NAME}:1"), home)
+class Bench:
+    """Two versions of an archive and a small one, in a store, as a file and as layouts, in ``folder``."""
+
+    def __init__(self, folder: Path, megabytes: int, program: str):
+        self._folder = folder
+        self._program = program
+        self._home = folder / "home"
+        self._digests = {}
+        first, tuned = archives(BlobFolder(folder / "made"), megabytes * 1_000_000)
+        self._size = tuned.size
+        for tag, made in (("1", first), ("2", tuned), ("small", archive())):
+            Store(self._home).push(made, f"tiny:{tag}")
+            self._digests[tag] = made.digest
+            file = folder / f"{tag}.ingot"
+            made.save(file)
+            subprocess.run(_skopeo(f"oci-archive:{file}:tiny", self._layout(tag)), check=True, timeout=DEADLINE)
+        shutil.rmtree(folder / "made")
+
+    def measure(self, rounds: int) -> tuple[Times, Moved]:
+        times: Times = {way: [] for way in WAYS}
+        moved: Moved = {client: [] for client in CLIENTS}
+        for _ in range(rounds + 1):  # the first fills caches
+            self._copy(times)
+            self._transfer(times)
+            for client, found in moved.items():
+                found.append(self._second(client))
+        return {way: values[1:] for way, values in times.items()}, {key: values[1:] for key, values in moved.items()}
+
+    def _copy(self, times: Times) -> None:
+        source, copy = self._folder / "1.ingot", self._folder / "copy"
+        for way, command in (("cp", 'cp "$0" "$1"'), ("cp sync", 'cp "$0" "$1" && sync "$1"')):
+            times[way].append(seconds(["sh", "-c", command, source, copy], self._home))
+            if not filecmp.cmp(source, copy, shallow=False):
+                raise SystemExit(f"{command} copied something else")
+            copy.unlink()
+
+    def _transfer(self, times: Times) -> None:
+        pulled = self._folder / "pulled"
+
+        def pull(way: str, tag: str, command: Sequence[str | Path], digest: Callable[[], str]) -> None:
+            times[way].append(seconds(command, pulled))
+            _same(way, digest(), self._digests[tag])
+            shutil.rmtree(pulled)
+
+        with _Registry(self._folder / "registry", self._program) as (port, data):
+            times["skopeo push"].append(self._push("skopeo", "1", port, data))
+        with _Registry(self._folder / "registry", self._program) as (port, data):
+            times["ingot push"].append(self._push("ingot", "1", port, data))
+            self._push("ingot", "small", port, data)
+            for kind, tag in (("pull", "1"), ("start", "small")):
+                source = f"127.0.0.1:{port}/{NAME}:{tag}"
+                command = _skopeo(f"docker://{source}", f"oci:{pulled}:1", "--src-tls-verify=false")
+                pull(f"skopeo {kind}", tag, command, lambda: _digest_of_layout(pulled))
+                command = _ingot("pull", f"oci://{source}", "tiny:1")
+                pull(f"ingot {kind}", tag, command, lambda: Store(pulled).get("tiny:1").digest)
+
+    def _second(self, client: str) -> tuple[float, float]:
+        with _Registry(self._folder / "registry", self._program) as (port, data), Wire(port) as wire:
+            self._push(client, "1", wire.port, data)
             before = size_of(data)
-            seconds(_ingot("push", "tiny:2", f"oci://127.0.0.1:{port}/{NAME}:2"), home)
-            share = (size_of(data) - before) / tuned.size
-    return {way: values[1:] for way, values in times.items()}, share
+            with wire.counted() as sent:
+                self._push(client, "2", wire.port, data)
+            return sent[0] / self._size, (size_of(data) - before) / self._size
 
+    def _push(self, client: str, tag: str, port: int, data: Path) -> float:
+        target = f"127.0.0.1:{port}/{NAME}:{tag}"
+        command = (
+            _ingot("push", f"tiny:{tag}", f"oci://{target}")
+            if client == "ingot"
+            else _skopeo(self._layout(tag), f"docker://{target}", "--dest-tls-verify=false")
+        )
+        took = seconds(command, self._home)
+        link = data / "docker/registry/v2/repositories" / NAME / "_manifests/tags" / tag / "current/link"
+        _same(f"{client} push", link.read_text(), self._digests[tag])
+        return took
 
-def _push_and_pull(folder: Path, home: Path, program: str, times: dict[str, list[float]]) -> None:
-    def run(way: str, command: Sequence[str | Path], into: Path, root: Path = home) -> None:
-        times[way].append(seconds(command, root))
-        shutil.rmtree(into) if into.is_dir() else into.unlink(missing_ok=True)
-
-    nothing = folder / "nothing"
-    with _Registry(folder / "registry", program) as (port, _):
-        target = f"docker://127.0.0.1:{port}/{NAME}:1"
-        run("skopeo push", _skopeo(f"oci:{folder}/layout:1", target, "--dest-tls-verify=false"), nothing)
-    with _Registry(folder / "registry", program) as (port, _):
-        target = f"127.0.0.1:{port}/{NAME}:1"
-        run("ingot push", _ingot("push", "tiny:1", f"oci://{target}"), nothing)
-        pulled = folder / "pulled"
-        run("skopeo pull", _skopeo(f"docker://{target}", f"oci:{pulled}:1", "--src-tls-verify=false"), pulled)
-        run("ingot pull", _ingot("pull", f"oci://{target}"), pulled, pulled)
-    run("cp", ["cp", folder / "tiny.ingot", folder / "copy"], folder / "copy")
+    def _layout(self, tag: str) -> str:
+        return f"oci:{self._folder}/layout-{tag}:1"
 
 
 class _Registry:
@@ -117,6 +171,16 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def _same(way: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise SystemExit(f"{way}: {found} arrived where {expected} was sent")
+
+
+def _digest_of_layout(folder: Path) -> str:
+    digest: str = json.loads((folder / "index.json").read_text())["manifests"][0]["digest"]
+    return digest
+
+
 def _ingot(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ingot", *arguments]
 
@@ -125,50 +189,54 @@ def _skopeo(source: str, target: str, *options: str) -> list[str]:
     return ["skopeo", "copy", "--quiet", "--all", "--preserve-digests", *options, source, target]
 
 
-def markdown(times: dict[str, list[float]], share: float, megabytes: int, machine: str) -> str:
+def markdown(times: Times, moved: Moved, megabytes: int, machine: str) -> str:
     """Return the run as a page. Times are ratios: seconds of one machine tell nothing on another."""
+    rows = [
+        (title, spread(ratios(times[way], times["cp"]), 1), spread(ratios(times[way], times[base])) if base else "")
+        for way, (title, base) in WAYS.items()
+    ]
+    shares = [
+        (CLIENTS[client], *(spread([100 * value for value in column]) for column in zip(*found, strict=True)))
+        for client, found in moved.items()
+    ]
     lines = [
         "# Push and pull",
         "",
         "Generated by `python -m benchmarks.model_store.transfer`; do not edit.",
         "",
         machine,
-        f"An archive of {megabytes} MB in {TENSORS} tensors; docker-registry on the same machine. Medians over rounds",
-        "in which all ways are run in turn, as commands: their start is in them. Ingot checks each digest, as skopeo",
-        "does, and waits until what it pulled is on the disk, which neither skopeo nor `cp` does.",
+        f"An archive of {megabytes} MB in {TENSORS} tensors; docker-registry on the same machine. All ways are run in",
+        "turn, as commands: their start is in them, and weighs the more the smaller the archive. Shown are the median of",
+        "the rounds' ratios, and the least and the most. Ingot checks each digest and waits until what it pulled is on",
+        "the disk, as skopeo does and `cp` does not. Each time, the digest of what arrived was that of what was sent.",
+        "skopeo keeps a cache of blobs that it has seen outside of the layout, in boltdb; each entry waits for the disk,",
+        "some 500 times a pull, which is in its times.",
         "",
-        "| way | ratio to cp | ratio to skopeo |",
-        "| --- | --- | --- |",
+        *table(("way", "ratio to cp", "ratio to skopeo"), rows),
+        "",
+        f"A fine-tuned version that shares {1 - TUNED / TENSORS:.0%} of its tensors, pushed where the first one is, over a proxy that",
+        "counts bytes. The registry keeps equal blobs once, so its growth alone tells nothing of what was sent.",
+        "",
+        *table(("client", "sent, % of the version", "growth of the registry, %"), shares),
+        "",
     ]
-    for way, title in WAYS.items():
-        base = median(times[way.replace("ingot", "skopeo")])
-        to_skopeo = "" if way == "cp" else f"{median(times[way]) / base:.2f}"
-        lines.append(f"| {title} | {median(times[way]) / median(times['cp']):.1f} | {to_skopeo} |")
-    shared = 1 - TUNED / TENSORS
-    lines += ["", f"A fine-tuned version that shares {shared:.0%} of its tensors moves {share:.1%} of its bytes.", ""]
     return "\n".join(lines)
-
-
-def about() -> str:
-    tool = subprocess.run(["skopeo", "--version"], check=True, capture_output=True, text=True).stdout.split()[2]
-    return f"machine {devices.describe()}; python {platform.python_version()}; httpx {version('httpx')}; skopeo {tool}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_store.transfer", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=300, help="size of the archive")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each way, in turn")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the page")
+    parser.add_argument("--out", type=Path, help="folder to write the page to, too")
     options = parser.parse_args()
     program = shutil.which("docker-registry")
     if program is None or shutil.which("skopeo") is None:
         raise SystemExit("this needs docker-registry and skopeo: make tools")
     with tempfile.TemporaryDirectory() as folder:
-        times, share = measure(Path(folder), options.megabytes, options.rounds, program)
-    page = markdown(times, share, options.megabytes, about())
-    print(page)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "transfer.md").write_text(page)
+        times, moved = Bench(Path(folder), options.megabytes, program).measure(options.rounds)
+    tool = subprocess.run(["skopeo", "--version"], check=True, capture_output=True, text=True).stdout.split()[2]
+    versions = {"python": platform.python_version(), "httpx": version("httpx"), "skopeo": tool}
+    finish(markdown(times, moved, options.megabytes, about(options, **versions)), "transfer.md", options.out)
 
 
 if __name__ == "__main__":
