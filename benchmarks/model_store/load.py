@@ -134,8 +134,8 @@ def markdown(results: Mapping[Layers, Found], machine: str) -> str:
         "weights; then those of a call. Shown are the median of all rounds, and the least and the most. The imports of",
         "Python are not in them. Neither side's threads spin. Every answer was compared with the protobuf's, and every",
         "load with what the derived cache had. Each process of the cold rows reads the model's files from the disk.",
-        f"Memory is the sum of PSS after all has settled: of one process, as a multiple of the weights, and of {PROCESSES}",
-        "processes that serve the model, as a multiple of one.",
+        "Memory is the sum of PSS after all has settled: of one process, as a multiple of the weights, and of",
+        f"{PROCESSES} processes that serve the model, as a multiple of one.",
     ]
     for layers, found in results.items():
         lines += ["", f"## A multilayer perceptron of {layers.megabytes} MB", "", *_page(found)]
