@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.model_store.common import BATCHES, Layers
 from benchmarks.model_store.page import about, finish, ratios, spread, table
-from benchmarks.model_store.processes import PROCESSES, Worker, check, forget, memory, serving
+from benchmarks.model_store.processes import PROCESSES, Process, Worker, check, forget, memory, serving
 from benchmarks.model_store.worker import WAYS
 from ingot.model_store import BlobFolder, Store
 
@@ -110,7 +110,7 @@ class Bench:
     def _share(self, found: Found) -> None:
         weights = self.layers.count * 4 * self.layers.width**2
         served = partial(serving, self.store.root, self.layers)
-        starts = {
+        starts: dict[str, Callable[[], Process]] = {
             **{way: partial(self.start, way) for way in WAYS},
             "plain served": partial(served, cached=False),
             "served": partial(served, cached=True),

@@ -61,13 +61,17 @@ def check(worker: Worker, expected: Array, result: str | None) -> Worker:
     """Return the worker if it answers as it should, before and after it settled, and loaded as it should.
 
     Raises:
-        SystemExit: it does not.
+        SystemExit: it does not; it is closed.
     """
     scale = float(np.abs(expected).max())
+    why = ""
     if not all(np.allclose(answer, expected, rtol=1e-3, atol=1e-4 * scale) for answer in worker.answers):
-        raise SystemExit("an answer differs from that of the protobuf file")
-    if worker.result != result:
-        raise SystemExit(f"the derived cache had {worker.result!r} where {result!r} was to be measured")
+        why = "an answer differs from that of the protobuf file"
+    elif worker.result != result:
+        why = f"the derived cache had {worker.result!r} where {result!r} was to be measured"
+    if why:
+        worker.close()
+        raise SystemExit(why)
     return worker
 
 

@@ -24,6 +24,7 @@ class Wire:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._connections: list[threading.Thread] = []
 
     def __enter__(self) -> Wire:
         self._thread.start()
@@ -33,7 +34,8 @@ class Wire:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._server.close()
-        self._thread.join(timeout=10)
+        for thread in (self._thread, *self._connections):
+            thread.join(timeout=10)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[list[int]]:
@@ -52,8 +54,16 @@ class Wire:
                     client.close()
                     continue
                 target.settimeout(None)
-                for source, into, up in ((client, target, True), (target, client, False)):
-                    threading.Thread(target=self._pump, args=(source, into, up), daemon=True).start()
+                thread = threading.Thread(target=self._join, args=(client, target), daemon=True)
+                self._connections.append(thread)
+                thread.start()
+
+    def _join(self, client: socket.socket, target: socket.socket) -> None:
+        with client, target:
+            up = threading.Thread(target=self._pump, args=(client, target, True), daemon=True)
+            up.start()
+            self._pump(target, client, False)
+            up.join()
 
     def _pump(self, source: socket.socket, into: socket.socket, up: bool) -> None:
         with contextlib.suppress(OSError):  # either side hung up
