@@ -170,8 +170,8 @@ def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: 
         assert moved.stderr == f"{remote}:prod is new\n"
         proxy.log.clear()
         moved = run_ingot("promote", f"{remote}:2", "prod", "--expect", FIRST.digest)
-        assert succeeded(moved) == ff"{remote}:prod  {SECOND.digest}\n"
-        assert moved.stderr == ff"{remote}:prod was {FIRST.digest}\n"
+        assert succeeded(moved) == f"{remote}:prod  {SECOND.digest}\n"
+        assert moved.stderr == f"{remote}:prod was {FIRST.digest}\n"
         assert proxy.asked("tags/list|manifests/1$") == []
         assert "a version never changes" in refused(run_ingot("promote", f"{remote}:2", "1"))
         assert "has no" in refused(run_ingot("promote", f"{remote}:3", "prod"))
