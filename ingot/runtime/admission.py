@@ -75,6 +75,11 @@ class Gate:
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
 
+    @property
+    def guarded(self) -> bool:
+        """Whether there is a policy."""
+        return self._policy is not None
+
     def check(self, archive: Archive, reference: Reference) -> None:
         """Hold an archive that is not here yet against the policy, so that nothing is downloaded in vain.
 

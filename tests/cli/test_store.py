@@ -167,11 +167,11 @@ def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: 
         proxy.faults = [Fault("tags/list", times=1000, status=403)]
         moved = run_ingot("promote", f"{remote}:1", "prod")
         assert succeeded(moved) == f"{remote}:prod  {FIRST.digest}\n"
-        assert moved.stderr == "cli/promoted:prod is new\n"
+        assert moved.stderr == f"{remote}:prod is new\n"
         proxy.log.clear()
         moved = run_ingot("promote", f"{remote}:2", "prod", "--expect", FIRST.digest)
-        assert succeeded(moved) == f"cli/promoted:prod  {SECOND.digest}\n"
-        assert moved.stderr == f"cli/promoted:prod was {FIRST.digest}\n"
+        assert succeeded(moved) == f"{remote}:prod  {SECOND.digest}\n"
+        assert moved.stderr == f"{remote}:prod was {FIRST.digest}\n"
         assert proxy.asked("tags/list|manifests/1$") == []
         assert "a version never changes" in refused(run_ingot("promote", f"{remote}:2", "1"))
         assert "has no" in refused(run_ingot("promote", f"{remote}:3", "prod"))

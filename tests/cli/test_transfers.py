@@ -1,0 +1,61 @@
+"""What transfers show, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ingot.cli import transfers
+from ingot.cli.serve import configure_logging
+from ingot.model_store import Archive, Store
+from ingot.model_store.transfer import Transfer
+from tests.model_store.samples import archive
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is drawn on a terminal."""
+    text = io.StringIO()
+    monkeypatch.setattr(transfers, "stderr", Console(file=text, force_terminal=True, width=120, color_system=None))
+    return text
+
+
+def test_the_bar_has_the_units_of_all_that_is_printed(screen: io.StringIO) -> None:
+    with transfers.transferring("Copying") as transfer:
+        transfer.expect(3 << 20)
+        transfer.skip(1 << 20)
+        transfer.advance(1 << 20)
+    assert "1 MiB of 2 MiB" in screen.getvalue()
+
+
+def test_there_is_no_bar_where_nothing_is_moved(screen: io.StringIO) -> None:
+    with transfers.transferring("Copying") as transfer:
+        transfer.expect(1 << 20)
+        transfer.skip(1 << 20)
+    assert "Copying" not in screen.getvalue()
+
+
+def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path / "store").push(archive(), "tiny:1")
+    told: list[str] = []
+
+    def interrupt(self: Archive, path: Path, transfer: Transfer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Archive, "save", interrupt)
+    monkeypatch.setattr(transfers, "note", told.append)
+    with pytest.raises(KeyboardInterrupt):
+        transfers.save("tiny:1", tmp_path / "tiny.ingot", store=tmp_path / "store")
+    assert told == [f"interrupted; nothing was written to {tmp_path / 'tiny.ingot'}"]
+
+
+def test_addresses_of_registries_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    for name in ("httpx", "httpcore"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    configure_logging("debug")
+    assert not any(logging.getLogger(name).isEnabledFor(logging.INFO) for name in ("httpx", "httpcore"))
