@@ -175,7 +175,7 @@ def _quiet(values: Sequence[float]) -> Sequence[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_store.load", description=__doc__)
     parser.add_argument("--megabytes", default="300,1200", help="sizes of the model, with commas")
-    parser.add_argument("--rounds", default="5,2", help="rounds of each size, with commas")
+    parser.add_argument("--rounds", default="5,1", help="rounds of each size, with commas")
     parser.add_argument("--out", type=Path, help="folder to write the page to, too")
     options = parser.parse_args()
     results = {}

@@ -33,7 +33,7 @@ class OrtEngine:
         library: a library of custom operators, which is native code: its kernels replace functions of their names.
         optimized: the graph was written by :func:`save_prepacked`.
         packed: bring the weights into the order in which the processor reads them best. Without, the engine is there
-            at once and takes no memory for weights, but is slower with batches.
+            at once and takes no memory for weights, but takes some 2 to 4 times as long with batches.
 
     Raises:
         InvalidArgument: the file is not a model that ONNX Runtime can run, or ``library`` is no such library.
