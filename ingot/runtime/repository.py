@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
-from ingot.model_store.places import locate
+from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, name_from, version_key
 from ingot.model_store.trust import Policy
 from ingot.runtime.admission import Gate
@@ -108,7 +109,8 @@ class Repository:
             return self._of_archive(source.name, "1", source, Reference(source.name))
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
-        located = locate(source, self._store)
+        with _no_model_file(source):
+            located = locate(source, self._store)
         if located.path is not None and located.path.suffix == ".onnx":
             if not os.path.isfile(located.path):  # noqa: PTH113 - Path.is_file raises on names that are too long
                 raise NotFound(f"there is no file {located.name}")
@@ -117,12 +119,15 @@ class Repository:
             served = (name or name_from(located.path.stem), "1")
             admission = self._gate.admit_file(located.path, served)
             return Model.of_file(*served, located.path, admission, self.metrics)
-        if located.reference is not None and located.reference.registry is not None:
-            archive, found = self._pulls.pull(located)
-        else:
-            archive, found = located.find()
+        archive, found = self._find(located)
         file = "" if located.place else located.name
         return self._of_archive(name or found.name, found.tag or "1", archive, found, file)
+
+    def _find(self, located: Located) -> tuple[Archive, Reference]:
+        if located.reference is not None and located.reference.registry is not None:
+            return self._pulls.pull(located)
+        with _no_model_file(located.name):
+            return located.find()
 
     def _of_archive(self, name: str, version: str, archive: Archive, found: Reference, file: str = "") -> Model:
         served = (name.rpartition("/")[2], version)  # a slash in a name would be one in the URL
@@ -131,3 +136,17 @@ class Repository:
         if found.variant is None:
             return Model.of_archive(*served, archive, admission, self.metrics)
         return Model.of_variant(*served, archive.variant(found.variant), admission, self.metrics)
+
+
+@contextmanager
+def _no_model_file(source: str) -> Iterator[None]:
+    """Where something is no reference, but a file of a kind that cannot be served, say what can."""
+    try:
+        yield
+    except (NotFound, InvalidArgument) as error:
+        if os.path.isfile(source) and not source.endswith((".ingot", ".onnx")):  # noqa: PTH113 - as above
+            raise InvalidArgument(
+                f"{source} is a file that cannot be served; serve takes .ingot and .onnx files (ingot export makes "
+                "them) and references such as digits:1"
+            ) from error
+        raise
