@@ -126,6 +126,8 @@ class Repository:
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
             return self._pulls.pull(located)
+        if located.place is None:
+            return located.find()
         with _no_model_file(located.name):
             return located.find()
 

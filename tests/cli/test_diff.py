@@ -67,6 +67,7 @@ def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert (tmp_path / "d.txt").read_text() == result.stdout
 
 
+@pytest.mark.long
 def test_a_version_in_a_registry(run_ingot: RunIngot, registry: str, tmp_path: Path) -> None:
     first, second = trained(run_ingot, tmp_path, "a", 0), trained(run_ingot, tmp_path, "b", 1)
     pushed = run_ingot("push", second, f"{registry}/team/diffed:2")

@@ -114,6 +114,7 @@ def test_a_failure_shows_the_line_and_an_edit(run_ingot: RunIngot, tmp_path: Pat
     assert not (tmp_path / "a.ingot").exists()
 
 
+@pytest.mark.long
 def test_explain_looks_further(run_ingot: RunIngot, tmp_path: Path) -> None:
     out = tmp_path / "a.ingot"
     result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--out", out, "--explain")

@@ -466,6 +466,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 class TestDeep:
     def test_all_causes_are_found_in_one_go(self, here: Path) -> None:
         (here / "deep_net.py").write_text(DEEP, encoding="utf-8")

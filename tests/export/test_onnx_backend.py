@@ -208,6 +208,7 @@ def expect(outcome: Outcome, at_least: int) -> None:
     assert outcome.passed >= at_least
 
 
+@pytest.mark.long
 def test_operators_and_the_functions_that_they_stand_for(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, when the expected outputs are computed
@@ -224,6 +225,7 @@ def test_small_models(kind: str, at_least: int, tmp_path: Path) -> None:
     assert not outcome.refused | outcome.rejected
 
 
+@pytest.mark.long
 def test_image_models(tmp_path: Path) -> None:
     outcome = follow(light_cases(), tmp_path)
     expect(outcome, 9)
