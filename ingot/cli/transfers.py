@@ -88,14 +88,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy an archive, with its signatures, between names, stores and registries."""
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate
-
-    here, to = Store(store), _target(target)
-    located, wanted = locate(source, here).whole(), expected(expect)
-    archive, found = located.find()
-    _check(archive, found, to, located, trust)
-    _copy(archive, to, here, wanted, as_json, chunk_mb, recheck=trust is not None)
+    push(source, target, expect, chunk_mb, trust, store, as_json)
 
 
 def save(

@@ -72,7 +72,7 @@ def listed(blobs: Blobs, index: Descriptor) -> tuple[Descriptor, ...]:
     """Return those attachments in an index of referrers that Ingot knows.
 
     Raises:
-        InvalidArchive: the index is damaged, or lists more than there can be.
+        InvalidArchive: the index is damaged.
     """
     entries = manifest.decode(Index, read_document(blobs, index), f"index of attachments {index.digest}").manifests
     return known(entries)
