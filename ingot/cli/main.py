@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -86,6 +87,7 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand in _LONG:
+        context.with_resource(_scratch())
         context.with_resource(_terminable())
 
 
@@ -109,6 +111,18 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[None]:
+    """Put a command's temporary folders into one, so that a signal amid the making or removal of one leaves nothing."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 def main() -> None:
