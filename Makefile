@@ -30,7 +30,7 @@ demo: $(INSTALLED)
 	@$(BIN)/ingot demo $(ARGS)
 
 test: lint tools
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)

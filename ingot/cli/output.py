@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ingot.errors import InvalidArgument
 from ingot.layout import duration as duration
 from ingot.layout import size as size
 
@@ -57,3 +59,15 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a remark on stderr."""
     stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def seconds(text: str) -> float:
+    """Return a time such as ``50ms``, ``90s``, ``5m`` or ``1h``.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
+    if match is None:
+        raise InvalidArgument(f"'{text}' is no time; write it as 50ms, 90s, 5m or 1h")
+    return float(match[1]) * {None: 1, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}[match[2]]

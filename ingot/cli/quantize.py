@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
-from ingot.cli.output import note, print_json, printable, progress, say, size, stdout
+from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.errors import InvalidArgument
 
@@ -180,18 +179,6 @@ def _value(text: str, default: Any, value: str) -> Any:
         return type(default)(value)
     except ValueError:
         raise InvalidArgument(f"'{text}': {value} is no number") from None
-
-
-def seconds(text: str) -> float:
-    """Return a time such as ``90s``, ``5m`` or ``1h``.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if match is None:
-        raise InvalidArgument(f"'{text}' is no time; write it as 90s, 5m or 1h")
-    return float(match[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _show(result: Quantized, out: Path) -> None:

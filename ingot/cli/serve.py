@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.archives import StoreOption
-from ingot.cli.output import stdout
+from ingot.cli.output import seconds, stdout
 from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument
 
@@ -67,6 +67,16 @@ def serve(
     ] = None,
     instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Time in which requests are to be answered, such as 50ms; later ones are refused.", show_default="None"
+        ),
+    ] = None,
+    max_delay: Annotated[
+        str | None,
+        typer.Option(help="The longest that an idle engine waits for more rows.", show_default="None"),
+    ] = None,
     max_queue: Annotated[
         int | None, typer.Option(help="Most requests that wait for a model.", show_default="4096")
     ] = None,
@@ -116,6 +126,8 @@ def serve(
         "derived_cache": derived_cache,
         "instances": instances,
         "max_batch": max_batch,
+        "slo": None if slo is None else seconds(slo),
+        "max_delay": None if max_delay is None else seconds(max_delay),
         "max_queue": max_queue,
         "max_queue_mb": max_queue_mb,
         "max_body_mb": max_body_mb,

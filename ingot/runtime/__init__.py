@@ -3,7 +3,7 @@
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Model, State
+from ingot.runtime.model import Fit, Key, Model, State, key_of
 from ingot.runtime.repository import Repository
 from ingot.runtime.scheduler import Entry, Limits, Scheduler
 from ingot.runtime.settings import Settings
@@ -11,6 +11,8 @@ from ingot.runtime.settings import Settings
 __all__ = [
     "Engine",
     "Entry",
+    "Fit",
+    "Key",
     "Limits",
     "Metrics",
     "Model",
@@ -18,5 +20,6 @@ __all__ = [
     "Scheduler",
     "Settings",
     "State",
+    "key_of",
     "load_engine",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def execute(engine: Engine, signature: Signature, entries: Sequence[Entry]) -> list[Outcome]:
     """Run entries as one batch and return one outcome each, in order.
 
-    When a joined batch fails, each request runs alone, so that only the one that is to blame fails.
+    When a joined batch fails, its halves run apart, and so on, so that only a request that is to blame fails.
     """
     try:
         return list(_split(signature, entries, engine.run(_join(signature, entries))))
@@ -29,13 +29,24 @@ def execute(engine: Engine, signature: Signature, entries: Sequence[Entry]) -> l
         log.exception("the engine failed on a batch of %d requests", len(entries))
         if len(entries) == 1:
             return [InternalError("the engine failed on this input")]
-    return [_alone(engine, signature, entry) for entry in entries]
+    middle = len(entries) // 2
+    return [*_part(engine, signature, entries[:middle]), *_part(engine, signature, entries[middle:])]
 
 
-def _alone(engine: Engine, signature: Signature, entry: Entry) -> Outcome:
-    if entry.cancelled:
-        return Unavailable("the client left")
-    return execute(engine, signature, [entry])[0]
+def _part(engine: Engine, signature: Signature, entries: Sequence[Entry]) -> list[Outcome]:
+    """Run a part of a failed batch without those whose client has left meanwhile."""
+    staying = [entry for entry in entries if not entry.cancelled]
+    outcomes = dict(zip(staying, execute(engine, signature, staying), strict=True)) if staying else {}
+    return [outcomes.get(entry) or Unavailable("the client left") for entry in entries]
+
+
+def rows_of(signature: Signature, inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+    """Return some rows of a request's inputs."""
+    axes = signature.batch_axes(signature.inputs)
+    return {
+        name: array[(slice(None),) * axes[name] + (slice(start, stop),)] if name in axes else array
+        for name, array in inputs.items()
+    }
 
 
 def _join(signature: Signature, entries: Sequence[Entry]) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
@@ -16,7 +16,7 @@ from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)
 
-Done = Callable[["Instance", Sequence[Entry], list[Outcome], float], None]
+Done = Callable[["Instance", list[Entry], list[Outcome], float], None]
 
 
 class Instance:
@@ -32,11 +32,11 @@ class Instance:
         self._engine = engine
         self._signature = signature
         self._done = done
-        self._work: SimpleQueue[Sequence[Entry] | None] = SimpleQueue()
+        self._work: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, entries: Sequence[Entry]) -> None:
+    def start(self, entries: list[Entry]) -> None:
         """Run a batch; call only while idle."""
         self._work.put(entries)
 
@@ -50,12 +50,20 @@ class Instance:
         if not self._thread.is_alive():
             self._engine.close()
 
+    def run(self, entries: list[Entry]) -> tuple[list[Outcome], float]:
+        """Run a batch in the caller's thread; call only while idle.
+
+        Returns:
+            The outcomes, and the seconds that it took.
+        """
+        began = time.perf_counter()
+        try:
+            outcomes = execute(self._engine, self._signature, entries)
+        except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
+            log.critical("the engine ended its own thread's work: %r", error)
+            outcomes = [InternalError("the engine failed on this input") for _ in entries]
+        return outcomes, time.perf_counter() - began
+
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
-            began = time.perf_counter()
-            try:
-                outcomes = execute(self._engine, self._signature, entries)
-            except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
-                log.critical("the engine ended its own thread's work: %r", error)
-                outcomes = [InternalError("the engine failed on this input") for _ in entries]
-            self._done(self, entries, outcomes, time.perf_counter() - began)
+            self._done(self, entries, *self.run(entries))

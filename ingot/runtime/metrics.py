@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from ingot.runtime.tally import Counts, Spreads
 
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -17,11 +19,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        self.requests = Counter(
-            "ingot_requests",
-            "Inference requests answered, by outcome",
-            (*_MODEL, "protocol", "code"),
-            registry=registry,
+        self.requests = Counts(
+            "ingot_requests", "Inference requests answered, by outcome", (*_MODEL, "protocol", "code"), registry
         )
         self.errors = Counter(
             "ingot_errors",
@@ -29,29 +28,25 @@ class Metrics:
             ("protocol", "code"),
             registry=registry,
         )
-        self.request_seconds = Histogram(
+        self.request_seconds = Spreads(
             "ingot_request_seconds",
             "Time from decoded request to answer, queueing included",
             (*_MODEL, "protocol"),
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
-        self.queue_seconds = Histogram(
-            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, buckets=_SECONDS, registry=registry
+        self.queue_seconds = Spreads(
+            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, _SECONDS, registry
         )
-        self.engine_seconds = Histogram(
+        self.engine_seconds = Spreads(
             "ingot_engine_seconds",
-            "Time of one engine call, joining and splitting included",
+            "Time of an engine call, joining and splitting included",
             _MODEL,
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
-        self.batch_size = Histogram(
-            "ingot_batch_size", "Rows in one engine call", _MODEL, buckets=_ROWS, registry=registry
-        )
-        self.batch_requests = Histogram(
-            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_ROWS, registry=registry
-        )
+        self.batch_size = Spreads("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
+        self.batch_requests = Spreads("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
         self.in_flight = Gauge(
             "ingot_in_flight_requests",
             "Requests taken and not answered yet, waiting ones included",

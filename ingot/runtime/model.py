@@ -6,27 +6,48 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from ingot import tensors
-from ingot.errors import DeadlineExceeded, IngotError, InternalError, Unavailable
+from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
+from ingot.runtime import warmup
 from ingot.runtime.admission import Admission
+from ingot.runtime.batching import rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
+from ingot.runtime.pending import Expiry, Gather, Pending, Reply
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
 from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
+
+
+# Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
+_TICK = 100e-6
+_MAX_FITS = 1024
+
+Key = tuple[Any, ...]
+"""The names, types and shapes of a request's inputs; equal for requests that fit a signature alike."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with."""
+
+    rows: int
+    group: tuple[Any, ...] = ()
 
 
 class State(Enum):
@@ -95,11 +116,15 @@ class Model:
         self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
         self._takeover: Takeover | None = None
         self._joins = True
+        self._examples: list[Mapping[str, Array]] = []
+        self._fits: dict[Key, Fit] = {}
+        self._expiry = Expiry(name)
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
         self._idle: list[Instance] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
+        self._linger: asyncio.TimerHandle | None = None
         self._in_flight = 0
         self._quiet = asyncio.Event()
 
@@ -168,7 +193,9 @@ class Model:
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
-        self._scheduler = Scheduler(limits, batching=signature.batch is not None and self._joins)
+        batching = signature.batch is not None and self._joins
+        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
+        self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
         self._instances = [
             Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
             for index, engine in enumerate(engines)
@@ -201,6 +228,7 @@ class Model:
         self._takeover = choice.form.takeover(engines, self._settings.threads, self.name, self._count_derived)
         if self._takeover is not None:
             engines[:] = self._takeover.engines
+        self._examples = [golden.inputs for golden in choice.form.goldens[:1]]
         if self.variant:
             self._variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
@@ -221,34 +249,110 @@ class Model:
             Unavailable: the model is not ready, or too many requests wait.
             DeadlineExceeded: no answer within ``timeout``.
         """
-        if not self.ready:
+        future: asyncio.Future[Mapping[str, Array]] = asyncio.get_running_loop().create_future()
+        pending = self.submit(inputs, functools.partial(_resolve, future), timeout)
+        try:
+            return await future
+        finally:
+            pending.cancel()  # which does nothing unless its client left
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Key | None = None,
+    ) -> Pending:
+        """Take a request in, and return at once.
+
+        Args:
+            inputs: an array for each input of the signature.
+            reply: called once, in a later tick of the event loop, with the outputs by name or the error.
+            timeout: seconds until the answer is of no more use; by default the model's ``slo``, if there is one, which
+                a request that runs already may overstep.
+            priority: requests of a higher one go first.
+            key: what :func:`key_of` gives for the inputs, if the caller knows it.
+
+        Returns:
+            The request, which can be cancelled.
+
+        Raises:
+            InvalidArgument: the inputs do not fit the signature.
+            Unavailable: the model is not ready, or too many requests wait for an answer in time.
+        """
+        if self.state is not State.READY:
             raise self._unavailable()
-        signature = self.signature
-        sizes = tensors.check_inputs(signature, inputs)
         loop = self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[Mapping[str, Array]] = loop.create_future()
-        entry = Entry(
-            inputs,
-            sizes.get(signature.batch, 1) if signature.batch else 1,
-            functools.partial(_resolve, future),
-            time.perf_counter(),
-            group_of(signature, inputs) if signature.batch else (),
-        )
-        self._scheduler.offer(entry)
+        fit = self._fit(inputs, key)
+        now = time.perf_counter()
+        limit = self._settings.slo if timeout is None else timeout
+        pending = Pending(reply, self._left, self._scheduler.discard)
+        self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
         self._in_flight += 1
         self._quiet.clear()
-        self._pump_soon()
+        if timeout is not None:
+            self._expiry.add(loop, pending, timeout)
+        if not self._pump_due:
+            # Once a loop tick, so that all requests that arrived in the same tick can share the batch.
+            self._pump_due = True
+            loop.call_soon(self._pump)
+        return pending
+
+    def _fit(self, inputs: Mapping[str, Array], key: Key | None) -> Fit:
+        """Check inputs against the signature, once for all requests of the same names, types and shapes."""
+        key = key or key_of(inputs)
+        found = self._fits.get(key)
+        if found is not None:
+            return found
+        signature = self.signature
+        sizes = tensors.check_inputs(signature, inputs)
+        if signature.batch is None:
+            fit = Fit(1)
+        else:
+            fit = Fit(sizes.get(signature.batch, 1), group_of(signature, inputs))
+            if any(signature.batch not in spec.shape for spec in signature.inputs):
+                return fit  # the values of an input that all rows share are a part of the group
+        if len(self._fits) >= _MAX_FITS:
+            self._fits.clear()
+        self._fits[key] = fit
+        return fit
+
+    def _enqueue(
+        self, pending: Pending, inputs: Mapping[str, Array], fit: Fit, now: float, deadline: float, priority: int
+    ) -> None:
+        most = self._scheduler.limits.max_batch
+        if fit.rows <= most or not self._scheduler.batching:
+            entry = Entry(inputs, fit.rows, pending.settle, now, fit.group, deadline, priority)
+            pending.entries = (entry,)
+            self._scheduler.offer(entry, now)
+            return
+        signature = self.signature
+        starts = range(0, fit.rows, most)
+        gather = Gather(pending, signature, len(starts))
+        pending.entries = entries = [
+            Entry(
+                rows_of(signature, inputs, start, start + most),
+                min(most, fit.rows - start),
+                gather.part(index),
+                now,
+                fit.group,
+                deadline,
+                priority,
+            )
+            for index, start in enumerate(starts)
+        ]
         try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"model '{self.name}' had no answer within {timeout} s") from error
-        finally:
-            if not future.done() or future.cancelled():  # its client left, or its time is up
-                self._scheduler.discard(entry)
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._quiet.set()
+            for entry in entries:
+                self._scheduler.offer(entry, now)
+        except IngotError:
+            pending.cancel()
+            raise
+
+    def _left(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._quiet.set()
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
@@ -271,37 +375,54 @@ class Model:
         if self.state is not State.FAILED:
             self.state = State.UNLOADED
 
-    def _pump_soon(self) -> None:
-        # Once a loop tick, so that all requests that arrived in the same tick can share the batch.
-        if not self._pump_due and self._loop is not None:
-            self._pump_due = True
-            self._loop.call_soon(self._pump)
-
     def _pump(self) -> None:
         self._pump_due = False
-        while self._idle and (batch := self._scheduler.take()):
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        scheduler = self._scheduler
+        while self._idle:
             now = time.perf_counter()
+            batch = scheduler.take(now)
+            if not batch:
+                if scheduler.wake is not None and self._loop is not None:
+                    self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
+                return
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
-            self._idle.pop().start(batch)
+            instance = self._idle.pop()
+            if 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+                # A thread's wakeups would take longer than the call itself.
+                self._answer(instance, batch, *instance.run(batch))
+                return  # which pumps again, after what arrived meanwhile
+            instance.start(batch)
 
-    def _done(self, instance: Instance, entries: Sequence[Entry], outcomes: list[Outcome], seconds: float) -> None:
+    def _done(self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float) -> None:
         # In the instance's thread: one wakeup of the loop answers the whole batch.
         with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds)
 
-    def _answer(self, instance: Instance, entries: Sequence[Entry], outcomes: list[Outcome], seconds: float) -> None:
+    def _answer(self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float) -> None:
         self._idle.append(instance)
+        failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
+        self._scheduler.finish(entries, time.perf_counter(), None if failed else seconds)
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.reply(outcome)
         self._engine_seconds.observe(seconds)
         self._batch_size.observe(sum(entry.rows for entry in entries))
         self._batch_requests.observe(len(entries))
-        self._pump()
+        if self._scheduler and not self._pump_due and self._loop is not None:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")
+
+
+def key_of(inputs: Mapping[str, Array]) -> Key:
+    """Return the names, types and shapes of inputs."""
+    return tuple((name, array.dtype, array.shape) for name, array in inputs.items())
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

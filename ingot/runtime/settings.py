@@ -22,6 +22,8 @@ class Settings:
     ``variant_choice`` says which of an archive's variants is served where none is named: ``measured``, the fastest, or
     ``preferred``, the archive's first, of those that run here. ``choice_time`` is how many seconds each variant is
     timed at each batch size, if it must be. ``derived_cache`` keeps large models' packed weights beside their store.
+    ``slo`` is in how many seconds requests that name no time of their own are to be answered; None is without limit.
+    ``warm_time`` is how many seconds a model's batch sizes are timed before it is ready.
     """
 
     device: str = "auto"
@@ -32,6 +34,8 @@ class Settings:
     variant_choice: VariantChoice = "measured"
     choice_time: float = 0.3
     derived_cache: bool = True
+    slo: float | None = None
+    warm_time: float = 0.1
 
     @property
     def threads(self) -> int:

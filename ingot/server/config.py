@@ -47,6 +47,18 @@ class ServerConfig(BaseSettings):
     )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
+    slo: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        description="Seconds in which requests without a timeout are to be answered; later ones are refused.",
+    )
+    max_delay: float | None = Field(
+        None,
+        ge=0,
+        le=60,
+        description="Most seconds that an idle engine waits for more rows; None: by the profile.",
+    )
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
@@ -87,7 +99,7 @@ class ServerConfig(BaseSettings):
     @property
     def runtime(self) -> Settings:
         """The settings that the runtime takes."""
-        limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20)
+        limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
             self.device,
             self.instances,
@@ -97,4 +109,5 @@ class ServerConfig(BaseSettings):
             self.variant_choice,
             self.choice_time,
             self.derived_cache,
+            self.slo,
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import Model, Repository
+from ingot.runtime import Key, Metrics, Model, Repository
+from ingot.runtime.scheduler import Outcome
 from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -23,6 +26,7 @@ MAX_TENSORS = 1024
 EXTENSIONS = ("binary_tensor_data",)
 
 Parameters = Mapping[str, Any]
+_NONE = (None, 0)
 _UNSUPPORTED = {
     "shared_memory_region": "shared memory",
     "classification": "the classification extension",
@@ -31,7 +35,10 @@ _UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class InferRequest:
-    """One inference request, decoded. ``outputs`` empty means all."""
+    """One inference request, decoded. ``outputs`` empty means all.
+
+    ``key`` is what :func:`ingot.runtime.key_of` gives for the inputs, where a codec knows it from an earlier request.
+    """
 
     model: str
     inputs: tuple[tuple[str, Array], ...]
@@ -39,6 +46,7 @@ class InferRequest:
     id: str = ""
     outputs: tuple[str, ...] = ()
     parameters: Parameters = field(default_factory=dict)
+    key: Key | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ class ModelMetadata:
     properties: Mapping[str, str]
 
 
+Reply = Callable[[InferResponse | IngotError], None]
+
+
 class DataPlane:
     """Health, metadata and inference over a repository of models; ``recorder``, if there is one, keeps some of it."""
 
@@ -71,6 +82,7 @@ class DataPlane:
         self.recorder: Recorder | None = None
         self.metrics = repository.metrics
         self.draining = False
+        self._tallies: dict[tuple[Model, str], _Tally] = {}
 
     @property
     def ready(self) -> bool:
@@ -117,58 +129,127 @@ class DataPlane:
         return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
-        """Answer one request.
+        """Answer one request; :meth:`submit` as a coroutine.
+
+        Raises:
+            IngotError: any of the kinds that :meth:`ingot.runtime.Model.submit` names, or NotFound.
+        """
+        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+        def reply(outcome: InferResponse | IngotError) -> None:
+            if isinstance(outcome, IngotError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        ticket = self.submit(request, protocol, reply)
+        try:
+            return await future
+        finally:
+            ticket.cancel()  # which does nothing unless its client left
+
+    def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
+        """Take a request in, and return at once. Everything that serves requests comes through here.
 
         Args:
             request: the decoded request.
             protocol: ``http`` or ``grpc``, for the metrics.
+            reply: called once, in a later tick of the event loop, with the response or the error.
+
+        Returns:
+            The request, which can be cancelled while it is not answered.
 
         Raises:
-            IngotError: any of the kinds that :meth:`ingot.runtime.Model.infer` names, or NotFound.
+            IngotError: it is refused at once: NotFound, InvalidArgument, Unavailable.
         """
         began = time.perf_counter()
         model = self.repository.get(request.model, request.version)
-        labels = (model.name, model.version, protocol)
-        code = "cancelled"
+        tally = self._tallies.get((model, protocol))
+        if tally is None:
+            tally = self._tallies[model, protocol] = _Tally(self.metrics, model, protocol)
+        ticket = Ticket(self, model, request, tally, began, reply)
         try:
-            response = await self._infer(model, request)
-            code = "ok"
+            ticket.start()
         except IngotError as error:
-            code = error.code.value
+            tally.count(error.code.value, began)
             raise
         except Exception as error:
-            code = "internal"
             log.exception("a request to model %s failed", request.model)
+            tally.count("internal", began)
             raise InternalError(f"{type(error).__name__}: {error}") from error
-        finally:
-            self.metrics.requests.labels(*labels, code).inc()
-            self.metrics.request_seconds.labels(*labels).observe(time.perf_counter() - began)
-        return response
+        return ticket
 
-    async def _infer(self, model: Model, request: InferRequest) -> InferResponse:
-        inputs = dict(request.inputs)
-        if len(inputs) < len(request.inputs):
+
+class Ticket:
+    """A request that was taken in, on its way to the model and back."""
+
+    __slots__ = ("_began", "_inputs", "_model", "_pending", "_plane", "_reply", "_request", "_tally", "_wanted")
+
+    def __init__(
+        self, plane: DataPlane, model: Model, request: InferRequest, tally: _Tally, began: float, reply: Reply
+    ):
+        self._plane = plane
+        self._model = model
+        self._request = request
+        self._tally = tally
+        self._began = began
+        self._reply = reply
+
+    def start(self) -> None:
+        request = self._request
+        self._inputs = dict(request.inputs)
+        if len(self._inputs) < len(request.inputs):
             [(twice, _)] = Counter(name for name, _ in request.inputs).most_common(1)
             raise InvalidArgument(f"input '{twice}' stands twice in the request")
-        wanted = self._wanted(model, request)
-        outputs = await model.infer(inputs, _timeout(request.parameters))
-        if self.recorder is not None:
-            self.recorder.offer(model.name, model.version, inputs, outputs)
-        return InferResponse(
-            model.name,
-            model.version,
-            request.id,
-            tuple((spec.name, spec.dtype, outputs[spec.name]) for spec in wanted),
+        self._wanted = _wanted(self._model, request)
+        timeout, priority = (
+            (_timeout(request.parameters), _priority(request.parameters)) if request.parameters else _NONE
         )
+        self._pending = self._model.submit(self._inputs, self._settle, timeout, priority, request.key)
 
-    def _wanted(self, model: Model, request: InferRequest) -> tuple[TensorSpec, ...]:
-        specs = {spec.name: spec for spec in model.signature.outputs}
-        for name in request.outputs:
-            if name not in specs:
-                raise InvalidArgument(f"unknown output '{name}'; the model gives {', '.join(specs)}")
-        if len(set(request.outputs)) < len(request.outputs):
-            raise InvalidArgument("an output is asked for twice")
-        return tuple(specs[name] for name in request.outputs) or tuple(specs.values())
+    def cancel(self) -> None:
+        """Forget the request, as its client left; does nothing once it is answered."""
+        if not self._pending.done:
+            self._pending.cancel()
+            self._tally.count("cancelled", self._began)
+
+    def _settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, IngotError):
+            self._tally.count(outcome.code.value, self._began)
+            self._reply(outcome)
+            return
+        self._tally.count("ok", self._began)
+        model, request = self._model, self._request
+        if self._plane.recorder is not None:
+            self._plane.recorder.offer(model.name, model.version, self._inputs, outcome)
+        outputs = tuple((spec.name, spec.dtype, outcome[spec.name]) for spec in self._wanted)
+        self._reply(InferResponse(model.name, model.version, request.id, outputs))
+
+
+class _Tally:
+    """What one model's requests over one protocol are counted in."""
+
+    def __init__(self, metrics: Metrics, model: Model, protocol: str):
+        labels = (model.name, model.version, protocol)
+        self._seconds = metrics.request_seconds.labels(*labels)
+        self._code = functools.partial(metrics.requests.labels, *labels)
+
+    def count(self, code: str, began: float) -> None:
+        self._code(code).inc()
+        self._seconds.observe(time.perf_counter() - began)
+
+
+def _wanted(model: Model, request: InferRequest) -> tuple[TensorSpec, ...]:
+    """Return the outputs that a request asks for."""
+    if not request.outputs:
+        return model.signature.outputs
+    specs = {spec.name: spec for spec in model.signature.outputs}
+    for name in request.outputs:
+        if name not in specs:
+            raise InvalidArgument(f"unknown output '{name}'; the model gives {', '.join(specs)}")
+    if len(set(request.outputs)) < len(request.outputs):
+        raise InvalidArgument("an output is asked for twice")
+    return tuple(specs[name] for name in request.outputs)
 
 
 def check_parameters(where: str, parameters: Parameters) -> None:
@@ -190,3 +271,17 @@ def _timeout(parameters: Parameters) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidArgument(f"parameter 'timeout' is {value!r}; it must be a whole number of microseconds")
     return value / 1e6
+
+
+# Far more than anybody has classes of requests; the protocol's lowest and highest are not stated.
+_MAX_PRIORITY = 1 << 31
+
+
+def _priority(parameters: Parameters) -> int:
+    """Return the request's ``priority`` parameter as the scheduler takes it; the protocol's 1 is the most urgent."""
+    value = parameters.get("priority")
+    if value is None or value == 0:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
+        raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
+    return _MAX_PRIORITY - value

@@ -291,7 +291,7 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--validate", "nope.npz"], "there is no file nope.npz"),
         (["--calibrate", "data.npz", "--transform", "crop=3"], "a transform is for a folder of images"),
         (["--keep", "frist"], "there is no layer 'frist' to keep; the nearest are: first"),
-        (["--budget", "5x"], "'5x' is no time; write it as 90s, 5m or 1h"),
+        (["--budget", "5x"], "'5x' is no time; write it as 50ms, 90s, 5m or 1h"),
         (["--budget", "0m"], "the time budget is 0.0 s; it must be more than 0"),
         (["--batch", "0"], "the batch sizes are [0]; give one or more, each 1 or more"),
         (["--threads", "0"], "0 threads cannot run a model"),

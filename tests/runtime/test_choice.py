@@ -166,7 +166,7 @@ def test_preferred_takes_the_first_that_runs() -> None:
 
 
 def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
-    settings = Settings(device="cpu", instances=2, variant_choice="preferred")
+    settings = Settings(device="cpu", instances=2, variant_choice="preferred", warm_time=0)
     two, one = archive([Made("a"), Made("b", 2)]), archive([Made("a")])
     for made in (two, one):
         model = Model.of_archive("double", "1", made, Admission(settings), Metrics())

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ ONE = {"x": np.ones((1, 2), np.float32)}
 
 def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), **options: Any) -> Model:
     made = engine or FunctionEngine()
+    options.setdefault("settings", Settings(warm_time=0))
     form = Form(lambda device, threads: made, goldens)
-    return Model("m", "1", only(form, options.get("settings")), **options)
+    return Model("m", "1", only(form, options["settings"]), **options)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -77,11 +79,18 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
 
 
 def test_requests_that_wait_form_one_batch() -> None:
+    def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        time.sleep(0.001)  # whatever the rows: batches pay
+        return {"y": inputs["x"] * 2}
+
     async def work() -> None:
         gate = threading.Event()
-        engine = FunctionEngine(gate=gate)
-        served = model(engine)
+        gate.set()
+        engine = FunctionEngine(slow, gate=gate)
+        served = model(engine, settings=Settings(warm_time=0.1))
         served.load()
+        gate.clear()
+        engine.calls.clear()
         first = asyncio.create_task(served.infer(ONE))
         while not engine.calls:
             await asyncio.sleep(0)
@@ -140,7 +149,7 @@ def test_a_full_queue_is_said_and_the_waiting_are_answered() -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
-        served = model(engine, settings=Settings(limits=Limits(max_queue=2)))
+        served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         while not engine.calls:
@@ -186,7 +195,7 @@ def test_instances_run_side_by_side() -> None:
             engines.append(FunctionEngine(gate=gate))
             return engines[-1]
 
-        served = Model("m", "1", only(Form(open_engine)), settings=Settings(instances=2))
+        served = Model("m", "1", only(Form(open_engine)), settings=Settings(instances=2, warm_time=0))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         while sum(len(engine.calls) for engine in engines) < 1:
@@ -290,7 +299,7 @@ def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
-        served = model(engine, settings=Settings(limits=Limits(max_queue=2)))
+        served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
         served.load()
         running = asyncio.create_task(served.infer(ONE))
         while not engine.calls:

@@ -26,14 +26,14 @@ def test_every_entry_runs_once_in_order_within_the_limits(
     ran: list[Entry] = []
 
     def take() -> list[Entry]:
-        batch = scheduler.take()
+        batch = scheduler.take(0.0)
         assert len({item.group for item in batch}) <= 1
         assert sum(item.rows for item in batch) <= max_batch or len(batch) == 1
         ran.extend(batch)
         return batch
 
     for index, item in enumerate(entries):
-        scheduler.offer(item)
+        scheduler.offer(item, 0.0)
         for _ in range(takes[index] if index < len(takes) else 0):
             take()
     waiting = [item for item in entries if item not in ran]
@@ -55,40 +55,40 @@ def test_the_oldest_entry_is_in_the_next_batch() -> None:
     scheduler = Scheduler(Limits(max_batch=4), batching=True)
     first, other, third = entry(3, group=1), entry(1, group=2), entry(1, group=1)
     for item in (first, other, third):
-        scheduler.offer(item)
-    assert scheduler.take() == [first, third]
-    assert scheduler.take() == [other]
+        scheduler.offer(item, 0.0)
+    assert scheduler.take(0.0) == [first, third]
+    assert scheduler.take(0.0) == [other]
 
 
 def test_without_batching_each_runs_alone() -> None:
     scheduler = Scheduler(Limits(), batching=False)
     items = [entry() for _ in range(3)]
     for item in items:
-        scheduler.offer(item)
-    assert [scheduler.take() for _ in range(4)] == [[item] for item in items] + [[]]
+        scheduler.offer(item, 0.0)
+    assert [scheduler.take(0.0) for _ in range(4)] == [[item] for item in items] + [[]]
 
 
 def test_a_full_queue_refuses_and_recovers() -> None:
     scheduler = Scheduler(Limits(max_queue=2), batching=True)
-    scheduler.offer(entry())
-    scheduler.offer(entry())
+    scheduler.offer(entry(), 0.0)
+    scheduler.offer(entry(), 0.0)
     with pytest.raises(Unavailable, match="queue is full"):
-        scheduler.offer(entry())
-    scheduler.take()
-    scheduler.offer(entry())
+        scheduler.offer(entry(), 0.0)
+    scheduler.take(0.0)
+    scheduler.offer(entry(), 0.0)
 
 
 def test_who_leaves_makes_room() -> None:
     scheduler = Scheduler(Limits(max_queue=2, max_queue_bytes=100), batching=True)
     leaving = [entry(), entry(width=20)]
     for item in leaving:
-        scheduler.offer(item)
+        scheduler.offer(item, 0.0)
     for item in leaving:
         scheduler.discard(item)
         scheduler.discard(item)  # twice is no harm
     assert len(scheduler) == 0
-    scheduler.offer(entry(width=20))
-    scheduler.offer(entry())
+    scheduler.offer(entry(width=20), 0.0)
+    scheduler.offer(entry(), 0.0)
 
 
 def test_text_counts_with_its_length() -> None:
@@ -98,14 +98,14 @@ def test_text_counts_with_its_length() -> None:
 
 def test_the_queue_is_bounded_in_bytes_too() -> None:
     scheduler = Scheduler(Limits(max_queue_bytes=1000), batching=True)
-    scheduler.offer(entry(width=10_000))  # alone it may be larger than the bound, else it could never run
+    scheduler.offer(entry(width=10_000), 0.0)
     with pytest.raises(Unavailable):
-        scheduler.offer(entry())
-    assert len(scheduler.take()) == 1
+        scheduler.offer(entry(), 0.0)
+    assert len(scheduler.take(0.0)) == 1
     for _ in range(250):
-        scheduler.offer(entry())
+        scheduler.offer(entry(), 0.0)
     with pytest.raises(Unavailable):
-        scheduler.offer(entry())
+        scheduler.offer(entry(), 0.0)
 
 
 def test_what_may_share_a_batch() -> None:

@@ -14,7 +14,7 @@ from benchmarks.quant import case as cases
 from benchmarks.quant import judge
 from benchmarks.quant.ways import INGOT_ORT, CaseFolder, Run, ort
 from benchmarks.quant.worker import THREADS
-from ingot.cli.quantize import seconds
+from ingot.cli.output import seconds
 from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder
 from ingot.quant import QuantConfig, run

@@ -1,0 +1,129 @@
+"""Requests between their submission and their answer, and the clock that ends those that take too long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from ingot.errors import DeadlineExceeded, IngotError
+from ingot.runtime.scheduler import Entry, Outcome
+from ingot.tensors import Array, Signature
+
+Reply = Callable[[Outcome], None]
+
+# Requests that are over stay with the clock until their time is up, unless they come to outnumber those that are not.
+_PURGE_ABOVE = 64
+
+
+class Pending:
+    """One request that was submitted. All of it belongs to one event loop.
+
+    Args:
+        reply: called once with the answer or the error, unless the request is cancelled before.
+        leave: called once when the request is over, whichever way.
+        discard: takes an entry out of the queue.
+    """
+
+    __slots__ = ("_discard", "_leave", "_reply", "deadline", "done", "entries")
+
+    def __init__(self, reply: Reply, leave: Callable[[], None], discard: Callable[[Entry], None]):
+        self._reply = reply
+        self._leave = leave
+        self._discard = discard
+        self.entries: Sequence[Entry] = ()
+        self.deadline = math.inf
+        self.done = False
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer, unless the request is over already."""
+        if not self.done:
+            self.done = True
+            self._leave()
+            self._reply(outcome)
+
+    def cancel(self) -> None:
+        """Forget the request, as its client left; the reply is not called any more."""
+        if not self.done:
+            self.done = True
+            self._leave()
+            self._drop()
+
+    def fail(self, error: IngotError) -> None:
+        """Answer with an error, and let the engine skip what is left."""
+        if not self.done:
+            self.settle(error)
+            self._drop()
+
+    def _drop(self) -> None:
+        for entry in self.entries:
+            self._discard(entry)
+
+
+class Gather:
+    """Puts the answers to the parts of a request that was too large for one batch together again."""
+
+    def __init__(self, pending: Pending, signature: Signature, parts: int):
+        self._pending = pending
+        self._axes = signature.batch_axes(signature.outputs)
+        self._outcomes: list[Mapping[str, Array] | None] = [None] * parts
+        self._left = parts
+
+    def part(self, index: int) -> Reply:
+        """Return the reply for a part."""
+
+        def reply(outcome: Outcome) -> None:
+            if isinstance(outcome, IngotError):
+                self._pending.fail(outcome)
+                return
+            self._outcomes[index] = outcome
+            self._left -= 1
+            if not self._left:
+                found = [outcome for outcome in self._outcomes if outcome is not None]
+                joined = {
+                    name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()
+                }
+                self._pending.settle(joined)
+
+        return reply
+
+
+class Expiry:
+    """Fails requests whose own time is up, also while the engine is stuck; one timer serves them all."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._heap: list[tuple[float, int, float, Pending]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._purge_above = _PURGE_ABOVE
+
+    def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float) -> None:
+        """Fail ``pending`` in ``timeout`` seconds unless it is over before."""
+        if len(self._heap) > self._purge_above:
+            self._heap = [item for item in self._heap if not item[-1].done]
+            heapify(self._heap)
+            self._purge_above = max(2 * len(self._heap), _PURGE_ABOVE)
+        heappush(self._heap, (loop.time() + timeout, next(self._order), timeout, pending))
+        self._arm(loop)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self._heap[0][0]
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._fire, loop)
+
+    def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        while self._heap and (self._heap[0][-1].done or self._heap[0][0] <= now):
+            _, _, timeout, pending = heappop(self._heap)
+            pending.fail(DeadlineExceeded(f"model '{self._model}' had no answer within {timeout:g} s"))
+        if self._heap:
+            self._arm(loop)
