@@ -391,7 +391,7 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+            if 0 < scheduler.expected(batch) < _TICK:
                 # A thread's wakeups would take longer than the call itself.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
