@@ -112,7 +112,7 @@ def test_a_model_whose_batches_no_longer_pay_is_found_out() -> None:
     latency = Latency(PAYS)
     for call in range(4000):
         rows = latency.best(32) if call % 10 else 1
-        latency.learn(rows, 0.004 * rows)
+        latency.learn(rows, 0.004 * rows**1.1)
     assert latency.best(32) <= 2
     assert latency(1) == pytest.approx(0.004, rel=0.05)
 
