@@ -26,6 +26,10 @@ _REFRESH = 16
 _EXPLORE = 256
 
 
+# Calls that take longer than expected by more than so many times the usual difference are rare.
+_MARGIN = 2.0
+
+
 class Latency:
     """Seconds of one engine call by rows: straight lines between known sizes, and a constant rate beyond the last.
 
@@ -70,6 +74,11 @@ class Latency:
             return self._pace * seconds[place]
         low, high = sizes[place - 1], sizes[place]
         return self._pace * (seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (rows - low) / (high - low))
+
+    @property
+    def margin(self) -> float:
+        """How many times as long as expected a call may well take."""
+        return 1 + _MARGIN * self.spread
 
     @property
     def known(self) -> Mapping[int, float]:

@@ -141,11 +141,11 @@ class Scheduler:
         self.wake = None
         while (lane := self._lanes.first()) is not None:
             first = lane.tickets[0][3]
-            if self._is_late(first, lane, now):
+            lane.cap = self._cap_of(lane.latency)
+            if self._is_late(first, lane, now) or self._holds_up(first, lane, now):
                 self._lanes.remove_first(lane, 1)
                 first.reply(_late())
                 continue
-            lane.cap = self._cap_of(lane.latency)
             if (due := self._due(lane, now)) > now:
                 self.wake = due
                 return []
@@ -155,6 +155,7 @@ class Scheduler:
     def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None:
         """Note that a batch that :meth:`take` returned has run; ``seconds`` None means that it failed."""
         _, lane, rows = self._running.pop(id(batch))
+        lane.recent = max(lane.rows + lane.running, _DECAY * lane.recent)
         lane.running -= rows
         self._confirmed = now
         if seconds is not None:
@@ -170,7 +171,7 @@ class Scheduler:
             return 1
         best = latency.best(self.limits.max_batch)
         # Who comes just after a batch has begun waits for its end and then for his own.
-        allowed = self._allowed / 2 / (1 + latency.spread)
+        allowed = self._allowed / 2 / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_lane(self, entry: Entry) -> Lane:
@@ -188,7 +189,7 @@ class Scheduler:
         full = latency(cap)
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         rows = cap if batches else min(cap, before * lane.rows // (len(lane.tickets) or 1) + entry.rows)
-        if full and (self._wait(batches, full, now) + latency(rows)) * (1 + latency.spread) > left:
+        if full and (self._wait(batches, full, now) + latency(rows)) * latency.margin > left:
             raise Unavailable(
                 f"{waiting} requests wait, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"
@@ -221,6 +222,21 @@ class Scheduler:
         left = entry.deadline - now
         return left <= 0 or (lane.latency(entry.rows) > left and self._sure(now))
 
+    def _holds_up(self, entry: Entry, lane: Lane, now: float) -> bool:
+        """Tell whether an entry that came in good time would now make a poor batch of one that is full without it.
+
+        Else each small batch would make those behind it late in turn, until none is full: one is lost instead of many.
+        """
+        latency, cap = lane.latency, lane.cap
+        full = latency(cap)
+        left = entry.deadline - now
+        if left >= full or lane.rows < cap or lane.tickets[-1][0] != entry.ticket[0]:
+            return False
+        if entry.deadline - entry.arrived < 2 * full:
+            return False  # it never had time for more
+        rows = max(entry.rows, latency.within(left))
+        return rows / latency(rows) < (1 - LINGER) * cap / full
+
     def _due(self, lane: Lane, now: float) -> float:
         """Return until when it is worth waiting for more of this lane's group."""
         expected = min(int(lane.recent) - lane.running, lane.cap)
@@ -237,14 +253,13 @@ class Scheduler:
 
     def _start(self, lane: Lane, now: float) -> list[Entry]:
         """Take the first entries of a lane out as a batch that runs."""
-        lane.recent = max(lane.rows + lane.running, _DECAY * lane.recent)
         batch: list[Entry] = []
         late: list[Entry] = []
         rows = taken = 0
         deadline, room = math.inf, lane.cap
         for _, _, _, entry in lane.tickets:
             if entry.deadline < deadline:
-                fits = min(room, lane.latency.within(entry.deadline - now))
+                fits = min(room, lane.latency.within((entry.deadline - now) / lane.latency.margin))
                 if batch and fits < rows + entry.rows:
                     if not self._is_late(entry, lane, now):
                         break
