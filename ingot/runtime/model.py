@@ -117,6 +117,7 @@ class Model:
         self._takeover: Takeover | None = None
         self._joins = True
         self._examples: list[Mapping[str, Array]] = []
+        self._recorded: Mapping[int, float] = {}
         self._fits: dict[Key, Fit] = {}
         self._expiry = Expiry(name)
         self._scheduler = Scheduler(self._settings.limits, batching=False)
@@ -194,7 +195,9 @@ class Model:
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
         batching = signature.batch is not None and self._joins
-        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
+        known = self._recorded if self.device == "cpu" else {}
+        warm_time = self._settings.warm_time
+        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, warm_time, known)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
         self._instances = [
             Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
@@ -212,7 +215,7 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
-        self._joins = choice.form.joins
+        self._joins, self._recorded = choice.form.joins, choice.form.latency
         while len(engines) < self._settings.instances:
             engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
         first = engines[0]
