@@ -63,12 +63,15 @@ def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.dtype.value, shape=spec.wire_shape)
 
 
-def create_server(plane: DataPlane, max_body_bytes: int) -> tuple[grpc.aio.Server, HealthServicer]:
+def create_server(
+    plane: DataPlane, max_body_bytes: int, *, shared: bool = False
+) -> tuple[grpc.aio.Server, HealthServicer]:
     """Return a server without a port, and its health service, which starts as not serving.
 
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest message that is taken; answers are not limited.
+        shared: whether other processes listen on the same port.
     """
     server = grpc.aio.server(
         options=(
@@ -77,7 +80,8 @@ def create_server(plane: DataPlane, max_body_bytes: int) -> tuple[grpc.aio.Serve
             # Without these gRPC cancels calls by itself under load; the models' own queues say no in a better way.
             ("grpc.server.max_pending_requests", 100_000),
             ("grpc.server.max_pending_requests_hard_limit", 200_000),
-            ("grpc.so_reuseport", 0),  # else a second server on the same port would start, and take half the requests
+            # 0: else a second server on the same port would start, and take half the requests.
+            ("grpc.so_reuseport", int(shared)),
         )
     )
     service = Service(plane)

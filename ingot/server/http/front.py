@@ -1,0 +1,59 @@
+"""The HTTP listener: uvicorn in the server's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+
+import uvicorn
+
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.http.app import create_app
+from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.listening import listen
+from ingot.server.tls import Tls
+
+
+class HttpFront:
+    """HTTP/1.1 over a data plane; the arguments are those of :class:`ingot.server.fronts.Listeners`."""
+
+    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None, *, shared: bool = False):
+        self._shared = shared
+        settings = uvicorn.Config(
+            create_app(plane, config.max_body_bytes, config.max_bodies_mb << 20),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+        )
+        if tls is not None:
+            settings.load()
+            settings.ssl = tls.context(["http/1.1"])
+        self._server = _Uvicorn(settings)
+
+    async def start(self, host: str, port: int) -> int:
+        listener = listen("HTTP", host, port, shared=self._shared)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        number: int = listener.getsockname()[1]
+        return number
+
+    async def report(self, *, serving: bool) -> None:
+        """Do nothing: who asks over HTTP asks the data plane each time."""
+
+    async def stop(self, drain: float) -> None:
+        self._server.config.timeout_graceful_shutdown = math.ceil(drain)
+        self._server.should_exit = True
+        await self._serving
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are handled once, for both listeners
