@@ -44,6 +44,10 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(help="gRPC port; 0 is any free one.", rich_help_panel=_ADDRESSES, show_default="8001")
     ] = None,
+    grpc_server: Annotated[
+        str | None,
+        typer.Option(help="grpcio, or fast: our own gRPC server.", rich_help_panel=_ADDRESSES, show_default="grpcio"),
+    ] = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
@@ -197,6 +201,7 @@ def serve(
         "grpc_port": grpc_port,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
+        "grpc_server": grpc_server,
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
         "trust": trust,

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.front import GrpcFront
+from ingot.server.grpc.front import create_front
 from ingot.server.http.front import HttpFront
+from ingot.server.listening import check_port, taken
 from ingot.server.tls import Tls
 
 
@@ -19,12 +20,12 @@ class Front(Protocol):
         """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
 
         Raises:
-            InvalidArgument: the port is taken or the address cannot be bound.
+            OSError: the port is taken or the address cannot be bound.
         """
         ...
 
-    async def report(self, *, serving: bool) -> None:
-        """Tell those who watch the protocol's own health service, if it has one."""
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the protocol's own health service answers, if it has one."""
         ...
 
     async def stop(self, drain: float) -> None:
@@ -46,7 +47,7 @@ class Fronts(Protocol):
         """
         ...
 
-    async def report(self, *, serving: bool) -> None:
+    async def set_serving(self, serving: bool) -> None:
         """Tell clients whether it is worth asking."""
         ...
 
@@ -75,23 +76,33 @@ class Listeners:
         self._open: list[Front] = []
 
     async def start(self) -> None:
+        plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
         try:
-            self.http_port = await self._started(HttpFront, self.http_port)
-            self.grpc_port = await self._started(GrpcFront, self.grpc_port)
+            http = HttpFront(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
+            self.http_port = await self._opened("HTTP", http, self.http_port)
+            if self.grpc_port and not shared:
+                check_port("gRPC", config.host, self.grpc_port)  # grpcio would log it to stderr, and not say why
+            grpc = create_front(
+                config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
+            )
+            self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
         except BaseException:
-            await self.stop(self._config.drain_timeout)
+            await self.stop(config.drain_timeout)
             raise
 
-    async def report(self, *, serving: bool) -> None:
+    async def set_serving(self, serving: bool) -> None:
         for front in self._open:
-            await front.report(serving=serving)
+            await front.set_serving(serving)
 
     async def stop(self, drain: float) -> None:
         await asyncio.gather(*(front.stop(drain) for front in self._open))
         self._open = []
 
-    async def _started(self, kind: type[HttpFront] | type[GrpcFront], port: int) -> int:
-        front: Front = kind(self._plane, self._config, self._tls, shared=self._shared)
-        port = await front.start(self._config.host, port)
+    async def _opened(self, protocol: str, front: Front, port: int) -> int:
+        host = self._config.host
+        try:
+            port = await front.start(host, port)
+        except OSError as error:
+            raise taken(protocol, host, port, error) from error
         self._open.append(front)
         return port

@@ -62,7 +62,7 @@ class Server:
         try:
             for model in self.repository:
                 await asyncio.to_thread(model.load)
-            await self._fronts.report(serving=True)
+            await self._fronts.set_serving(True)
         except BaseException:
             await self._stop()
             raise
@@ -70,7 +70,7 @@ class Server:
     async def stop(self) -> None:
         """Stop taking requests, finish those in flight, free the models."""
         self._plane.draining = True
-        await self._fronts.report(serving=False)
+        await self._fronts.set_serving(False)
         # A load balancer asks for readiness only so often, and sends requests here until it has.
         await asyncio.sleep(self.config.ready_delay)
         await self._stop()

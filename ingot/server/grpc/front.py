@@ -1,45 +1,54 @@
-"""The gRPC listener of Google's own library."""
+"""What both gRPC servers are to the rest: something that starts, says whether it serves, and stops."""
 
 from __future__ import annotations
 
-import grpc
-from grpc_health.v1.health_pb2 import HealthCheckResponse
+from typing import Protocol
 
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.codec import SERVICE
-from ingot.server.grpc.service import create_server
-from ingot.server.listening import bracketed, check_port, taken
 from ingot.server.tls import Tls
 
 
-class GrpcFront:
-    """gRPC over a data plane; the arguments are those of :class:`ingot.server.fronts.Listeners`."""
-
-    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None, *, shared: bool = False):
-        self._shared = shared
-        self._credentials = grpc.ssl_server_credentials([(tls.key, tls.cert)]) if tls is not None else None
-        self._server, self._health = create_server(plane, config.max_body_bytes, shared=shared)
+class GrpcFront(Protocol):
+    """A gRPC server over a data plane."""
 
     async def start(self, host: str, port: int) -> int:
-        if port and not self._shared:
-            check_port("gRPC", host, port)  # gRPC's own library would log it to stderr
-        address = f"{bracketed(host)}:{port}"
-        try:
-            if self._credentials is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise taken("gRPC", host, port, "in use or not allowed") from error
-        await self._server.start()
-        await self.report(serving=False)
-        return port
+        """Listen, and return the port; 0 takes any free one.
 
-    async def report(self, *, serving: bool) -> None:
-        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
+        Raises:
+            OSError: the port is taken, or the address cannot be bound.
+        """
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the health service answers."""
 
     async def stop(self, drain: float) -> None:
-        await self._server.stop(drain)
+        """Take no more calls, give those in flight ``drain`` seconds, and close."""
+
+
+def create_front(
+    kind: str,
+    plane: DataPlane,
+    max_body_bytes: int,
+    max_bodies_bytes: int,
+    tls: Tls | None = None,
+    *,
+    shared: bool = False,
+) -> GrpcFront:
+    """Return a server that does not listen yet.
+
+    Args:
+        kind: ``fast`` or ``grpcio``; only the one that is asked for is imported.
+        plane: the server's behaviour.
+        max_body_bytes: the largest message that is taken; answers are not limited.
+        max_bodies_bytes: what the messages that are being received may hold together; ``fast`` alone.
+        tls: the certificate, or None.
+        shared: whether other processes listen on the same port.
+    """
+    if kind == "fast":
+        from ingot.server.grpc.fast.front import FastFront
+
+        context = None if tls is None else tls.context(["h2"])
+        return FastFront(plane, max_body_bytes, max_bodies_bytes, context, shared=shared)
+    from ingot.server.grpc.grpcio_server import GrpcioFront
+
+    return GrpcioFront(plane, max_body_bytes, tls, shared=shared)

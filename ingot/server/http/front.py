@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
 from ingot.server.http.protocol import BoundedProtocol
@@ -18,12 +17,28 @@ from ingot.server.tls import Tls
 
 
 class HttpFront:
-    """HTTP/1.1 over a data plane; the arguments are those of :class:`ingot.server.fronts.Listeners`."""
+    """HTTP/1.1 over a data plane.
 
-    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None, *, shared: bool = False):
+    Args:
+        plane: the server's behaviour.
+        max_body_bytes: the largest request body.
+        max_bodies_bytes: how much all bodies together may hold.
+        tls: the certificate, or None.
+        shared: whether other processes listen on the same port.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        tls: Tls | None = None,
+        *,
+        shared: bool = False,
+    ):
         self._shared = shared
         settings = uvicorn.Config(
-            create_app(plane, config.max_body_bytes, config.max_bodies_mb << 20),
+            create_app(plane, max_body_bytes, max_bodies_bytes),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -39,12 +54,12 @@ class HttpFront:
         self._server = _Uvicorn(settings)
 
     async def start(self, host: str, port: int) -> int:
-        listener = listen("HTTP", host, port, shared=self._shared)
+        listener = listen(host, port, shared=self._shared)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         number: int = listener.getsockname()[1]
         return number
 
-    async def report(self, *, serving: bool) -> None:
+    async def set_serving(self, serving: bool) -> None:
         """Do nothing: who asks over HTTP asks the data plane each time."""
 
     async def stop(self, drain: float) -> None:
