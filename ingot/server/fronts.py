@@ -8,7 +8,7 @@ from typing import Protocol
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.front import create_front
-from ingot.server.http.front import HttpFront
+from ingot.server.http.listener import HttpListener
 from ingot.server.listening import check_port, taken
 from ingot.server.tls import Tls
 
@@ -78,7 +78,7 @@ class Listeners:
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
         try:
-            http = HttpFront(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
+            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
                 check_port("gRPC", config.host, self.grpc_port)  # grpcio would log it to stderr, and not say why

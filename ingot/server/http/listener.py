@@ -16,7 +16,7 @@ from ingot.server.listening import listen
 from ingot.server.tls import Tls
 
 
-class HttpFront:
+class HttpListener:
     """HTTP/1.1 over a data plane.
 
     Args:
