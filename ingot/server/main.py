@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -26,8 +27,8 @@ from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import SERVICE
 from ingot.server.grpc.service import create_server
-from ingot.server.http.app import create_app
-from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.fast import FastProtocol
+from ingot.server.http.front import Front
 from ingot.server.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,12 @@ class Server:
     async def _start(self) -> None:
         listener = _listen(self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]
-        app = create_app(self._plane, self.config.max_body_bytes, self.config.max_bodies_mb << 20)
+        front = Front(self._plane, self.config.max_body_bytes, self.config.max_bodies_mb << 20)
         self._http = _Uvicorn(
             uvicorn.Config(
-                app,
-                http=BoundedProtocol,
+                front,
+                http=functools.partial(FastProtocol, front),  # type: ignore[arg-type]  # any callable will do
+                interface="asgi3",
                 ws="none",
                 lifespan="off",
                 log_config=None,
