@@ -17,10 +17,10 @@ def cpu_count() -> int:
     A container's limit may be a share of time, not a set of cores: one of half a core counts as one.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, _quota())))
+    return max(1, math.ceil(min(allowed, quota())))
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
     """Return the cores' worth of time that this process's control group gets; infinity without a limit."""
     found = math.inf
     with contextlib.suppress(OSError, ValueError):

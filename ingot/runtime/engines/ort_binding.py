@@ -46,6 +46,10 @@ class Binding:
             self._session.run_with_iobinding(binding)
             arrays: list[Array] = binding.copy_outputs_to_cpu()
             return arrays
+        except RuntimeError:
+            # Bound runs do not say whether the values are to blame or the engine; plain ones do.
+            plain: list[Array] = self._session.run(self._outputs, feed)
+            return plain
         finally:
             # Neither the callers' arrays nor the outputs' memory are kept until the next call.
             binding.clear_binding_inputs()
