@@ -29,6 +29,9 @@ def serve(
     ] = None,
     http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 is any free one.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 is any free one.", show_default="8001")] = None,
+    grpc_server: Annotated[
+        str | None, typer.Option(help="grpcio, or fast: our own gRPC server.", show_default="grpcio")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="auto")] = None,
     allow_code: Annotated[
         bool,
@@ -117,6 +120,7 @@ def serve(
         "host": host,
         "http_port": http_port,
         "grpc_port": grpc_port,
+        "grpc_server": grpc_server,
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
         "trust": trust,

@@ -222,7 +222,7 @@ class _Grpc:
             status, details = error.code(), error.details()
             if status is grpc.StatusCode.UNAVAILABLE and "connect" in str(details).lower():
                 raise Unavailable(f"no server answers at grpc://{self._target}; is it running?") from error
-            kind = _BY_GRPC_STATUS.get(status, errors.InternalError)
+            kind = _BY_GRPC_STATUS.get(status.value[0], errors.InternalError)
             raise kind(f"the server answered {status.name}: {details}") from error
 
 

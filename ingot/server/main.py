@@ -16,7 +16,6 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
@@ -25,8 +24,7 @@ from ingot.runtime import Repository
 from ingot.runtime.pulls import Transferring, logged
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.codec import SERVICE
-from ingot.server.grpc.service import create_server
+from ingot.server.grpc.front import create_front
 from ingot.server.http.fast import FastProtocol
 from ingot.server.http.front import Front
 from ingot.server.recorder import Recorder
@@ -94,27 +92,24 @@ class Server:
                 timeout_graceful_shutdown=math.ceil(self.config.drain_timeout),
             )
         )
-        self._grpc, self._health = create_server(self._plane, self.config.max_body_bytes)
         try:
-            self.grpc_port = self._bind_grpc()
+            self.grpc_port = await self._start_grpc()
         except BaseException:
             listener.close()
             raise
         self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
         try:
-            await self._grpc.start()
-            await self._report(serving=False)
             for model in self.repository:
                 await asyncio.to_thread(model.load)
         except BaseException:
             await self.stop()
             raise
-        await self._report(serving=True)
+        await self._grpc.set_serving(True)
 
     async def stop(self) -> None:
         """Stop taking requests, finish those in flight, free the models."""
         self._plane.draining = True
-        await self._report(serving=False)
+        await self._grpc.set_serving(False)
         self._http.should_exit = True
         await asyncio.gather(self._grpc.stop(self.config.drain_timeout), self._http_task)
         with contextlib.suppress(TimeoutError):
@@ -134,18 +129,16 @@ class Server:
             self._plane.recorder.close(_RECORDER_SECONDS)
             self._plane.recorder = None
 
-    def _bind_grpc(self) -> int:
-        if self.config.grpc_port:
-            check_port("gRPC", self.config.host, self.config.grpc_port)  # gRPC's own library would log it to stderr
+    async def _start_grpc(self) -> int:
+        config = self.config
+        if config.grpc_port:
+            check_port("gRPC", config.host, config.grpc_port)  # gRPC's own library would log it to stderr
+        bodies = config.max_bodies_mb << 20
+        self._grpc = create_front(config.grpc_server, self._plane, config.max_body_bytes, bodies)
         try:
-            return self._grpc.add_insecure_port(f"{_bracketed(self.config.host)}:{self.config.grpc_port}")
-        except RuntimeError as error:
-            raise _taken("gRPC", self.config.host, self.config.grpc_port, "in use or not allowed") from error
-
-    async def _report(self, *, serving: bool) -> None:
-        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
+            return await self._grpc.start(config.host, config.grpc_port)
+        except OSError as error:
+            raise _taken("gRPC", config.host, config.grpc_port, error.strerror or str(error)) from error
 
 
 class _Uvicorn(uvicorn.Server):
