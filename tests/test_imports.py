@@ -28,6 +28,7 @@ FLOORS = {
     "tensors": 2,
     "arrays": 2,
     "layout": 2,
+    "padding": 2,
     "pages": 2,
     "errors": 1,
 }
@@ -45,6 +46,7 @@ BESIDE = {
     ("importing", "ingot.export"),
     ("importing", "ingot.export.source"),
     ("arrays", "ingot.tensors"),
+    ("padding", "ingot.tensors"),
     ("cli", "ingot.demo.digits"),
 }
 # The facade and the entry point stand above all floors.
