@@ -13,8 +13,11 @@ from ingot.padding import Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
+from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
 from ingot.runtime.takeover import Takeover
+from ingot.runtime.threads import Tuned, tune
+from ingot.tensors import Signature
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -78,6 +81,24 @@ class Form:
             if early is not None:
                 return early, True
         return self.open(device, threads), False
+
+    def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
+        """Return an engine of this form with as many CPU threads as pay, in place of one that has all.
+
+        Raises:
+            IngotError: the form cannot be opened again.
+        """
+        if settings.engine_threads is not None:
+            return Tuned(engine, settings.threads, "as was asked for")
+        if settings.threads == 1:
+            return Tuned(engine, 1, "an instance has one core")
+        loaded = getattr(engine, "loaded", None)
+        if loaded is None or engine.device != "cpu" or self.prepacked is not None:
+            return Tuned(engine, settings.threads, "one for each of an instance's cores; not measured")
+        example = self.goldens[0].inputs if self.goldens else zeros(signature)
+        return tune(
+            engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
+        )
 
     def takeover(
         self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]

@@ -71,7 +71,7 @@ class Model:
     ``load`` and ``close`` block and may run in any thread; ``infer`` and ``drain`` belong to one event loop.
 
     ``variant`` is what the archive calls the form that is served, and ``properties`` tell people which it is and why;
-    both are empty until it is chosen, and for a bare file.
+    both are empty until it is chosen, and for a bare file. ``engine_settings`` tell how its engines run, and why so.
 
     Args:
         name: what clients call it.
@@ -102,6 +102,7 @@ class Model:
         self.device = ""
         self.variant = ""
         self.properties: Mapping[str, str] = {}
+        self.engine_settings: Mapping[str, str] = {}
         self._choose = choose
         self._signature = signature
         self._settings = settings or Settings()
@@ -214,7 +215,8 @@ class Model:
         ]
         self._idle = list(self._instances)
         self.state = State.READY
-        log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+        told = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
+        log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, told)
         if self._takeover is not None:
             self._takeover.start()
 
@@ -225,14 +227,16 @@ class Model:
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins, self._paddings = choice.form.joins, choice.form.padding
-        while len(engines) < self._settings.instances:
-            engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
-        first = engines[0]
+        signature = self._signature = self._signature or choice.engine.signature
+        tensors.check_same(signature, choice.engine.signature)
+        tuned = choice.form.tune(choice.engine, self._settings, signature)
+        first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
-        signature = self._signature = self._signature or first.signature
-        tensors.check_same(signature, first.signature)
+        while len(engines) < self._settings.instances:
+            engines.append(choice.form.start(self._settings.device, tuned.threads, self.name)[0])
+        self.engine_settings = {"instances": str(len(engines)), **first.settings, "threads_why": tuned.why}
         self.state = State.TESTING
-        if not choice.tested:
+        if first is not choice.engine or not choice.tested:
             choice.form.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
@@ -409,8 +413,8 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
-                # A thread's wakeups would take longer than the call itself.
+            if self.device == "cpu" and 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+                # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
             instance.start(batch)
@@ -452,7 +456,7 @@ class Model:
             "state": self.state.value,
             "device": self.device,
             "variant": self.variant,
-            "engine": dict(getattr(self, "engine_settings", {})),
+            "engine": dict(self.engine_settings),
             "instances": len(self._instances),
             "batching": scheduler.batching,
             "max_batch": scheduler.limits.max_batch,
