@@ -16,6 +16,7 @@ import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import Key, Metrics, Model, Repository
 from ingot.runtime.scheduler import Outcome
+from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
 from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 # More inputs or outputs than any model has; a request is refused before time is spent on each of millions.
 MAX_TENSORS = 1024
 
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 
 Parameters = Mapping[str, Any]
 _NONE = (None, 0)
@@ -127,6 +128,18 @@ class DataPlane:
         versions = (model.version,) if version else tuple(self.repository.versions(name))
         signature = model.signature
         return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
+
+    def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
+        """Return what models have done, without a name all, without a version all of the name.
+
+        Raises:
+            NotFound: no such model or version is served.
+        """
+        if not name:
+            return [(model, model.statistics()) for model in self.repository]
+        versions = [version] if version else self.repository.versions(name) or [""]
+        found = [self.repository.get(name, item) for item in versions]
+        return [(model, model.statistics()) for model in found]
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
         """Answer one request; :meth:`submit` as a coroutine.
