@@ -79,7 +79,7 @@ class Service:
         import grpc
 
         with grpc.insecure_channel(self.grpc) as channel:
-            ask = channel.unary_unary(INFER, None, pb.ModelInferResponse.FromString)
+            ask: Any = channel.unary_unary(INFER, None, pb.ModelInferResponse.FromString)
             reply = ask(affine([1, 2, 3]).SerializeToString(), timeout=60)
         assert floats(reply) == [3, 5, 7]
 
@@ -172,7 +172,7 @@ def serving(kind: str, folder: Path, *options: str) -> Iterator[Service]:
         assert line, log.read_text()
         addresses: dict[str, Any] = json.loads(line)
         yield Service(kind, process, *(addresses[key].partition("://")[2] for key in ("http", "grpc")))
-        assert "Traceback" not in log.read_text()
+        assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
     finally:
         process.kill()
         process.communicate()

@@ -6,6 +6,7 @@ import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,4 +157,5 @@ def ask_once(service: Service) -> bytes:
     import grpc
 
     with grpc.insecure_channel(service.grpc) as channel:
-        return bytes(channel.unary_unary(INFER)(affine([1, 2, 3]).SerializeToString(), timeout=60))
+        ask: Any = channel.unary_unary(INFER)
+        return bytes(ask(affine([1, 2, 3]).SerializeToString(), timeout=60))
