@@ -137,7 +137,7 @@ class DataPlane:
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
         def reply(outcome: InferResponse | IngotError) -> None:
-            if future.done():  # its client left, but the ticket is cancelled only when the waiting task runs again
+            if future.done():  # its client left in this very tick
                 return
             if isinstance(outcome, IngotError):
                 future.set_exception(outcome)
