@@ -18,6 +18,7 @@ from hyperframe.frame import (
     PingFrame,
     RstStreamFrame,
     SettingsFrame,
+    WindowUpdateFrame,
 )
 
 from tests.server.outside import INFER
@@ -65,6 +66,7 @@ class Peer:
         self._pings = itertools.count(1)
         self._headers: dict[int, dict[str, str]] = {}
         self._data: dict[int, bytearray] = {}
+        self._room: dict[int, int] = {}  # of a stream: without its first window
         if settings is not None:
             self.send(PREFACE, frame(SETTINGS, 0, 0, settings))
 
@@ -138,6 +140,9 @@ class Peer:
         elif isinstance(found, HeadersFrame):
             decoded = self._decoder.decode(found.data)
             self._headers.setdefault(found.stream_id, {}).update((str(name), str(value)) for name, value in decoded)
+        elif isinstance(found, WindowUpdateFrame):
+            room = self._room.get(found.stream_id, 0 if found.stream_id else 65535)
+            self._room[found.stream_id] = room + found.window_increment
         elif isinstance(found, DataFrame):
             self._data.setdefault(found.stream_id, bytearray()).extend(found.data)
 
@@ -180,6 +185,17 @@ class Peer:
     def received(self, stream: int) -> int:
         """Return how many bytes of data have come on a stream."""
         return len(self._data.get(stream, b""))
+
+    def room(self, stream: int) -> int:
+        """Return how many bytes the other side's windows allow on a stream."""
+        first = self.settings.get(4, 65535)
+        return min(self._room.get(0, 65535), self._room.get(stream, 0) + first)
+
+    def data(self, stream: int, part: bytes) -> bytes:
+        """Return a DATA frame, and count it against the other side's windows."""
+        self._room[0] = self._room.get(0, 65535) - len(part)
+        self._room[stream] = self._room.get(stream, 0) - len(part)
+        return frame(DATA, 0, stream, part)
 
     def verdict(self, *parts: bytes) -> set[str]:
         """Send what is wrong and tell what came of it: ``goaway CODE``, ``reset CODE``, ``closed``, or ``alive``."""
