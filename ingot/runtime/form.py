@@ -9,12 +9,16 @@ from pathlib import Path
 from ingot import arrays
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
+from ingot.padding import Padding
 from ingot.runtime import warmup
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
+from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
 from ingot.runtime.takeover import Takeover
+from ingot.runtime.threads import Tuned, tune
+from ingot.tensors import Signature
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -26,7 +30,8 @@ class Form:
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
     the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
-    how it is opened by way of the derived cache, if it is. ``latency`` is what was recorded of it on this machine.
+    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded, and
+    ``latency`` what was recorded of it on this machine.
     """
 
     open: OpenEngine
@@ -35,6 +40,7 @@ class Form:
     variant: str = ""
     joins: bool = True
     prepacked: Prepacked | None = None
+    padding: Mapping[str, Padding] = field(default_factory=dict)
     latency: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -65,6 +71,7 @@ class Form:
             variant.name,
             variant.serving.joins,
             Prepacked.of_variant(variant, settings),
+            variant.serving.padding,
             # It was recorded with all cores for one call.
             warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
         )
@@ -79,6 +86,24 @@ class Form:
             if early is not None:
                 return early, True
         return self.open(device, threads), False
+
+    def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
+        """Return an engine of this form with as many CPU threads as pay, in place of one that has all.
+
+        Raises:
+            IngotError: the form cannot be opened again.
+        """
+        if settings.engine_threads is not None:
+            return Tuned(engine, settings.threads, "as was asked for")
+        if settings.threads == 1:
+            return Tuned(engine, 1, "an instance has one core")
+        loaded = getattr(engine, "loaded", None)
+        if loaded is None or engine.device != "cpu" or self.prepacked is not None:
+            return Tuned(engine, settings.threads, "one for each of an instance's cores; not measured")
+        example = self.goldens[0].inputs if self.goldens else zeros(signature)
+        return tune(
+            engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
+        )
 
     def takeover(
         self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]

@@ -47,10 +47,26 @@ class Metrics:
         )
         self.batch_size = Spreads("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
         self.batch_requests = Spreads("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
+        self.padding_elements = Counts(
+            "ingot_padding_elements",
+            "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",
+            (*_MODEL, "kind"),
+            registry,
+        )
         self.in_flight = Gauge(
             "ingot_in_flight_requests",
             "Requests taken and not answered yet, waiting ones included",
             _MODEL,
+            registry=registry,
+        )
+        self.grpc_connections = Gauge(
+            "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
+        )
+        self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
+        self.grpc_faults = Counter(
+            "ingot_grpc_faults",
+            "Streams and connections that the fast gRPC server ended as the client broke HTTP/2, by its error code",
+            ("code",),
             registry=registry,
         )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)

@@ -17,17 +17,20 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
-from ingot.runtime import warmup
+from ingot.padding import Padding
+from ingot.runtime import mixing, warmup
 from ingot.runtime.admission import Admission
-from ingot.runtime.batching import rows_of
+from ingot.runtime.batching import Batcher, rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
+from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
+from ingot.runtime.statistics import Duration, Statistics
 from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
@@ -68,7 +71,7 @@ class Model:
     ``load`` and ``close`` block and may run in any thread; ``infer`` and ``drain`` belong to one event loop.
 
     ``variant`` is what the archive calls the form that is served, and ``properties`` tell people which it is and why;
-    both are empty until it is chosen, and for a bare file.
+    both are empty until it is chosen, and for a bare file. ``engine_settings`` tell how its engines run, and why so.
 
     Args:
         name: what clients call it.
@@ -99,6 +102,7 @@ class Model:
         self.device = ""
         self.variant = ""
         self.properties: Mapping[str, str] = {}
+        self.engine_settings: Mapping[str, str] = {}
         self._choose = choose
         self._signature = signature
         self._settings = settings or Settings()
@@ -110,15 +114,20 @@ class Model:
         self._engine_seconds = metrics.engine_seconds.labels(*labels)
         self._batch_size = metrics.batch_size.labels(*labels)
         self._batch_requests = metrics.batch_requests.labels(*labels)
+        self._elements = metrics.padding_elements.labels(*labels, "real")
+        self._fill = metrics.padding_elements.labels(*labels, "padding")
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
         self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
         self._takeover: Takeover | None = None
         self._joins = True
+        self._paddings: Mapping[str, Padding] = {}
+        self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
         self._recorded: Mapping[int, float] = {}
         self._fits: dict[Key, Fit] = {}
+        self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
@@ -199,13 +208,18 @@ class Model:
         warm_time = self._settings.warm_time
         latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, warm_time, known)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
+        if self._paddings and self._examples:
+            self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
         self._instances = [
-            Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
+            Instance(
+                engine, Batcher(engine, signature, self._mixer), self._done, f"ingot-{self.name}-{self.version}-{index}"
+            )
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
         self.state = State.READY
-        log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+        told = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
+        log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, told)
         if self._takeover is not None:
             self._takeover.start()
 
@@ -215,15 +229,18 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
-        self._joins, self._recorded = choice.form.joins, choice.form.latency
-        while len(engines) < self._settings.instances:
-            engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
-        first = engines[0]
+        self._joins, self._paddings = choice.form.joins, choice.form.padding
+        self._recorded = choice.form.latency
+        signature = self._signature = self._signature or choice.engine.signature
+        tensors.check_same(signature, choice.engine.signature)
+        tuned = choice.form.tune(choice.engine, self._settings, signature)
+        first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
-        signature = self._signature = self._signature or first.signature
-        tensors.check_same(signature, first.signature)
+        while len(engines) < self._settings.instances:
+            engines.append(choice.form.start(self._settings.device, tuned.threads, self.name)[0])
+        self.engine_settings = {"instances": str(len(engines)), **first.settings, "threads_why": tuned.why}
         self.state = State.TESTING
-        if not choice.tested:
+        if first is not choice.engine or not choice.tested:
             choice.form.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
@@ -290,10 +307,15 @@ class Model:
         fit = self._fit(inputs, key)
         now = time.perf_counter()
         limit = self._settings.slo if timeout is None else timeout
-        pending = Pending(reply, self._left, self._scheduler.discard)
-        self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
+        pending = Pending(reply, self._left, self._scheduler.discard, now)
         self._in_flight += 1
         self._quiet.clear()
+        try:
+            self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
+        except IngotError as error:
+            pending.cancel()
+            self._statistics.end(error, 0.0)
+            raise
         if timeout is not None:
             self._expiry.add(loop, pending, timeout)
         if not self._pump_due:
@@ -313,7 +335,10 @@ class Model:
         if signature.batch is None:
             fit = Fit(1)
         else:
-            fit = Fit(sizes.get(signature.batch, 1), group_of(signature, inputs))
+            fit = Fit(
+                sizes.get(signature.batch, 1),
+                group_of(signature, inputs) if self._mixer is None else self._mixer.group(inputs),
+            )
             if any(signature.batch not in spec.shape for spec in signature.inputs):
                 return fit  # the values of an input that all rows share are a part of the group
         if len(self._fits) >= _MAX_FITS:
@@ -345,14 +370,12 @@ class Model:
             )
             for index, start in enumerate(starts)
         ]
-        try:
-            for entry in entries:
-                self._scheduler.offer(entry, now)
-        except IngotError:
-            pending.cancel()
-            raise
+        for entry in entries:
+            self._scheduler.offer(entry, now)
 
-    def _left(self) -> None:
+    def _left(self, pending: Pending, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._statistics.end(outcome, time.perf_counter() - pending.began)
         self._in_flight -= 1
         if not self._in_flight:
             self._quiet.set()
@@ -394,8 +417,8 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if 0 < scheduler.expected(batch) < _TICK:
-                # A thread's wakeups would take longer than the call itself.
+            if self.device == "cpu" and 0 < scheduler.expected(batch) < _TICK:
+                # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
             instance.start(batch)
@@ -413,11 +436,50 @@ class Model:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.reply(outcome)
         self._engine_seconds.observe(seconds)
-        self._batch_size.observe(sum(entry.rows for entry in entries))
+        rows = sum(entry.rows for entry in entries)
+        self._batch_size.observe(rows)
         self._batch_requests.observe(len(entries))
+        spent = instance.batcher.spent
+        right = rows
+        if failed:
+            answered = zip(entries, outcomes, strict=True)
+            right = sum(entry.rows for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), rows, right, spent)
+        if spent.padded:
+            self._elements.inc(spent.elements)
+            self._fill.inc(spent.padded - spent.elements)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True
             self._loop.call_soon(self._pump)
+
+    def statistics(self) -> Statistics:
+        """Return what was counted up to now, and what the scheduler goes by."""
+        counted, scheduler = self._statistics, self._scheduler
+        queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
+        described: dict[str, Any] = {
+            "state": self.state.value,
+            "device": self.device,
+            "variant": self.variant,
+            "engine": dict(self.engine_settings),
+            "instances": len(self._instances),
+            "batching": scheduler.batching,
+            "max_batch": scheduler.limits.max_batch,
+            "rows_at_best": scheduler.cap,
+            "latency": [{"rows": rows, "seconds": seconds} for rows, seconds in scheduler.latency.known.items()],
+            "waiting": len(scheduler),
+            "in_flight": self._in_flight,
+        }
+        if self._mixer is not None:
+            filled = counted.padded - counted.elements
+            worth = self._mixer.worth
+            described["padding"] = {
+                "dimensions": list(self._mixer.padder.dims),
+                "elements": counted.elements,
+                "padding": filled,
+                "waste": filled / max(counted.elements, 1),
+                "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
+            }
+        return counted.copy(queued, described)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")

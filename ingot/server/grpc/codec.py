@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 
 from ingot import arrays
@@ -20,15 +19,16 @@ from ingot.tensors import Array, DType
 
 SERVICE = "inference.GRPCInferenceService"
 
+# https://grpc.github.io/grpc/core/md_doc_statuscodes.html; grpcio's own enumeration would take 0.1 s to import.
 STATUS = {
-    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Code.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    Code.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Code.INTERNAL: grpc.StatusCode.INTERNAL,
-    Code.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
-    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.INVALID_ARGUMENT: 3,
+    Code.DEADLINE_EXCEEDED: 4,
+    Code.NOT_FOUND: 5,
+    Code.ALREADY_EXISTS: 6,
+    Code.TOO_LARGE: 8,
+    Code.UNSUPPORTED: 12,
+    Code.INTERNAL: 13,
+    Code.UNAVAILABLE: 14,
 }
 
 # FP16 and BF16 have no typed field: they must be raw.

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 import ingot
 from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
@@ -20,16 +21,19 @@ from ingot.tensors import TensorSpec
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
-def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> FastAPI:
+def create_app(
+    plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int = 1 << 30, budget: Budget | None = None
+) -> FastAPI:
     """Return the application that serves a data plane.
 
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
+        budget: the same as shared with others, in place of ``max_bodies_bytes``.
     """
     app = FastAPI(title="Ingot", version=ingot.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    budget = Budget(max_bodies_bytes)
+    budget = budget or Budget(max_bodies_bytes)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
@@ -51,16 +55,30 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:
-        return _json({"live": True})
+        return _response(exchange.live(plane))
 
     @app.get("/v2/health/ready", response_model=schema.Ready)
     async def ready() -> Response:
-        return _json({"ready": plane.ready}, 200 if plane.ready else 503)
+        return _response(exchange.ready(plane))
 
     @app.get("/v2/", include_in_schema=False)
     @app.get("/v2", response_model=schema.ServerMetadata)
     async def server_metadata() -> Response:
         return _json(plane.server_metadata())
+
+    @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
+    async def all_statistics() -> Response:
+        return _json(extensions.statistics(plane))
+
+    @app.get("/v2/models/{model}/versions/{version}/stats", response_model=schema.ModelStatistics)
+    @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
+    async def statistics(request: Request, model: str) -> Response:
+        return _json(extensions.statistics(plane, model, _version(request)))
+
+    @app.get("/v2/models/{model}/versions/{version}/config", response_model=schema.ModelConfiguration)
+    @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
+    async def configuration(request: Request, model: str) -> Response:
+        return _json(extensions.configuration(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
@@ -78,7 +96,8 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
     async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
-            work = exchange.infer(plane, model, _version(request), request.headers, body, max_body_bytes)
+            asked = exchange.Asked.of(model, _version(request), request.headers)
+            work = exchange.infer(plane, asked, body, max_body_bytes)
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", include_in_schema=False)

@@ -1,0 +1,122 @@
+"""The gRPC server on grpcio, complete and slow: what the fast one is held against."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from ingot.errors import IngotError, InternalError, public_text
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import codec, reflected
+from ingot.server.grpc.service import Service, parse
+from ingot.server.listening import bracketed
+from ingot.server.tls import Tls
+
+log = logging.getLogger(__name__)
+
+# grpcio has an enumeration for what is a number in gRPC.
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+class GrpcioFront:
+    """A gRPC server without a port; its health service starts as not serving.
+
+    Args:
+        plane: the server's behaviour.
+        max_body_bytes: the largest message that is taken; answers are not limited.
+        tls: the certificate, or None.
+        shared: whether other processes listen on the same port.
+    """
+
+    def __init__(self, plane: DataPlane, max_body_bytes: int, tls: Tls | None = None, *, shared: bool = False):
+        self._credentials = grpc.ssl_server_credentials([(tls.key, tls.cert)]) if tls is not None else None
+        self._server, self._health = _create_server(plane, max_body_bytes, shared=shared)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port; 0 takes any free one.
+
+        Raises:
+            OSError: the port is taken, or the address cannot be bound.
+        """
+        address = f"{bracketed(host)}:{port}"
+        try:
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise OSError("in use or not allowed") from error
+        await self._server.start()
+        await self.set_serving(False)
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the health service answers."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", codec.SERVICE):
+            await self._health.set(service, status)
+
+    async def stop(self, drain: float) -> None:
+        """Take no more calls, give those in flight ``drain`` seconds, and close."""
+        await self._server.stop(drain)
+
+
+def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tuple[grpc.aio.Server, HealthServicer]:
+    """Return a server without a port, and its health service, which starts as not serving.
+
+    Args:
+        plane: the server's behaviour.
+        max_body_bytes: the largest message that is taken; answers are not limited.
+        shared: whether other processes listen on the same port.
+    """
+    server = grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            # Without these gRPC cancels calls by itself under load; the models' own queues say no in a better way.
+            ("grpc.server.max_pending_requests", 100_000),
+            ("grpc.server.max_pending_requests_hard_limit", 200_000),
+            # 0: else a second server on the same port would start, and take half the requests.
+            ("grpc.so_reuseport", int(shared)),
+        )
+    )
+    service = Service(plane)
+    handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, handlers),))
+    health_service = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection(
+        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=reflected.pool()
+    )
+    return server, health_service
+
+
+def _unary(
+    plane: DataPlane, function: Callable[[Any], Awaitable[Message]], kind: type[Message]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Wrap a call so that its errors become statuses, and internal text never leaves."""
+
+    @functools.wraps(function)
+    async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+        try:
+            return await function(parse(kind, raw))
+        except IngotError as error:
+            failure = error
+        except Exception as error:
+            log.exception("%s failed", function.__name__)
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        plane.count_error("grpc", failure)
+        return await context.abort(_STATUS[codec.STATUS[failure.code]], public_text(failure))  # which raises
+
+    return grpc.unary_unary_rpc_method_handler(
+        handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
+    )
