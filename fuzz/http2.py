@@ -17,7 +17,7 @@ import atheris
 with atheris.instrument_imports(include=["ingot.server.grpc"]):
     from ingot.server.grpc.fast import frames
     from ingot.server.grpc.fast.frames import ErrorCode
-    from tests.server.http2 import LIMIT, Peer, data, prefixed, request
+    from tests.server.echo_peer import LIMIT, Peer, data, prefixed, request
 
 _MOST_HELD = 4 * LIMIT + (1 << 20)
 

@@ -12,7 +12,7 @@ import pytest
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.frames import ErrorCode
-from tests.server.http2 import INFER, LIMIT, Peer, data, prefixed, request
+from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
 Frame = tuple[int, int, int, bytes]
 
@@ -142,7 +142,7 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
     ),
     "empty data": lambda peer, index: (peer.head(3) if index == 0 else b"") + data(3, b""),
     "window": lambda peer, _: frames.window_update(0, 1),
-    "refused": lambda peer, index: peer.head(3 + 2 * index, **{"Upper": "case"}),
+    "refused": lambda peer, index: peer.head(3 + 2 * index, Upper="case"),
 }
 
 
@@ -226,7 +226,7 @@ def test_what_breaks_http2_ends_the_connection_with_its_code(case: str) -> None:
 
 
 STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
-    "an uppercase header": (lambda peer: peer.head(1, **{"Upper": "x"}), ErrorCode.PROTOCOL_ERROR),
+    "an uppercase header": (lambda peer: peer.head(1, Upper="x"), ErrorCode.PROTOCOL_ERROR),
     "a header of HTTP/1": (lambda peer: peer.head(1, connection="close"), ErrorCode.PROTOCOL_ERROR),
     "no path": (lambda peer: peer.head(1, path=""), ErrorCode.PROTOCOL_ERROR),
     "a wrong content-length": (
