@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from google.protobuf.message import Message
 
 from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc import reflected
 from ingot.server.grpc.codec import SERVICE
 from ingot.server.grpc.fast.calls import Calls
@@ -16,16 +18,16 @@ from ingot.server.grpc.fast.connection import Connection
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.health import SERVICE as HEALTH
 from ingot.server.grpc.fast.health import Health
-from ingot.server.grpc.fast.method import Method
+from ingot.server.grpc.fast.method import Method, Streaming
 from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.fast.reflection import Reflection
 from ingot.server.grpc.service import Service, Unary, parse
 from ingot.server.limits import Budget
+from ingot.server.listening import listen
 
 # How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
 _LOOK_SECONDS = 10.0
 _WARN, _END = 6, 8
-_BACKLOG = 2048
 # While it drains: how often to see whether all is done.
 _STEP = 0.02
 
@@ -38,10 +40,20 @@ class FastFront:
         max_body_bytes: the largest message that is taken; answers are not limited.
         max_bodies_bytes: what the messages that are being received may hold together.
         tls: the certificate; ALPN must offer ``h2``.
+        shared: whether other processes listen on the same port.
     """
 
-    def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, tls: ssl.SSLContext | None = None):
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        shared: bool = False,
+    ):
         self._tls = tls
+        self._shared = shared
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
@@ -60,9 +72,8 @@ class FastFront:
             OSError: the port is taken, or the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls), host, port, backlog=_BACKLOG, ssl=self._tls
-        )
+        socket = listen(host, port, shared=self._shared)
+        self._listener = await loop.create_server(lambda: Connection(loop, self._calls), sock=socket, ssl=self._tls)
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -89,6 +100,7 @@ class FastFront:
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
         methods = {_path(name): Method(_unary(*call)) for name, call in service.unary().items()}
+        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service))
         methods[_path("Check", HEALTH)] = Method(self._health.check)
         methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
         reflection = Reflection((SERVICE, HEALTH, *REFLECTION), reflected.pool())
@@ -114,5 +126,17 @@ def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[
 
     async def call(data: bytes) -> bytes:
         return (await function(parse(kind, data))).SerializeToString()
+
+    return call
+
+
+def _infer_stream(service: Service) -> Streaming:
+    """Return the stream of inferences as one from bytes to bytes."""
+
+    async def call(messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        requests = (parse(pb.ModelInferRequest, data) async for data in messages)
+        async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
+            async for answer in answers:
+                yield answer.SerializeToString()
 
     return call
