@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.server.config import ServerConfig
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
@@ -66,11 +65,7 @@ def gated(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monk
     gate.set()
     engine = FunctionEngine(double, gate=gate)
     monkeypatch.setattr("ingot.runtime.form.load_engine", lambda *_, **__: engine)
-    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "drain_timeout": 5}
-    if "grpc_server" in ServerConfig.model_fields:
-        settings["grpc_server"] = request.param
-    elif request.param != "grpcio":
-        pytest.skip("this version has one gRPC server")
+    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "grpc_server": request.param, "drain_timeout": 5}
     with ingot.serve(f"m={onnx_models.identity(folder, DType.FP32)}", **settings) as server:
         gate.clear()
         yield Gated(server, gate, engine)
