@@ -72,8 +72,9 @@ class FastFront:
             OSError: the port is taken, or the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        socket = listen(host, port, shared=self._shared)
-        self._listener = await loop.create_server(lambda: Connection(loop, self._calls), sock=socket, ssl=self._tls)
+        self._listener = await loop.create_server(
+            lambda: Connection(loop, self._calls), sock=listen(host, port, shared=self._shared), ssl=self._tls
+        )
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
 
