@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import httptools
@@ -19,6 +20,9 @@ from ingot.server.limits import check_size
 
 _MAX_KNOWN_HEAD = 4 << 10
 _END = b"\r\n\r\n"
+# An offer to go on in HTTP/2, such as Java's client makes with its first request. It is to be passed over, but httptools
+# takes no body after it.
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class FastProtocol(BoundedProtocol):
@@ -71,7 +75,7 @@ class FastProtocol(BoundedProtocol):
     def _learn(self, known: bytes) -> None:
         """Parse what seems to be one head, and keep its meaning if it is exactly that, with a plain body to follow."""
         self._plain = None
-        super().data_received(known)
+        super().data_received(_UPGRADE.sub(b"\r\nx-upgrade:", known))
         if self._plain is not None and not self.parsed and not self.transport.is_closing():
             self.front.heads.keep(known, self._plain)
 
