@@ -20,8 +20,8 @@ from ingot.server.limits import check_size
 
 _MAX_KNOWN_HEAD = 4 << 10
 _END = b"\r\n\r\n"
-# An offer to go on in HTTP/2, such as Java's client makes with its first request. It is to be passed over, but httptools
-# takes no body after it.
+# An offer to go on in HTTP/2, such as Java's client makes at first. It is to be passed over, but httptools takes no
+# body after it.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
