@@ -143,6 +143,13 @@ def test_an_offer_to_go_on_in_another_protocol_is_passed_over(known: str) -> Non
     assert statuses(exchange(known, head + BODY, head + BODY, LAST)) == [b"200"] * 3
 
 
+def test_thousands_of_bad_requests_in_one_packet(known: str) -> None:
+    """Each is answered at once, which must not nest."""
+    bad = b"POST /v2/models/affine/infer HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"
+    count = 3000
+    assert statuses(exchange(known, bad, bad * count + LAST)) == [b"400"] * (count + 1) + [b"200"]
+
+
 def test_a_request_hidden_in_the_body_of_a_known_one_is_not_answered(known: str) -> None:
     hidden = PLAIN + BODY
     head = PLAIN.replace(LENGTH, b"Content-Length: %d\r\n" % len(hidden))
