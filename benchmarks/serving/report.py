@@ -66,6 +66,8 @@ def write(out: Path) -> None:
     lines += ["## Goals", "", *goal_table(records), ""]
     if found["failures"]:
         lines += ["## Failed", "", *(f"- {failure.splitlines()[0]}" for failure in found["failures"]), ""]
+    if found["absent"]:
+        lines += ["Left out: " + "; ".join(f"{name} ({why})" for name, why in found["absent"].items()) + ".", ""]
     for name in SPECS:
         lines += _model(name, records)
     lines += _goodput(records)
