@@ -18,6 +18,7 @@ def parse():
     parser.add_argument("--format")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--delay", type=float)
+    parser.add_argument("--capacity", type=int, help="most requests in the server, where it is to answer in time")
     parser.add_argument("--work", help="a folder of its own")
     return parser.parse_args()
 

@@ -49,7 +49,7 @@ if __name__ == "__main__":
     command += ["--log-config", str(work / "log4j2.xml")]
     os.execv(str(Path(sys.executable).parent / "torchserve"), command)
 
-import orjson
+import orjson  # noqa: E402
 
 _engine = None
 
