@@ -100,11 +100,11 @@ def _error(
                 f"padded along {where}, output '{name}' has shape {list(actual[name].shape)} instead of "
                 f"{list(value.shape)}: no named dimension of it tells how to cut it back; leave out --pad"
             )
-        error = arrays.departure(value, actual[name])
-        if not error <= limit:
+        departure = arrays.departure(value, actual[name])
+        if not departure <= limit:
             raise ParityError(
-                f"the model notices padding along {where}: output '{name}' departs by {error:.2e}, "
+                f"the model notices padding along {where}: output '{name}' departs by {departure:.2e}, "
                 f"tolerance {limit:.0e}; {remedy}"
             )
-        worst = max(worst, error)
+        worst = max(worst, departure)
     return worst

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
@@ -15,6 +15,7 @@ from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import TensorSpec
 
+M = TypeVar("M", bound=Message)
 Unary = Callable[[Any], Awaitable[Message]]
 
 
@@ -78,7 +79,7 @@ def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.dtype.value, shape=spec.wire_shape)
 
 
-def parse(kind: type[Message], raw: bytes) -> Message:
+def parse(kind: type[M], raw: bytes) -> M:
     """Parse a message.
 
     Raises:
