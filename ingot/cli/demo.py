@@ -35,7 +35,8 @@ def demo(
     A second run reuses the trained model and its archive.
     """
     from ingot.model_store import Store
-    from ingot.server.main import check_port, serve
+    from ingot.server.listening import check_port
+    from ingot.server.main import serve
 
     for protocol, port in (("HTTP", http_port), ("gRPC", grpc_port)):
         check_port(protocol, "127.0.0.1", port)  # before the training, not after

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def infer(
-    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port.")],
+    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
     model: Annotated[str, typer.Argument(help="The model's name on the server.")],
     inputs: Annotated[
         list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; once for each.")
@@ -27,6 +27,9 @@ def infer(
         list[str] | None, typer.Option("--output-name", help="Only this output; once for each.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the answer.")] = 60.0,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificates that vouch for the server's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -35,7 +38,7 @@ def infer(
 
     from ingot.server.client import Client
 
-    with Client(url, timeout) as client:
+    with Client(url, timeout, ca_file) as client:
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or ())
     if out is not None:

@@ -15,6 +15,14 @@ from ingot.cli.output import seconds, stdout
 from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument
 
+# The groups that --help shows the options in; those without one stand under its "Options".
+_ADDRESSES = "Addresses"
+_MODELS = "Models"
+_BATCHING = "Batching (the defaults measure the model)"
+_LIMITS = "Limits"
+_RECORDING = "Recording requests"
+_EXPERT = "For experts"
+
 
 def serve(
     sources: Annotated[
@@ -25,92 +33,167 @@ def serve(
         ),
     ],
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; 0.0.0.0 is all.", show_default="127.0.0.1")
+        str | None,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 is all.", rich_help_panel=_ADDRESSES, show_default="127.0.0.1"
+        ),
     ] = None,
-    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 is any free one.", show_default="8000")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 is any free one.", show_default="8001")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="HTTP port; 0 is any free one.", rich_help_panel=_ADDRESSES, show_default="8000")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="gRPC port; 0 is any free one.", rich_help_panel=_ADDRESSES, show_default="8001")
+    ] = None,
     grpc_server: Annotated[
-        str | None, typer.Option(help="grpcio, or fast: our own gRPC server.", show_default="grpcio")
+        str | None,
+        typer.Option(help="grpcio, or fast: our own gRPC server.", rich_help_panel=_ADDRESSES, show_default="grpcio"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="auto")] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of a certificate: both ports then speak TLS.",
+            rich_help_panel=_ADDRESSES,
+            show_default="None",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the certificate's key.", rich_help_panel=_ADDRESSES, show_default="None"),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MODELS, show_default="auto")
+    ] = None,
     allow_code: Annotated[
         bool,
         typer.Option(
             "--allow-code",
             help="Load archives of formats that can run code of whoever made them; ONNX cannot.",
+            rich_help_panel=_MODELS,
             show_default="False",
         ),
     ] = False,
     trust: Annotated[
         Path | None,
-        typer.Option(help="A trust policy: serve only what it trusts, digests checked.", show_default="None"),
+        typer.Option(
+            help="A trust policy: serve only what it trusts, digests checked.",
+            rich_help_panel=_MODELS,
+            show_default="None",
+        ),
     ] = None,
     ort_library: Annotated[
-        Path | None, typer.Option(help="A library of custom operators for ONNX Runtime.", show_default="None")
+        Path | None,
+        typer.Option(
+            help="A library of custom operators for ONNX Runtime.", rich_help_panel=_MODELS, show_default="None"
+        ),
     ] = None,
     variant_choice: Annotated[
         str | None,
         typer.Option(
             help="Which variant of an archive is served if none is named: measured (the fastest here) or preferred "
             "(the first).",
+            rich_help_panel=_MODELS,
             show_default="measured",
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="Engines for each model.", rich_help_panel=_BATCHING, show_default="1")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="CPU threads for one engine call; without, as many as pay.",
+            rich_help_panel=_BATCHING,
+            show_default="None",
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="Most rows in one engine call.", rich_help_panel=_BATCHING, show_default="64")
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Time in which requests are to be answered, such as 50ms; later ones are refused.",
+            rich_help_panel=_BATCHING,
+            show_default="None",
+        ),
+    ] = None,
+    max_delay: Annotated[
+        str | None,
+        typer.Option(
+            help="The longest that an idle engine waits for more rows.", rich_help_panel=_BATCHING, show_default="None"
+        ),
+    ] = None,
+    max_queue: Annotated[
+        int | None,
+        typer.Option(help="Most requests that wait for a model.", rich_help_panel=_LIMITS, show_default="4096"),
+    ] = None,
+    max_queue_mb: Annotated[
+        int | None,
+        typer.Option(
+            help="Most MiB that a model's waiting requests hold.", rich_help_panel=_LIMITS, show_default="256"
+        ),
+    ] = None,
+    max_body_mb: Annotated[
+        int | None, typer.Option(help="Largest request in MiB.", rich_help_panel=_LIMITS, show_default="64")
+    ] = None,
+    max_bodies_mb: Annotated[
+        int | None,
+        typer.Option(
+            help="Most MiB of HTTP request bodies held at once.", rich_help_panel=_LIMITS, show_default="1024"
+        ),
+    ] = None,
+    ready_delay: Annotated[
+        str | None,
+        typer.Option(
+            help="How long to go on answering at shutdown, while not ready.", rich_help_panel=_LIMITS, show_default="0"
+        ),
+    ] = None,
+    drain_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for requests in flight at shutdown.", rich_help_panel=_LIMITS, show_default="30"),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write some requests and their answers, which are users' data, to this folder.",
+            rich_help_panel=_RECORDING,
+            show_default="None",
+        ),
+    ] = None,
+    record_share: Annotated[
+        float | None,
+        typer.Option(help="Which share of the requests is recorded.", rich_help_panel=_RECORDING, show_default="0.01"),
+    ] = None,
+    record_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests of a model's version that are recorded.",
+            rich_help_panel=_RECORDING,
+            show_default="1000",
+        ),
+    ] = None,
+    record_limit_mb: Annotated[
+        int | None,
+        typer.Option(
+            help="Most MiB of a model's version that are recorded.", rich_help_panel=_RECORDING, show_default="256"
         ),
     ] = None,
     choice_time: Annotated[
         float | None,
-        typer.Option(help="Seconds that each variant is timed at each batch size, if it must be.", show_default="0.3"),
+        typer.Option(
+            help="Seconds that each variant is timed at each batch size, if it must be.",
+            rich_help_panel=_EXPERT,
+            show_default="0.3",
+        ),
     ] = None,
     derived_cache: Annotated[
         bool | None,
         typer.Option(
             "--derived-cache/--no-derived-cache",
             help="Keep packed weights of large models beside the store, where processes share them.",
+            rich_help_panel=_EXPERT,
             show_default="True",
         ),
-    ] = None,
-    instances: Annotated[int | None, typer.Option(help="Engines for each model.", show_default="1")] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="CPU threads for one engine call; without, as many as pay.", show_default="None"),
-    ] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Most rows in one engine call.", show_default="64")] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help="Time in which requests are to be answered, such as 50ms; later ones are refused.", show_default="None"
-        ),
-    ] = None,
-    max_delay: Annotated[
-        str | None,
-        typer.Option(help="The longest that an idle engine waits for more rows.", show_default="None"),
-    ] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(help="Most requests that wait for a model.", show_default="4096")
-    ] = None,
-    max_queue_mb: Annotated[
-        int | None, typer.Option(help="Most MiB that a model's waiting requests hold.", show_default="256")
-    ] = None,
-    max_body_mb: Annotated[int | None, typer.Option(help="Largest request in MiB.", show_default="64")] = None,
-    max_bodies_mb: Annotated[
-        int | None, typer.Option(help="Most MiB of HTTP request bodies held at once.", show_default="1024")
-    ] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for requests in flight at shutdown.", show_default="30")
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write some requests and their answers, which are users' data, to this folder.", show_default="None"
-        ),
-    ] = None,
-    record_share: Annotated[
-        float | None, typer.Option(help="Which share of the requests is recorded.", show_default="0.01")
-    ] = None,
-    record_limit: Annotated[
-        int | None, typer.Option(help="Most requests of a model's version that are recorded.", show_default="1000")
-    ] = None,
-    record_limit_mb: Annotated[
-        int | None, typer.Option(help="Most MiB of a model's version that are recorded.", show_default="256")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     store: StoreOption = None,
@@ -124,6 +207,8 @@ def serve(
         "host": host,
         "http_port": http_port,
         "grpc_port": grpc_port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
         "grpc_server": grpc_server,
         "device": device,
         "allow_code": allow_code or None,  # so that the variable counts where the option is not given
@@ -141,6 +226,7 @@ def serve(
         "max_queue_mb": max_queue_mb,
         "max_body_mb": max_body_mb,
         "max_bodies_mb": max_bodies_mb,
+        "ready_delay": None if ready_delay is None else seconds(ready_delay),
         "drain_timeout": drain_timeout,
         "record": record,
         "record_share": record_share,
@@ -150,7 +236,8 @@ def serve(
     configure_logging(log_level)
     from ingot.model_store import Store
     from ingot.server.config import ServerConfig
-    from ingot.server.main import Server, create, run
+    from ingot.server.lifecycle import Server
+    from ingot.server.main import create, run
 
     config = ServerConfig.of({key: value for key, value in chosen.items() if value is not None})
     server: Server = create(sources, Store(store), config, partial(transferring, log=True))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot import arrays
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
+from ingot.padding import Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
@@ -28,7 +29,7 @@ class Form:
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
     the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
-    how it is opened by way of the derived cache, if it is.
+    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded.
     """
 
     open: OpenEngine
@@ -37,6 +38,7 @@ class Form:
     variant: str = ""
     joins: bool = True
     prepacked: Prepacked | None = None
+    padding: Mapping[str, Padding] = field(default_factory=dict)
 
     @classmethod
     def of_file(cls, path: Path) -> Form:
@@ -66,6 +68,7 @@ class Form:
             variant.name,
             variant.serving.joins,
             Prepacked.of_variant(variant, settings),
+            variant.serving.padding,
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:

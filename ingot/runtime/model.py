@@ -17,14 +17,16 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
-from ingot.runtime import warmup
+from ingot.padding import Padding
+from ingot.runtime import mixing, warmup
 from ingot.runtime.admission import Admission
-from ingot.runtime.batching import rows_of
+from ingot.runtime.batching import Batcher, rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
+from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
@@ -111,12 +113,16 @@ class Model:
         self._engine_seconds = metrics.engine_seconds.labels(*labels)
         self._batch_size = metrics.batch_size.labels(*labels)
         self._batch_requests = metrics.batch_requests.labels(*labels)
+        self._elements = metrics.padding_elements.labels(*labels, "real")
+        self._fill = metrics.padding_elements.labels(*labels, "padding")
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
         self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
         self._takeover: Takeover | None = None
         self._joins = True
+        self._paddings: Mapping[str, Padding] = {}
+        self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
         self._fits: dict[Key, Fit] = {}
         self._expiry = Expiry(name)
@@ -197,8 +203,12 @@ class Model:
         batching = signature.batch is not None and self._joins
         latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
+        if self._paddings and self._examples:
+            self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
         self._instances = [
-            Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
+            Instance(
+                engine, Batcher(engine, signature, self._mixer), self._done, f"ingot-{self.name}-{self.version}-{index}"
+            )
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
@@ -214,7 +224,7 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
-        self._joins = choice.form.joins
+        self._joins, self._paddings = choice.form.joins, choice.form.padding
         signature = self._signature = self._signature or choice.engine.signature
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.form.tune(choice.engine, self._settings, signature)
@@ -314,7 +324,10 @@ class Model:
         if signature.batch is None:
             fit = Fit(1)
         else:
-            fit = Fit(sizes.get(signature.batch, 1), group_of(signature, inputs))
+            fit = Fit(
+                sizes.get(signature.batch, 1),
+                group_of(signature, inputs) if self._mixer is None else self._mixer.group(inputs),
+            )
             if any(signature.batch not in spec.shape for spec in signature.inputs):
                 return fit  # the values of an input that all rows share are a part of the group
         if len(self._fits) >= _MAX_FITS:
@@ -416,6 +429,10 @@ class Model:
         self._engine_seconds.observe(seconds)
         self._batch_size.observe(sum(entry.rows for entry in entries))
         self._batch_requests.observe(len(entries))
+        spent = instance.batcher.spent
+        if spent.padded:
+            self._elements.inc(spent.elements)
+            self._fill.inc(spent.padded - spent.elements)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True
             self._loop.call_soon(self._pump)

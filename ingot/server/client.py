@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
@@ -47,20 +49,26 @@ class Client:
     """Asks a server. Use it in a ``with`` block, or close it.
 
     Args:
-        url: ``http://host:port``, ``https://host`` or ``grpc://host:port``.
+        url: ``http://host:port``, ``https://host``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``.
         timeout: seconds to wait for each answer.
+        ca_file: PEM file of the certificates that vouch for the server's; by default those that everybody trusts.
 
     Raises:
-        InvalidArgument: the URL is of another kind.
+        InvalidArgument: the URL is of another kind, or the file cannot be read.
     """
 
-    def __init__(self, url: str, timeout: float = 60.0):
+    def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None):
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https", "grpc") or not parts.netloc:
+        if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.netloc:
             raise InvalidArgument(f"'{url}' is not a server's address; write http://host:port or grpc://host:port")
-        self._transport: _Transport = (
-            _Grpc(parts.netloc, timeout) if parts.scheme == "grpc" else _Http(url.rstrip("/"), timeout)
-        )
+        try:
+            self._transport: _Transport = (
+                _Grpc(parts.scheme, parts.netloc, timeout, ca_file)
+                if parts.scheme.startswith("grpc")
+                else _Http(url.rstrip("/"), timeout, ca_file)
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
 
     def ready(self, model: str = "") -> bool:
         """Tell whether a model, or the whole server, takes requests."""
@@ -120,9 +128,11 @@ class Client:
 
 
 class _Http:
-    def __init__(self, url: str, timeout: float):
+    def __init__(self, url: str, timeout: float, ca_file: str | Path | None):
+        verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
         # A proxy from the environment cannot reach this machine's own loopback.
-        self._client = httpx.Client(base_url=url, timeout=timeout, trust_env=not _is_loopback(urlsplit(url).hostname))
+        trust_env = not _is_loopback(urlsplit(url).hostname)
+        self._client = httpx.Client(base_url=url, timeout=timeout, verify=verify, trust_env=trust_env)
 
     def ready(self, model: str) -> bool:
         path = f"/v2/models/{quote(model, safe='')}/ready" if model else "/v2/health/ready"
@@ -170,12 +180,15 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(self, target: str, timeout: float):
-        self._target = target
+    def __init__(self, scheme: str, target: str, timeout: float, ca_file: str | Path | None):
+        self._url = f"{scheme}://{target}"
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(
-            target, (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-        )
+        options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+        if scheme == "grpc":
+            self._channel = grpc.insecure_channel(target, options)
+        else:
+            roots = None if ca_file is None else Path(ca_file).read_bytes()
+            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
 
     def ready(self, model: str) -> bool:
         if model:
@@ -201,7 +214,7 @@ class _Grpc:
 
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
         answer = self._call("ModelInfer", grpc_codec.encode_request(request), pb.ModelInferResponse)
-        with _parsing(f"grpc://{self._target}"):
+        with _parsing(self._url):
             return grpc_codec.decode_response(answer)
 
     def metrics(self) -> str:
@@ -221,7 +234,7 @@ class _Grpc:
         except grpc.RpcError as error:
             status, details = error.code(), error.details()
             if status is grpc.StatusCode.UNAVAILABLE and "connect" in str(details).lower():
-                raise Unavailable(f"no server answers at grpc://{self._target}; is it running?") from error
+                raise Unavailable(f"no server answers at {self._url}; is it running?") from error
             kind = _BY_GRPC_STATUS.get(status.value[0], errors.InternalError)
             raise kind(f"the server answered {status.name}: {details}") from error
 

@@ -22,6 +22,10 @@ class ServerConfig(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on. The default takes no connection from outside.")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes any free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
+    tls_cert: Path | None = Field(
+        None, description="PEM file of the certificate, and of those that vouch for it; both ports then speak TLS."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a password.")
     grpc_server: Literal["grpcio", "fast"] = Field(
         "grpcio", description="Which gRPC server: grpcio, or our own, which takes a tenth of the time."
     )
@@ -72,7 +76,12 @@ class ServerConfig(BaseSettings):
     drain_timeout: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="Seconds that requests in flight get to finish at shutdown."
     )
-
+    ready_delay: float = Field(
+        0.0,
+        ge=0,
+        le=3600,
+        description="Seconds that the server goes on answering at shutdown, while its readiness says no.",
+    )
     record: Path | None = Field(
         None, description="Folder to write some requests to, with their answers: users' data. Off by default."
     )

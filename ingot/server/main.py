@@ -1,19 +1,17 @@
-"""Starting, running and stopping a server: two listeners in one event loop, over one data plane."""
+"""Servers as they are asked for: by the command, until a signal, and by a program, in a background thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import signal
-import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
@@ -22,156 +20,13 @@ from ingot.model_store.trust import Policy
 from ingot.runtime import Repository
 from ingot.runtime.pulls import Transferring, logged
 from ingot.server.config import ServerConfig
-from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.front import create_front
-from ingot.server.http.app import create_app
-from ingot.server.http.protocol import BoundedProtocol
-from ingot.server.recorder import Recorder
+from ingot.server.lifecycle import Server
 
 log = logging.getLogger(__name__)
 
-# What recorded requests get to be written at shutdown; a disk that hangs must not hold it up for ever.
-_RECORDER_SECONDS = 10.0
-
-
-class Server:
-    """HTTP and gRPC over the models of a repository.
-
-    Args:
-        repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see it.
-        config: addresses and limits.
-    """
-
-    def __init__(self, repository: Repository, config: ServerConfig):
-        self.repository = repository
-        self.config = config
-        self.http_port = 0
-        self.grpc_port = 0
-        self._plane = DataPlane(repository)
-
-    @property
-    def http_url(self) -> str:
-        return f"http://{_bracketed(self.config.host)}:{self.http_port}"
-
-    @property
-    def grpc_url(self) -> str:
-        return f"grpc://{_bracketed(self.config.host)}:{self.grpc_port}"
-
-    async def start(self) -> None:
-        """Open both ports, then load every model.
-
-        Raises:
-            InvalidArgument: a port is taken, the address cannot be bound, or requests cannot be recorded where they
-                are to be.
-            IngotError: a model cannot be loaded; the ports are closed again.
-        """
-        self._plane.recorder = self._recorder()
-        try:
-            await self._start()
-        except BaseException:
-            self._close_recorder()
-            raise
-
-    async def _start(self) -> None:
-        listener = _listen(self.config.host, self.config.http_port)
-        self.http_port = listener.getsockname()[1]
-        app = create_app(self._plane, self.config.max_body_bytes, self.config.max_bodies_mb << 20)
-        self._http = _Uvicorn(
-            uvicorn.Config(
-                app,
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=math.ceil(self.config.drain_timeout),
-            )
-        )
-        try:
-            self.grpc_port = await self._start_grpc()
-        except BaseException:
-            listener.close()
-            raise
-        self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
-        try:
-            for model in self.repository:
-                await asyncio.to_thread(model.load)
-        except BaseException:
-            await self.stop()
-            raise
-        await self._grpc.set_serving(True)
-
-    async def stop(self) -> None:
-        """Stop taking requests, finish those in flight, free the models."""
-        self._plane.draining = True
-        await self._grpc.set_serving(False)
-        self._http.should_exit = True
-        await asyncio.gather(self._grpc.stop(self.config.drain_timeout), self._http_task)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
-        await asyncio.to_thread(self.repository.close, 1)
-        await asyncio.to_thread(self._close_recorder)
-
-    def _recorder(self) -> Recorder | None:
-        config = self.config
-        if config.record is None:
-            return None
-        limit_bytes = config.record_limit_mb << 20
-        return Recorder(config.record, config.record_share, config.record_limit, limit_bytes, self.repository.metrics)
-
-    def _close_recorder(self) -> None:
-        if self._plane.recorder is not None:
-            self._plane.recorder.close(_RECORDER_SECONDS)
-            self._plane.recorder = None
-
-    async def _start_grpc(self) -> int:
-        config = self.config
-        if config.grpc_port:
-            check_port("gRPC", config.host, config.grpc_port)  # gRPC's own library would log it to stderr
-        bodies = config.max_bodies_mb << 20
-        self._grpc = create_front(config.grpc_server, self._plane, config.max_body_bytes, bodies)
-        try:
-            return await self._grpc.start(config.host, config.grpc_port)
-        except OSError as error:
-            raise _taken("gRPC", config.host, config.grpc_port, error.strerror or str(error)) from error
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are handled once, for both listeners
-
-
-def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise _taken(protocol, host, port, os.strerror(error.errno) if error.errno else str(error)) from error
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host  # IPv6 literals stand in brackets before a port
-
-
-def check_port(protocol: str, host: str, port: int) -> None:
-    """Tell early that a port is taken.
-
-    Raises:
-        InvalidArgument: it is; the message says what to do.
-    """
-    _listen(host, port, protocol).close()
-
-
-def _taken(protocol: str, host: str, port: int, why: str) -> InvalidArgument:
-    option = f"--{protocol.lower()}-port"
-    return InvalidArgument(
-        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
-        f"({option} 0 takes any free one)"
-    )
+# How long the event loop waits for the interpreter lock while an engine's thread runs Python. By Python's own 5 ms, a
+# request that arrives meanwhile is read that much later; the engine itself runs without the lock.
+_SWITCH_SECONDS = 50e-6
 
 
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
@@ -184,6 +39,8 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     Raises:
         IngotError: it cannot start.
     """
+
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
     async def main() -> None:
         stop = asyncio.Event()

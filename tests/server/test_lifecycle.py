@@ -237,3 +237,28 @@ def test_files_that_cannot_be_served_say_what_can(folder: Path, name: str, monke
     (folder / name).write_text("x")
     with pytest.raises(InvalidArgument, match=r"\.ingot and \.onnx"):
         ingot.serve(name, http_port=0, grpc_port=0)
+
+
+def test_a_server_that_is_not_ready_any_more_goes_on_answering_for_a_while(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    x = np.ones((1, 3), np.float32)
+    with running(model, "--ready-delay", "60s", home=folder) as (process, addresses):
+        with ingot.Client(addresses["http"]) as http, ingot.Client(addresses["grpc"]) as grpc:
+            process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 60
+            while http.ready() or grpc.ready():
+                assert time.monotonic() < deadline
+            for client in (http, grpc):
+                assert not client.ready("affine")
+                assert client.infer("affine", {"x": x})["y"].tolist() == [[3, 3, 3]]
+        with ingot.Client(addresses["http"]) as late:
+            assert late.infer("affine", {"x": x})["y"].tolist() == [[3, 3, 3]]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with running(model, "--ready-delay", "100ms", home=folder) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

@@ -57,6 +57,7 @@ class OpenVinoEngine:
 
     platform = "openvino_onnx"
     device = "cpu"
+    compiles_shapes = True  # so that shapes are rounded where they may be
 
     def __init__(self, path: Path, *, threads: int | None = None):
         self._ov = package()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Protocol
 
 from ingot.server.dataplane import DataPlane
+from ingot.server.tls import Tls
 
 
 class GrpcFront(Protocol):
@@ -26,7 +26,13 @@ class GrpcFront(Protocol):
 
 
 def create_front(
-    kind: str, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, tls: ssl.SSLContext | None = None
+    kind: str,
+    plane: DataPlane,
+    max_body_bytes: int,
+    max_bodies_bytes: int,
+    tls: Tls | None = None,
+    *,
+    shared: bool = False,
 ) -> GrpcFront:
     """Return a server that does not listen yet.
 
@@ -35,12 +41,14 @@ def create_front(
         plane: the server's behaviour.
         max_body_bytes: the largest message that is taken; answers are not limited.
         max_bodies_bytes: what the messages that are being received may hold together; ``fast`` alone.
-        tls: the certificate; ``fast`` alone.
+        tls: the certificate, or None.
+        shared: whether other processes listen on the same port.
     """
     if kind == "fast":
         from ingot.server.grpc.fast.front import FastFront
 
-        return FastFront(plane, max_body_bytes, max_bodies_bytes, tls)
+        context = None if tls is None else tls.context(["h2"])
+        return FastFront(plane, max_body_bytes, max_bodies_bytes, context, shared=shared)
     from ingot.server.grpc.grpcio_server import GrpcioFront
 
-    return GrpcioFront(plane, max_body_bytes)
+    return GrpcioFront(plane, max_body_bytes, tls, shared=shared)

@@ -20,6 +20,8 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service, parse
+from ingot.server.listening import bracketed
+from ingot.server.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +35,13 @@ class GrpcioFront:
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest message that is taken; answers are not limited.
+        tls: the certificate, or None.
+        shared: whether other processes listen on the same port.
     """
 
-    def __init__(self, plane: DataPlane, max_body_bytes: int):
-        self._server, self._health = _create_server(plane, max_body_bytes)
+    def __init__(self, plane: DataPlane, max_body_bytes: int, tls: Tls | None = None, *, shared: bool = False):
+        self._credentials = grpc.ssl_server_credentials([(tls.key, tls.cert)]) if tls is not None else None
+        self._server, self._health = _create_server(plane, max_body_bytes, shared=shared)
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port; 0 takes any free one.
@@ -44,9 +49,12 @@ class GrpcioFront:
         Raises:
             OSError: the port is taken, or the address cannot be bound.
         """
-        address = f"[{host}]" if ":" in host else host
+        address = f"{bracketed(host)}:{port}"
         try:
-            bound = self._server.add_insecure_port(f"{address}:{port}")
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise OSError("in use or not allowed") from error
         await self._server.start()
@@ -64,12 +72,13 @@ class GrpcioFront:
         await self._server.stop(drain)
 
 
-def _create_server(plane: DataPlane, max_body_bytes: int) -> tuple[grpc.aio.Server, HealthServicer]:
+def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tuple[grpc.aio.Server, HealthServicer]:
     """Return a server without a port, and its health service, which starts as not serving.
 
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest message that is taken; answers are not limited.
+        shared: whether other processes listen on the same port.
     """
     server = grpc.aio.server(
         options=(
@@ -78,7 +87,8 @@ def _create_server(plane: DataPlane, max_body_bytes: int) -> tuple[grpc.aio.Serv
             # Without these gRPC cancels calls by itself under load; the models' own queues say no in a better way.
             ("grpc.server.max_pending_requests", 100_000),
             ("grpc.server.max_pending_requests_hard_limit", 200_000),
-            ("grpc.so_reuseport", 0),  # else a second server on the same port would start, and take half the requests
+            # 0: else a second server on the same port would start, and take half the requests.
+            ("grpc.so_reuseport", int(shared)),
         )
     )
     service = Service(plane)

@@ -1,0 +1,108 @@
+"""The listeners of a server: one for each protocol, behind one small interface."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc.front import create_front
+from ingot.server.http.listener import HttpListener
+from ingot.server.listening import check_port, taken
+from ingot.server.tls import Tls
+
+
+class Front(Protocol):
+    """What speaks one protocol at one port. It is made in the event loop that it is to serve in."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
+
+        Raises:
+            OSError: the port is taken or the address cannot be bound.
+        """
+        ...
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the protocol's own health service answers, if it has one."""
+        ...
+
+    async def stop(self, drain: float) -> None:
+        """Take no more requests, and finish those in flight within ``drain`` seconds."""
+        ...
+
+
+class Fronts(Protocol):
+    """All that listens for a server."""
+
+    http_port: int
+    grpc_port: int
+
+    async def start(self) -> None:
+        """Open both ports.
+
+        Raises:
+            InvalidArgument: one is taken or the address cannot be bound; none is open then.
+        """
+        ...
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell clients whether it is worth asking."""
+        ...
+
+    async def stop(self, drain: float) -> None:
+        """Close both ports, and finish the requests in flight within ``drain`` seconds."""
+        ...
+
+
+class Listeners:
+    """Both protocols in this process and event loop.
+
+    Args:
+        plane: what they call.
+        config: addresses and limits.
+        tls: what they encrypt with, or None.
+        shared: whether other processes listen on the same ports.
+    """
+
+    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None, *, shared: bool = False):
+        self.http_port = config.http_port
+        self.grpc_port = config.grpc_port
+        self._plane = plane
+        self._config = config
+        self._tls = tls
+        self._shared = shared
+        self._open: list[Front] = []
+
+    async def start(self) -> None:
+        plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
+        try:
+            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
+            self.http_port = await self._opened("HTTP", http, self.http_port)
+            if self.grpc_port and not shared:
+                check_port("gRPC", config.host, self.grpc_port)  # grpcio would log it to stderr, and not say why
+            grpc = create_front(
+                config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
+            )
+            self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
+        except BaseException:
+            await self.stop(config.drain_timeout)
+            raise
+
+    async def set_serving(self, serving: bool) -> None:
+        for front in self._open:
+            await front.set_serving(serving)
+
+    async def stop(self, drain: float) -> None:
+        await asyncio.gather(*(front.stop(drain) for front in self._open))
+        self._open = []
+
+    async def _opened(self, protocol: str, front: Front, port: int) -> int:
+        host = self._config.host
+        try:
+            port = await front.start(host, port)
+        except OSError as error:
+            raise taken(protocol, host, port, error) from error
+        self._open.append(front)
+        return port

@@ -1,0 +1,96 @@
+"""The life of a server: ports open, models load, requests are answered, those in flight finish, models are freed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ingot.runtime import Repository
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.fronts import Fronts, Listeners
+from ingot.server.listening import bracketed
+from ingot.server.recorder import Recorder
+from ingot.server.tls import Tls
+
+# What recorded requests get to be written at shutdown; a disk that hangs must not hold it up for ever.
+_RECORDER_SECONDS = 10.0
+
+
+class Server:
+    """HTTP and gRPC over the models of a repository.
+
+    Args:
+        repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see it.
+        config: addresses and limits.
+
+    Raises:
+        InvalidArgument: the certificate or its key cannot be used.
+    """
+
+    def __init__(self, repository: Repository, config: ServerConfig):
+        self.repository = repository
+        self.config = config
+        self._tls = Tls.load(config.tls_cert, config.tls_key)
+        self._plane = DataPlane(repository)
+        self._fronts: Fronts = Listeners(self._plane, config, self._tls)
+
+    @property
+    def http_url(self) -> str:
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{bracketed(self.config.host)}:{self._fronts.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        scheme = "grpc" if self._tls is None else "grpcs"
+        return f"{scheme}://{bracketed(self.config.host)}:{self._fronts.grpc_port}"
+
+    async def start(self) -> None:
+        """Open both ports, then load every model.
+
+        Raises:
+            InvalidArgument: a port is taken, the address cannot be bound, or requests cannot be recorded where they
+                are to be.
+            IngotError: a model cannot be loaded; the ports are closed again.
+        """
+        self._plane.recorder = self._recorder()
+        try:
+            await self._fronts.start()
+        except BaseException:
+            self._close_recorder()
+            raise
+        try:
+            for model in self.repository:
+                await asyncio.to_thread(model.load)
+            await self._fronts.set_serving(True)
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop taking requests, finish those in flight, free the models."""
+        self._plane.draining = True
+        await self._fronts.set_serving(False)
+        # A load balancer asks for readiness only so often, and sends requests here until it has.
+        await asyncio.sleep(self.config.ready_delay)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self._plane.draining = True
+        await self._fronts.stop(self.config.drain_timeout)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
+        await asyncio.to_thread(self.repository.close, 1)
+        await asyncio.to_thread(self._close_recorder)
+
+    def _recorder(self) -> Recorder | None:
+        config = self.config
+        if config.record is None:
+            return None
+        limit_bytes = config.record_limit_mb << 20
+        return Recorder(config.record, config.record_share, config.record_limit, limit_bytes, self.repository.metrics)
+
+    def _close_recorder(self) -> None:
+        if self._plane.recorder is not None:
+            self._plane.recorder.close(_RECORDER_SECONDS)
+            self._plane.recorder = None

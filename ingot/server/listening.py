@@ -1,0 +1,77 @@
+"""Addresses that are listened on, and what is said where one is taken."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ingot.errors import InvalidArgument
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: an address or a name.
+        port: 0 takes any free one.
+        shared: let other processes of this user listen on the same port, each getting a part of the connections.
+
+    Raises:
+        OSError: the port is taken or the address cannot be bound.
+    """
+    return socket.create_server((host, port), family=_family(host), backlog=2048, reuse_port=shared)
+
+
+def reserve(protocol: str, host: str, port: int) -> socket.socket:
+    """Return a socket that holds a port for the processes that are to share it, and takes no connection itself.
+
+    Args:
+        protocol: ``HTTP`` or ``gRPC``, for the error's text.
+        host: an address or a name.
+        port: 0 takes any free one.
+
+    Raises:
+        InvalidArgument: the port is taken or the address cannot be bound; the message says what to do.
+    """
+    if port:
+        check_port(protocol, host, port)  # another server that shares its own port would not be noticed
+    holder = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((host, port))
+    except OSError as error:
+        holder.close()
+        raise taken(protocol, host, port, error) from error
+    return holder
+
+
+def check_port(protocol: str, host: str, port: int) -> None:
+    """Tell early that a port is taken.
+
+    Raises:
+        InvalidArgument: it is; the message says what to do.
+    """
+    try:
+        listen(host, port).close()
+    except OSError as error:
+        raise taken(protocol, host, port, error) from error
+
+
+def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
+    """Return the error for a port that cannot be had."""
+    why = os.strerror(error.errno) if error.errno else str(error)
+    option = f"--{protocol.lower()}-port"
+    return InvalidArgument(
+        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
+        f"({option} 0 takes any free one)"
+    )
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port: IPv6 literals in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

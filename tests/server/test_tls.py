@@ -1,0 +1,156 @@
+"""TLS at both ports, with a certificate made for the test."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import ingot
+from ingot.errors import InvalidArgument, Unavailable
+from ingot.server.main import RunningServer
+from ingot.server.tls import Tls
+from tests import onnx_models
+
+
+def make(folder: Path, name: str = "server", password: bytes | None = None) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    files[0].write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, hidden))
+    return files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -> Iterator[RunningServer]:
+    model = onnx_models.affine(tmp_path_factory.mktemp("models"))
+    with ingot.serve(str(model), http_port=0, grpc_port=0, tls_cert=files[0], tls_key=files[1]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_both_protocols_answer_those_who_trust_the_certificate(
+    encrypted: RunningServer, files: tuple[Path, Path], protocol: str
+) -> None:
+    url = getattr(encrypted, f"{protocol}_url")
+    assert url.startswith(("https://", "grpcs://"))
+    with ingot.Client(url, ca_file=files[0]) as client:
+        assert client.ready()
+        assert client.infer("affine", {"x": np.ones((2, 3), np.float32)})["y"].tolist() == [[3, 3, 3]] * 2
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_those_who_do_not_trust_it_or_do_not_encrypt_get_nothing(encrypted: RunningServer, protocol: str) -> None:
+    url: str = getattr(encrypted, f"{protocol}_url")
+    plain = url.replace("https", "http").replace("grpcs", "grpc")
+    for wrong in (url, plain):
+        with ingot.Client(wrong, timeout=10) as client, pytest.raises(Unavailable):
+            client.ready()
+
+
+def test_http_offers_what_it_speaks(encrypted: RunningServer, files: tuple[Path, Path]) -> None:
+    host, port = encrypted.http_url.removeprefix("https://").split(":")
+    context = ssl.create_default_context(cafile=files[0])
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        socket.create_connection((host, int(port)), timeout=30) as raw,
+        context.wrap_socket(raw, server_hostname=host) as wrapped,
+    ):
+        assert wrapped.selected_alpn_protocol() == "http/1.1"
+        assert wrapped.version() in ("TLSv1.2", "TLSv1.3")
+
+
+Spoil = Callable[[Path], tuple[Path | None, Path | None]]
+
+
+def _without_key(folder: Path) -> tuple[Path | None, Path | None]:
+    return make(folder)[0], None
+
+
+def _without_cert(folder: Path) -> tuple[Path | None, Path | None]:
+    return None, make(folder)[1]
+
+
+def _of_another(folder: Path) -> tuple[Path | None, Path | None]:
+    return make(folder)[0], make(folder, "other")[1]
+
+
+def _swapped(folder: Path) -> tuple[Path | None, Path | None]:
+    cert, key = make(folder)
+    return key, cert
+
+
+def _encrypted(folder: Path) -> tuple[Path | None, Path | None]:
+    return make(folder, password=b"secret")
+
+
+def _not_there(folder: Path) -> tuple[Path | None, Path | None]:
+    return folder / "nowhere.pem", make(folder)[1]
+
+
+def _key_of_text(folder: Path) -> tuple[Path | None, Path | None]:
+    cert, key = make(folder)
+    key.write_text("no key")
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_without_key, "--tls-cert is given without --tls-key"),
+        (_without_cert, "--tls-key is given without --tls-cert"),
+        (_of_another, r"the key .*other\.key does not belong to the certificate .*server\.pem"),
+        (_swapped, r"server\.key holds no certificate"),
+        (_encrypted, r"the key .*server\.key is encrypted"),
+        (_not_there, r"nowhere\.pem cannot be read: No such file"),
+        (_key_of_text, r"server\.key holds no private key"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(folder: Path, spoil: Spoil, says: str) -> None:
+    cert, key = spoil(folder)
+    with pytest.raises(InvalidArgument, match=says):
+        Tls.load(cert, key)
+
+
+def test_the_command_says_what_is_wrong_with_a_certificate(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with pytest.raises(InvalidArgument, match="--tls-cert is given without --tls-key"):
+        ingot.serve(model, http_port=0, grpc_port=0, tls_cert=make(folder)[0])
+
+
+def test_a_client_names_a_file_of_certificates_that_it_cannot_use(folder: Path) -> None:
+    for url in ("https://127.0.0.1:1", "grpcs://127.0.0.1:1"):
+        with pytest.raises(InvalidArgument, match=r"nowhere\.pem"):
+            ingot.Client(url, ca_file=folder / "nowhere.pem")
