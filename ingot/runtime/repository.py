@@ -45,6 +45,7 @@ class Repository:
         self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._pulls = Pulls(self._store, self._gate, transferring)
         self._models: dict[str, dict[str, Model]] = {}
+        self._highest: dict[str, Model] = {}
 
     def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
@@ -67,6 +68,7 @@ class Repository:
                 f"two models are called '{model.name}' version {model.version}; give one another name: other=SOURCE"
             )
         versions[model.version] = model
+        self._highest[model.name] = versions[max(versions, key=version_key)]
         return model
 
     def get(self, name: str, version: str = "") -> Model:
@@ -79,7 +81,7 @@ class Repository:
         if not versions:
             raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
         if not version:
-            return versions[max(versions, key=version_key)]
+            return self._highest[name]
         if version not in versions:
             raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
         return versions[version]
