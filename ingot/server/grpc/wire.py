@@ -8,7 +8,6 @@ known goes through the protobuf library, which alone decides what a message mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ class _Layout:
     __slots__ = ("gaps", "request", "tensors")
 
     def __init__(self, request: InferRequest, raw: list[bytes], start: int):
-        self.request = replace(request, inputs=(), id="", key=key_of(dict(request.inputs)))
+        self.request = request._replace(inputs=(), id="", key=key_of(dict(request.inputs)))
         self.gaps: list[tuple[int, int, bytes]] = []
         self.tensors: list[tuple[str, tuple[int, ...], np.dtype[Any], int, int]] = []
         for index, ((name, array), content) in enumerate(zip(request.inputs, raw, strict=True)):
@@ -129,7 +128,7 @@ class Codec:
         if not typed and all(DType.of(array) in _UNCHECKED for _, array in request.inputs):
             self._learn_request(message, request, len(data))
         if left is not None:
-            request = replace(request, parameters=_within(request.parameters, left))
+            request = request._replace(parameters=_within(request.parameters, left))
         return request, typed
 
     def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:

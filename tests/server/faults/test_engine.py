@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 import ingot
@@ -21,7 +20,7 @@ from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime.engines import FunctionEngine
-from tests.server.faults.http1 import Answer, Connection, body_of, request
+from tests.server.faults.http1 import Connection, body_of, request
 from tests.server.http2 import CALL, Peer
 from tests.server.outside import GRPC_SERVERS, affine, floats, message, unpacked, wait_until
 

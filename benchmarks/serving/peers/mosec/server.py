@@ -1,6 +1,5 @@
 """mosec: one worker process behind its Rust front, batches formed there."""
 
-import os
 import sys
 
 import orjson

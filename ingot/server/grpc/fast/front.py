@@ -21,11 +21,11 @@ from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.fast.reflection import Reflection
 from ingot.server.grpc.service import Service, Unary, parse
 from ingot.server.limits import Budget
+from ingot.server.listening import listen
 
 # How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
 _LOOK_SECONDS = 10.0
 _WARN, _END = 6, 8
-_BACKLOG = 2048
 # While it drains: how often to see whether all is done.
 _STEP = 0.02
 
@@ -38,10 +38,20 @@ class FastFront:
         max_body_bytes: the largest message that is taken; answers are not limited.
         max_bodies_bytes: what the messages that are being received may hold together.
         tls: the certificate; ALPN must offer ``h2``.
+        shared: whether other processes listen on the same port.
     """
 
-    def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, tls: ssl.SSLContext | None = None):
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        shared: bool = False,
+    ):
         self._tls = tls
+        self._shared = shared
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
@@ -61,7 +71,7 @@ class FastFront:
         """
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls), host, port, backlog=_BACKLOG, ssl=self._tls
+            lambda: Connection(loop, self._calls), sock=listen(host, port, shared=self._shared), ssl=self._tls
         )
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
