@@ -136,6 +136,8 @@ def main() -> None:
     # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
     # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # No plugins of pydantic are used, and to look for them is to read what every installed package says of itself.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     called = sys.argv[1:2]
     try:
         application(*(called if called and called[0] in _NAMES else ()))()
