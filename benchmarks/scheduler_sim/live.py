@@ -143,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler_sim.live", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each trace is")
     parser.add_argument("--loads", default="0.5,1,2,3", help="shares of capacity, apart by commas")
+    parser.add_argument("--slow", type=float, default=1.0, help="by how much sleeping engines and their SLO are slowed")
     parser.add_argument("--models", default="sleeping wide,sleeping gpu,wide", help="names, apart by commas")
     options = parser.parse_args()
     loads = [float(load) for load in options.loads.split(",")]
@@ -152,13 +153,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
             known = next(item for item in profiles.PROFILES if item.name == name.split()[-1])
+            slo = known.slo
             if name.startswith("sleeping"):
-                engine: Engine = Sleeper(known.seconds)
+                slo *= options.slow
+                engine: Engine = Sleeper({rows: options.slow * taken for rows, taken in known.seconds.items()})
             else:
                 path = Path(folder) / f"{name}.onnx"
                 onnx.save(perceptron(name, (_WIDTH, 3072, 3072, 3072, 10)), path)
                 engine = load_engine(path, device="cpu", threads=1)
-            print("\n".join(compare(name, engine, known.slo, loads, options.seconds)), flush=True)
+            print("\n".join(compare(name, engine, slo, loads, options.seconds)), flush=True)
 
 
 if __name__ == "__main__":
