@@ -89,9 +89,9 @@ class Control(Outlet):
         if self._patience < 0:
             now = self.loop.time()
             self._patience += int((now - self._since) * _PATIENCE_A_SECOND)
-            self._patience += (self.finished - self._credited) * _PATIENCE_A_CALL
+            self._patience += (self.progress - self._credited) * _PATIENCE_A_CALL
             self._patience = min(self._patience, _PATIENCE)
-            self._since, self._credited = now, self.finished
+            self._since, self._credited = now, self.progress
             if self._patience < 0:
                 raise Fault(ErrorCode.ENHANCE_YOUR_CALM, what)
 
