@@ -31,8 +31,8 @@ _RECENT = 256
 class Outlet:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
-    ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames sent that had waited, ``paused`` whether the socket
-    takes no more. All of it belongs to one event loop.
+    ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames sent that had waited,
+    and ``paused`` says that the socket takes no more. All of it belongs to one event loop.
     """
 
     __slots__ = (
@@ -40,12 +40,12 @@ class Outlet:
         "_ended_first",
         "_out",
         "_ready",
-        "progress",
         "initial",
         "loop",
         "max_frame",
         "over",
         "paused",
+        "progress",
         "queued",
         "streams",
         "transport",
