@@ -93,6 +93,10 @@ class Connection(Control, asyncio.Protocol):
             self.transport.resume_reading()
         self.flush()
 
+    def eof_received(self) -> None:
+        """Close: clients of gRPC never shut down one side alone, so this one has left, and nobody waits for answers."""
+        self.leaving = True
+
     def released(self, stream: Stream) -> None:
         if stream.timer is not None:
             stream.timer.cancel()

@@ -92,7 +92,8 @@ class Control(Outlet):
             self._patience += (self.progress - self._credited) * _PATIENCE_A_CALL
             self._patience = min(self._patience, _PATIENCE)
             self._since, self._credited = now, self.progress
-            if self._patience < 0:
+            # Calls that are open may have brought their frames already; gRPC's core sends two with each that it opens.
+            if self._patience + len(self.streams) * _PATIENCE_A_CALL < 0:
                 raise Fault(ErrorCode.ENHANCE_YOUR_CALM, what)
 
     def fail_with(self, fault: Fault) -> None:

@@ -23,7 +23,7 @@ from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.fast.reflection import Reflection
 from ingot.server.grpc.service import Service, Unary, parse
 from ingot.server.limits import Budget
-from ingot.server.listening import listen
+from ingot.server.listening import BACKLOG, listen
 
 # How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
 _LOOK_SECONDS = 10.0
@@ -73,7 +73,10 @@ class FastFront:
         """
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls), sock=listen(host, port, shared=self._shared), ssl=self._tls
+            lambda: Connection(loop, self._calls),
+            sock=listen(host, port, shared=self._shared),
+            backlog=BACKLOG,  # which is set anew, and would be 100
+            ssl=self._tls,
         )
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
