@@ -18,7 +18,7 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
 from ingot.padding import Padding
-from ingot.runtime import mixing, warmup
+from ingot.runtime import mixing, rehearsal, warmup
 from ingot.runtime.admission import Admission
 from ingot.runtime.batching import Batcher, rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
@@ -193,9 +193,12 @@ class Model:
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
         batching = signature.batch is not None and self._joins
+        warm_time, most = self._settings.warm_time, limits.max_batch
         known = self._recorded if self.device == "cpu" else {}
-        warm_time = self._settings.warm_time
-        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, warm_time, known)
+        latency = warmup.measure(engines[0], signature, self._examples, most, warm_time, known)
+        rehearsal_time = rehearsal.SHARE * warm_time
+        if left := rehearsal.rehearse(engines, signature, self._examples, latency, most, rehearsal_time):
+            log.info("model %s: %d batch sizes were not run within %.1f s", self.name, left, rehearsal_time)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
         if self._paddings and self._examples:
             self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
