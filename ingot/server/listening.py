@@ -7,7 +7,6 @@ import socket
 
 from ingot.errors import InvalidArgument
 
-
 # Connections that may wait to be taken; past it, clients try again a second later.
 BACKLOG = 2048
 
