@@ -125,6 +125,7 @@ class Model:
         self._paddings: Mapping[str, Padding] = {}
         self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
+        self._recorded: Mapping[int, float] = {}
         self._fits: dict[Key, Fit] = {}
         self._statistics = Statistics()
         self._expiry = Expiry(name)
@@ -203,7 +204,9 @@ class Model:
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
         batching = signature.batch is not None and self._joins
-        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
+        known = self._recorded if self.device == "cpu" else {}
+        warm_time = self._settings.warm_time
+        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, warm_time, known)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
         if self._paddings and self._examples:
             self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
@@ -227,6 +230,7 @@ class Model:
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins, self._paddings = choice.form.joins, choice.form.padding
+        self._recorded = choice.form.latency
         signature = self._signature = self._signature or choice.engine.signature
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.form.tune(choice.engine, self._settings, signature)
@@ -413,7 +417,7 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if self.device == "cpu" and 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+            if self.device == "cpu" and 0 < scheduler.expected(batch) < _TICK:
                 # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile

@@ -165,7 +165,7 @@ class Connection(Control, asyncio.Protocol):
                     self._other(kind, flags, stream_id & 0x7FFFFFFF, data, start, stop)
             except Fault as fault:
                 self.fail_with(fault)
-                if not fault.stream_id:
+                if self.over:
                     return len(data)
         return at
 

@@ -99,8 +99,11 @@ class Control(Outlet):
     def fail_with(self, fault: Fault) -> None:
         """End the stream that a fault is about, or else the connection."""
         self.failed(fault.code)
+        try:
+            self.spend(_COST_OF_RESET)
+        except Fault as flood:
+            fault = flood
         if fault.stream_id:
-            self._patience -= _COST_OF_RESET
             stream = self.streams.get(fault.stream_id)
             if stream is not None:
                 self.reset(stream, fault.code)
