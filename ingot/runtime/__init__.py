@@ -1,5 +1,6 @@
 """Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
 
+from ingot.runtime.catalog import Cancellable, Catalog, Servable
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
@@ -9,6 +10,8 @@ from ingot.runtime.scheduler import Entry, Limits, Scheduler
 from ingot.runtime.settings import Settings
 
 __all__ = [
+    "Cancellable",
+    "Catalog",
     "Engine",
     "Entry",
     "Fit",
@@ -18,6 +21,7 @@ __all__ = [
     "Model",
     "Repository",
     "Scheduler",
+    "Servable",
     "Settings",
     "State",
     "key_of",

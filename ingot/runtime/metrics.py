@@ -74,6 +74,9 @@ class Metrics:
             (*_MODEL, "result"),
             registry=registry,
         )
+        self.front_restarts = Counter(
+            "ingot_front_restarts", "Front processes that ended by themselves and were started again", registry=registry
+        )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )

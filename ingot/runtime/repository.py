@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
-from ingot.model_store.references import Reference, name_from, version_key
+from ingot.model_store.references import Reference, name_from
 from ingot.model_store.trust import Policy
 from ingot.runtime.admission import Gate
+from ingot.runtime.catalog import Catalog
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.pulls import Pulls, Transferring, logged
@@ -21,8 +22,8 @@ from ingot.runtime.settings import Settings
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
-class Repository:
-    """Models by name and version.
+class Repository(Catalog[Model]):
+    """The models that this process runs.
 
     Args:
         store: where references are looked up; by default the user's.
@@ -41,10 +42,9 @@ class Repository:
         transferring: Transferring = logged,
     ):
         self._store = store or Store()
-        self.metrics = metrics or Metrics()
+        super().__init__(metrics or Metrics())
         self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._pulls = Pulls(self._store, self._gate, transferring)
-        self._models: dict[str, dict[str, Model]] = {}
 
     def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
@@ -68,33 +68,6 @@ class Repository:
             )
         versions[model.version] = model
         return model
-
-    def get(self, name: str, version: str = "") -> Model:
-        """Return a model; without a version, the highest one that is served.
-
-        Raises:
-            NotFound: no such name or version is served; the message lists what is.
-        """
-        versions = self._models.get(name)
-        if not versions:
-            raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
-        if not version:
-            return versions[max(versions, key=version_key)]
-        if version not in versions:
-            raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
-        return versions[version]
-
-    def versions(self, name: str) -> list[str]:
-        return sorted(self._models.get(name, ()), key=version_key)
-
-    def __iter__(self) -> Iterator[Model]:
-        return (model for versions in self._models.values() for model in versions.values())
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are models and every one of them answers."""
-        models = list(self)
-        return bool(models) and all(model.ready for model in models)
 
     async def drain(self) -> None:
         for model in self:

@@ -83,7 +83,7 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
+        return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
 
