@@ -66,6 +66,10 @@ def export(
     batch_dim: Annotated[
         str | None, typer.Option(help="The dimension that requests are joined along.", show_default="batch")
     ] = None,
+    pad: Annotated[
+        list[str] | None,
+        typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; once for each."),
+    ] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
     capture: Annotated[str, typer.Option(help=_CAPTURE)] = "auto",
     rules: Annotated[list[str] | None, typer.Option("--rule", help=_RULES, show_default="default")] = None,
@@ -130,6 +134,7 @@ def export(
                 target=target,
                 partition=partition,
                 device=device,
+                pad=pad or (),
                 source=source,
                 **call,
             )

@@ -98,6 +98,14 @@ def serve(
     instances: Annotated[
         int | None, typer.Option(help="Engines for each model.", rich_help_panel=_BATCHING, show_default="1")
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="CPU threads for one engine call; without, as many as pay.",
+            rich_help_panel=_BATCHING,
+            show_default="None",
+        ),
+    ] = None,
     max_batch: Annotated[
         int | None, typer.Option(help="Most rows in one engine call.", rich_help_panel=_BATCHING, show_default="64")
     ] = None,
@@ -219,6 +227,7 @@ def serve(
         "choice_time": choice_time,
         "derived_cache": derived_cache,
         "instances": instances,
+        "threads": threads,
         "max_batch": max_batch,
         "slo": None if slo is None else seconds(slo),
         "max_delay": None if max_delay is None else seconds(max_delay),

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ingot import padding
 from ingot.errors import InvalidArgument, ParityError
 from ingot.export import defaults, rules
 from ingot.export.passes.manager import FxPass, OnnxPass
@@ -38,6 +39,7 @@ def export_model(
     target: str = "onnx",
     partition: bool = False,
     device: str = "cpu",
+    pad: str | Sequence[str] = (),
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
@@ -62,6 +64,8 @@ def export_model(
         target: what the model becomes: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).
         partition: run what ONNX cannot express in PyTorch, and the rest in ONNX Runtime.
         device: what an AOTInductor package is compiled for: ``cpu`` or ``cuda``.
+        pad: dimensions along which the server may pad requests, since the model does not notice, such as ``"seq"`` of
+            one with an attention mask; see :func:`ingot.padding.parse`.
         source: where the model came from, for the archive's provenance.
         progress: called with what begins now.
 
@@ -81,7 +85,16 @@ def export_model(
     name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
     fx_rules, onnx_rules = rules.select([rewrite] if isinstance(rewrite, str | FxPass | OnnxPass) else rewrite)
     options = Options(
-        name, source or name, batch_dim, opset, capture, fx_rules, onnx_rules, _target(target, partition), device
+        name,
+        source or name,
+        batch_dim,
+        opset,
+        capture,
+        fx_rules,
+        onnx_rules,
+        _target(target, partition),
+        device,
+        dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
     )
     journal = Journal(progress)
     if not isinstance(model, nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
 from ingot.export.program import Captured, Eager, Program, Runner
-from ingot.export.proof import extremes
+from ingot.export.proof import extremes, padded
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, rows_touch, tolerance
 from ingot.export.report import Journal, Rewrite, graphs, page, view
@@ -36,6 +36,7 @@ from ingot.model_store import (
     add_variant,
     onnx_graph,
 )
+from ingot.padding import Padding, declared
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.tensors import Array, Signature, TensorSpec, symbols
 
@@ -67,6 +68,7 @@ class Options:
     onnx_rules: tuple[OnnxPass, ...]
     target: str
     device: str
+    paddings: Mapping[str, Padding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -261,9 +263,11 @@ class Run:
         journal, options = self._journal, self._options
         signature, notes = self._with_batch(signature)
         journal.note(*lowered.notes, *notes, *filter(None, [self._unsure]))
+        paddings = declared(options.paddings, signature)
         with contextlib.closing(self._load(lowered)) as engine:
             with journal.stage("pack", "Proving that the graph equals the model") as stage:
                 stage.parity, goldens = self._original.prove(engine, signature)
+                journal.note(*padded.prove(engine, signature, paddings, self._original.examples))
             found = extremes.remarks(self._original.runner, engine, self._original.examples, tolerance(signature))
             journal.note(*found)
             with journal.stage("measure", "Measuring"):
@@ -277,6 +281,7 @@ class Run:
             signature=signature,
             requires=lowered.requires,
             golden_tolerance=min(10 * worst, 1),
+            padding=paddings,
             provenance=Provenance.of(options.source, ("ingot", "torch", "onnx-ir", "onnxscript"), journal.notes),
             evidence=Evidence(machine=devices.describe(), parity=stage.parity, latency=latency),
         )

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.evidence import Evidence, Provenance, Record
 from ingot.model_store.references import valid_name
+from ingot.padding import Padding
 from ingot.tensors import Signature
 
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -140,6 +141,7 @@ class Serving(Record):
 
     ``joins`` tells whether requests may be joined into one batch. The signature, which all variants share, says what
     the model allows; a variant that takes ranges from each call makes rows of one call depend on each other.
+    ``padding`` tells, by dimension, how inputs may be made larger without another answer.
     """
 
     schema_version: Literal[1] = 1
@@ -153,6 +155,7 @@ class Serving(Record):
     parents: tuple[Digest, ...] = ()
     golden_tolerance: float = Field(1e-3, gt=0, le=1)
     joins: bool = True
+    padding: dict[str, Padding] = Field(default_factory=dict)
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()
@@ -169,6 +172,12 @@ class Serving(Record):
         if features:
             raise ValueError(f"it needs a newer Ingot, for: {', '.join(features)}")
         return features
+
+    @model_validator(mode="after")
+    def _padded(self) -> Serving:
+        for dim, padding in self.padding.items():
+            padding.check(dim, self.signature)
+        return self
 
 
 def encode(document: BaseModel) -> bytes:

@@ -152,6 +152,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: st
         format=packed.format,
         precision=recipe.precision,
         signature=task.parent.signature,
+        padding=task.parent.serving.padding,
         requires=packed.requires,
         recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
         parents=(program.descriptor.digest,),

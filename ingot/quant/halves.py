@@ -71,6 +71,7 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         format="onnx",
         precision=recipe.precision,
         signature=work.parent.signature,
+        padding=work.parent.serving.padding,
         requires={**work.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
         recipe={**recipe.record(), "operators": dict(halved.operators)},
         parents=(work.parent.descriptor.digest,),

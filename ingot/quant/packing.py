@@ -102,6 +102,7 @@ def add(
         format="onnx",
         precision=chosen.plan.precision,
         signature=work.parent.signature,
+        padding=work.parent.serving.padding,
         requires={**work.parent.serving.requires, "engine": chosen.plan.engine},
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import os
 import platform
 from functools import cache
@@ -10,8 +12,24 @@ from pathlib import Path
 
 
 def cpu_count() -> int:
-    """Return the cores that this process may run on, which in a container is fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the cores that this process may use, which in a container is fewer than the machine's.
+
+    A container's limit may be a share of time, not a set of cores: one of half a core counts as one.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, quota())))
+
+
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the cores' worth of time that this process's control group gets; infinity without a limit."""
+    found = math.inf
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (root / "cpu.max").read_text().split()
+        found = math.inf if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):  # control groups of version 1
+        quota, period = ((root / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        found = int(quota) / int(period) if int(quota) > 0 else found
+    return found
 
 
 @cache

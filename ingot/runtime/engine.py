@@ -26,6 +26,11 @@ class Engine(Protocol):
         """Where it really runs: ``cpu`` or ``cuda``."""
         ...
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """How it runs, for people to read, such as the number of its ``threads``."""
+        ...
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch.
 

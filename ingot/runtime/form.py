@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot import arrays
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
+from ingot.padding import Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
+from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
 from ingot.runtime.takeover import Takeover
+from ingot.runtime.threads import Tuned, tune
+from ingot.tensors import Signature
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -25,7 +29,7 @@ class Form:
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
     the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
-    how it is opened by way of the derived cache, if it is.
+    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded.
     """
 
     open: OpenEngine
@@ -34,6 +38,7 @@ class Form:
     variant: str = ""
     joins: bool = True
     prepacked: Prepacked | None = None
+    padding: Mapping[str, Padding] = field(default_factory=dict)
 
     @classmethod
     def of_file(cls, path: Path) -> Form:
@@ -63,6 +68,7 @@ class Form:
             variant.name,
             variant.serving.joins,
             Prepacked.of_variant(variant, settings),
+            variant.serving.padding,
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
@@ -75,6 +81,24 @@ class Form:
             if early is not None:
                 return early, True
         return self.open(device, threads), False
+
+    def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
+        """Return an engine of this form with as many CPU threads as pay, in place of one that has all.
+
+        Raises:
+            IngotError: the form cannot be opened again.
+        """
+        if settings.engine_threads is not None:
+            return Tuned(engine, settings.threads, "as was asked for")
+        if settings.threads == 1:
+            return Tuned(engine, 1, "an instance has one core")
+        loaded = getattr(engine, "loaded", None)
+        if loaded is None or engine.device != "cpu" or self.prepacked is not None:
+            return Tuned(engine, settings.threads, "one for each of an instance's cores; not measured")
+        example = self.goldens[0].inputs if self.goldens else zeros(signature)
+        return tune(
+            engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
+        )
 
     def takeover(
         self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]

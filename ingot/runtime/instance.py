@@ -9,10 +9,9 @@ from queue import SimpleQueue
 from threading import Thread
 
 from ingot.errors import InternalError
-from ingot.runtime.batching import execute
+from ingot.runtime.batching import Batcher
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduler import Entry, Outcome
-from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +23,13 @@ class Instance:
 
     Args:
         engine: the loaded model; this instance closes it.
-        signature: the model's.
+        batcher: runs batches on it.
         done: called in this instance's thread with (instance, entries, outcomes, seconds) after each batch.
     """
 
-    def __init__(self, engine: Engine, signature: Signature, done: Done, name: str):
+    def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
         self._engine = engine
-        self._signature = signature
+        self.batcher = batcher
         self._done = done
         self._work: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
@@ -58,7 +57,7 @@ class Instance:
         """
         began = time.perf_counter()
         try:
-            outcomes = execute(self._engine, self._signature, entries)
+            outcomes = self.batcher.run(entries)
         except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
             log.critical("the engine ended its own thread's work: %r", error)
             outcomes = [InternalError("the engine failed on this input") for _ in entries]

@@ -47,6 +47,12 @@ class Metrics:
         )
         self.batch_size = Spreads("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
         self.batch_requests = Spreads("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
+        self.padding_elements = Counts(
+            "ingot_padding_elements",
+            "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",
+            (*_MODEL, "kind"),
+            registry,
+        )
         self.in_flight = Gauge(
             "ingot_in_flight_requests",
             "Requests taken and not answered yet, waiting ones included",

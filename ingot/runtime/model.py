@@ -17,14 +17,16 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
-from ingot.runtime import warmup
+from ingot.padding import Padding
+from ingot.runtime import mixing, warmup
 from ingot.runtime.admission import Admission
-from ingot.runtime.batching import rows_of
+from ingot.runtime.batching import Batcher, rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
+from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
@@ -68,7 +70,7 @@ class Model:
     ``load`` and ``close`` block and may run in any thread; ``infer`` and ``drain`` belong to one event loop.
 
     ``variant`` is what the archive calls the form that is served, and ``properties`` tell people which it is and why;
-    both are empty until it is chosen, and for a bare file.
+    both are empty until it is chosen, and for a bare file. ``engine_settings`` tell how its engines run, and why so.
 
     Args:
         name: what clients call it.
@@ -99,6 +101,7 @@ class Model:
         self.device = ""
         self.variant = ""
         self.properties: Mapping[str, str] = {}
+        self.engine_settings: Mapping[str, str] = {}
         self._choose = choose
         self._signature = signature
         self._settings = settings or Settings()
@@ -110,12 +113,16 @@ class Model:
         self._engine_seconds = metrics.engine_seconds.labels(*labels)
         self._batch_size = metrics.batch_size.labels(*labels)
         self._batch_requests = metrics.batch_requests.labels(*labels)
+        self._elements = metrics.padding_elements.labels(*labels, "real")
+        self._fill = metrics.padding_elements.labels(*labels, "padding")
         metrics.in_flight.labels(*labels).set_function(lambda: self._in_flight)
         metrics.queued.labels(*labels).set_function(lambda: len(self._scheduler))
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
         self._count_derived = lambda result: metrics.derived_cache.labels(name, version, result).inc()
         self._takeover: Takeover | None = None
         self._joins = True
+        self._paddings: Mapping[str, Padding] = {}
+        self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
         self._fits: dict[Key, Fit] = {}
         self._expiry = Expiry(name)
@@ -196,13 +203,18 @@ class Model:
         batching = signature.batch is not None and self._joins
         latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
+        if self._paddings and self._examples:
+            self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
         self._instances = [
-            Instance(engine, signature, self._done, f"ingot-{self.name}-{self.version}-{index}")
+            Instance(
+                engine, Batcher(engine, signature, self._mixer), self._done, f"ingot-{self.name}-{self.version}-{index}"
+            )
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
         self.state = State.READY
-        log.info("model %s version %s is ready on %s", self.name, self.version, self.device)
+        told = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
+        log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, told)
         if self._takeover is not None:
             self._takeover.start()
 
@@ -212,15 +224,17 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
-        self._joins = choice.form.joins
-        while len(engines) < self._settings.instances:
-            engines.append(choice.form.start(self._settings.device, self._settings.threads, self.name)[0])
-        first = engines[0]
+        self._joins, self._paddings = choice.form.joins, choice.form.padding
+        signature = self._signature = self._signature or choice.engine.signature
+        tensors.check_same(signature, choice.engine.signature)
+        tuned = choice.form.tune(choice.engine, self._settings, signature)
+        first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
-        signature = self._signature = self._signature or first.signature
-        tensors.check_same(signature, first.signature)
+        while len(engines) < self._settings.instances:
+            engines.append(choice.form.start(self._settings.device, tuned.threads, self.name)[0])
+        self.engine_settings = {"instances": str(len(engines)), **first.settings, "threads_why": tuned.why}
         self.state = State.TESTING
-        if not choice.tested:
+        if first is not choice.engine or not choice.tested:
             choice.form.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
@@ -310,7 +324,10 @@ class Model:
         if signature.batch is None:
             fit = Fit(1)
         else:
-            fit = Fit(sizes.get(signature.batch, 1), group_of(signature, inputs))
+            fit = Fit(
+                sizes.get(signature.batch, 1),
+                group_of(signature, inputs) if self._mixer is None else self._mixer.group(inputs),
+            )
             if any(signature.batch not in spec.shape for spec in signature.inputs):
                 return fit  # the values of an input that all rows share are a part of the group
         if len(self._fits) >= _MAX_FITS:
@@ -391,8 +408,8 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
-                # A thread's wakeups would take longer than the call itself.
+            if self.device == "cpu" and 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+                # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
             instance.start(batch)
@@ -412,6 +429,10 @@ class Model:
         self._engine_seconds.observe(seconds)
         self._batch_size.observe(sum(entry.rows for entry in entries))
         self._batch_requests.observe(len(entries))
+        spent = instance.batcher.spent
+        if spent.padded:
+            self._elements.inc(spent.elements)
+            self._fill.inc(spent.padded - spent.elements)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True
             self._loop.call_soon(self._pump)

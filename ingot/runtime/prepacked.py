@@ -63,9 +63,9 @@ class Prepacked:
 
     def entry(self) -> Entry:
         """Return where the saved form is, or is to be: it is for one build of the engine, processor and library."""
-        from ingot.runtime.engines import ort
+        from ingot.runtime.engines import ort_session
 
-        parts = [f"form {_FORM}", ort.version(), devices.cpu_features()]
+        parts = [f"form {_FORM}", ort_session.version(), devices.cpu_features()]
         if self.library is not None:
             parts.append(hashlib.sha256(self.library.read_bytes()).hexdigest())
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -115,9 +115,9 @@ class Prepacked:
         """
 
         def fill(folder: Path) -> None:
-            from ingot.runtime.engines import ort
+            from ingot.runtime.engines import ort_session
 
-            ort.save_prepacked(self.graph, folder, self.library)
+            ort_session.save_prepacked(self.graph, folder, self.library)
 
         return entry.build(fill, 2 * self.weights)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.model_store import BatchLatency
 from ingot.runtime.engine import Engine
-from ingot.tensors import Array, Signature
+from ingot.tensors import Array, DType, Signature
 
 BATCHES = (1, 8, 32)
 
@@ -60,6 +60,21 @@ def repeat(signature: Signature, example: Mapping[str, Array], rows: int) -> dic
         name: np.repeat(array.take([0], axes[name]), rows, axes[name]) if name in axes else array
         for name, array in example.items()
     }
+
+
+def zeros(signature: Signature) -> dict[str, Array]:
+    """Return inputs of one row, all zeros or empty text, each named dimension of its range's size nearest to 1."""
+
+    def size(dim: int | str) -> int:
+        return dim if isinstance(dim, int) else signature.range(dim).nearest(1)
+
+    arrays: dict[str, Array] = {}
+    for spec in signature.inputs:
+        array = np.zeros([size(dim) for dim in spec.shape], spec.dtype.numpy)
+        if spec.dtype is DType.BYTES:
+            array[...] = b""
+        arrays[spec.name] = array
+    return arrays
 
 
 def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float) -> list[float]:

@@ -24,6 +24,10 @@ class Replaceable:
         self._lock = Lock()  # held during a call, so that no engine is closed under one
         self._closed = False
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self.current.settings
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         with self._lock:
             return self.current.run(inputs)

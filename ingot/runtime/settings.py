@@ -23,6 +23,7 @@ class Settings:
     ``preferred``, the archive's first, of those that run here. ``choice_time`` is how many seconds each variant is
     timed at each batch size, if it must be. ``derived_cache`` keeps large models' packed weights beside their store.
     ``slo`` is in how many seconds requests that name no time of their own are to be answered; None is without limit.
+    ``engine_threads`` is the number of CPU threads for one engine call; None has it measured.
     ``warm_time`` is how many seconds a model's batch sizes are timed before it is ready.
     """
 
@@ -36,8 +37,9 @@ class Settings:
     derived_cache: bool = True
     slo: float | None = None
     warm_time: float = 0.1
+    engine_threads: int | None = None
 
     @property
     def threads(self) -> int:
-        """CPU threads for one engine call."""
-        return max(1, devices.cpu_count() // self.instances)
+        """CPU threads for one engine call: as many as was said, or all that an instance may have."""
+        return self.engine_threads or max(1, devices.cpu_count() // self.instances)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ingot.errors import IngotError
 from ingot.runtime.engine import Engine
 from ingot.runtime.latency import Latency
-from ingot.runtime.profile import repeat
-from ingot.tensors import Array, DType, Signature
+from ingot.runtime.profile import repeat, zeros
+from ingot.tensors import Array, Signature
 
 # Calls at each size: one that is not counted, since it may compile or allocate, and those whose least time counts.
 _CALLS = 4
@@ -31,7 +29,7 @@ def measure(
     """
     end = time.perf_counter() + budget
     found: dict[int, float] = {}
-    example = examples[0] if examples else _zeros(signature)
+    example = examples[0] if examples else zeros(signature)
     rows = 1
     while budget and rows <= most:
         inputs = repeat(signature, example, rows) if signature.batch is not None else example
@@ -58,16 +56,3 @@ def _least(engine: Engine, inputs: Mapping[str, Array], end: float) -> float:
         if now > end:
             break
     return min(times)
-
-
-def _zeros(signature: Signature) -> dict[str, Array]:
-    def size(dim: int | str) -> int:
-        return dim if isinstance(dim, int) else signature.range(dim).nearest(1)
-
-    arrays: dict[str, Array] = {}
-    for spec in signature.inputs:
-        array = np.zeros([size(dim) for dim in spec.shape], spec.dtype.numpy)
-        if spec.dtype is DType.BYTES:
-            array[...] = b""
-        arrays[spec.name] = array
-    return arrays

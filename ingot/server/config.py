@@ -56,6 +56,9 @@ class ServerConfig(BaseSettings):
         True, description="Keep packed weights of large models beside the store, where processes share them."
     )
     instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads for one engine call; None: as many as are measured to pay."
+    )
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
     slo: float | None = Field(
         None,
@@ -125,4 +128,5 @@ class ServerConfig(BaseSettings):
             self.choice_time,
             self.derived_cache,
             self.slo,
+            engine_threads=self.threads,
         )

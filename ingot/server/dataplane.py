@@ -141,6 +141,8 @@ class DataPlane:
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
         def reply(outcome: InferResponse | IngotError) -> None:
+            if future.done():  # its client left in this very tick
+                return
             if isinstance(outcome, IngotError):
                 future.set_exception(outcome)
             else:

@@ -39,6 +39,26 @@ def test_a_bad_serving_document(change: dict[str, object], where: str) -> None:
         manifest.decode(manifest.Serving, raw, "serving.json")
 
 
+@pytest.mark.parametrize(
+    ("padding", "says"),
+    [
+        ({"width": {"values": {"x": 0}}}, "'width' cannot be padded: it is no dimension"),
+        ({"batch": {"values": {"x": 0}}}, "'batch' cannot be padded: it is the batch"),
+        ({"seq": {"values": {}}}, "needs one value for each input that has it: x"),
+        ({"seq": {"values": {"x": 1e300}}}, "1e.300 cannot pad input 'x', which is float32"),
+        ({"seq": {"values": {"x": 0}, "buckets": [0]}}, "bucket 0 of 'seq' is none of its sizes"),
+        ({"seq": {"values": {"x": 0}, "buckets": [64, 32]}}, "not in ascending order"),
+    ],
+)
+def test_padding_that_does_not_fit_the_signature(padding: dict[str, object], says: str) -> None:
+    shape = ["batch", "seq"]
+    tensor = {"name": "x", "dtype": "FP32", "shape": shape}
+    signature = {"inputs": [tensor], "outputs": [{**tensor, "name": "y"}], "batch": "batch"}
+    raw = json.dumps({**serving().model_dump(mode="json"), "signature": signature, "padding": padding}).encode()
+    with pytest.raises(InvalidArchive, match=says):
+        manifest.decode(manifest.Serving, raw, "serving.json")
+
+
 def test_unknown_fields_of_the_same_version_are_ignored() -> None:
     raw = json.dumps({**serving().model_dump(mode="json"), "later": {"field": 1}}).encode()
     assert manifest.decode(manifest.Serving, raw, "serving.json") == serving()

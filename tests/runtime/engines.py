@@ -23,6 +23,7 @@ class FunctionEngine:
         gate: threading.Event | None = None,
     ):
         self.signature = signature
+        self.settings: Mapping[str, str] = {}
         self.calls: list[int] = []
         self.closed = False
         self._function = function

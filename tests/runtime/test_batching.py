@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime.batching import execute
+from ingot.runtime.batching import Batcher
 from ingot.runtime.scheduler import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import DOUBLER, FunctionEngine
@@ -24,7 +24,7 @@ def outputs(outcome: Outcome) -> Mapping[str, Array]:
 def test_rows_go_back_to_their_requests() -> None:
     engine = FunctionEngine()
     arrays = [np.full((rows, 2), rows, np.float32) for rows in (1, 3, 2)]
-    outcomes = execute(engine, DOUBLER, [entry(array) for array in arrays])
+    outcomes = Batcher(engine, DOUBLER).run([entry(array) for array in arrays])
     assert engine.calls == [6]
     for array, outcome in zip(arrays, outcomes, strict=True):
         assert np.array_equal(outputs(outcome)["y"], array * 2)
@@ -38,7 +38,7 @@ def test_a_batch_axis_that_is_not_the_first() -> None:
         Entry({"x": np.full((2, columns), columns, np.float32)}, columns, lambda outcome: None, 0.0)
         for columns in (1, 3)
     ]
-    outcomes = execute(FunctionEngine(), signature, entries)
+    outcomes = Batcher(FunctionEngine(), signature).run(entries)
     assert [outputs(outcome)["y"].tolist() for outcome in outcomes] == [[[2], [2]], [[6, 6, 6], [6, 6, 6]]]
 
 
@@ -49,7 +49,7 @@ def test_only_the_request_to_blame_fails() -> None:
         return {"y": inputs["x"]}
 
     entries = [entry(np.full((1, 2), value, np.float32)) for value in (1, 13, 3)]
-    first, bad, last = execute(FunctionEngine(picky), DOUBLER, entries)
+    first, bad, last = Batcher(FunctionEngine(picky), DOUBLER).run(entries)
     assert outputs(first)["y"].tolist() == [[1, 1]]
     assert isinstance(bad, InvalidArgument)
     assert outputs(last)["y"].tolist() == [[3, 3]]
@@ -59,7 +59,7 @@ def test_an_unforeseen_failure_hides_its_text(caplog: pytest.LogCaptureFixture) 
     def broken(inputs: Mapping[str, Array]) -> dict[str, Array]:
         raise ZeroDivisionError("a secret")
 
-    (outcome,) = execute(FunctionEngine(broken), DOUBLER, [entry(np.ones((1, 2), np.float32))])
+    (outcome,) = Batcher(FunctionEngine(broken), DOUBLER).run([entry(np.ones((1, 2), np.float32))])
     assert isinstance(outcome, InternalError)
     assert "secret" not in str(outcome)
     assert "a secret" in caplog.text
@@ -67,6 +67,6 @@ def test_an_unforeseen_failure_hides_its_text(caplog: pytest.LogCaptureFixture) 
 
 def test_an_engine_that_returns_too_few_rows_is_not_trusted() -> None:
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"][:1]})
-    outcomes = execute(engine, DOUBLER, [entry(np.ones((1, 2), np.float32)) for _ in range(3)])
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
     assert engine.calls == [3, 1, 2, 1, 1]  # joined it lied; alone each is right
     assert all(isinstance(outcome, Mapping) for outcome in outcomes)

@@ -175,7 +175,7 @@ class TestWhereItIsUsed:
         keys.append(used.entry().key)
         monkeypatch.setattr("ingot.runtime.devices.cpu_features", lambda: "x86_64 of old")
         keys.append(used.entry().key)
-        monkeypatch.setattr("ingot.runtime.engines.ort.version", lambda: "another build")
+        monkeypatch.setattr("ingot.runtime.engines.ort_session.version", lambda: "another build")
         keys.append(used.entry().key)
         assert len(set(keys)) == 5
 

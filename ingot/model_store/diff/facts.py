@@ -12,7 +12,17 @@ from ingot.model_store.diff.records import Change
 from ingot.model_store.variant import Variant
 from ingot.tensors import Signature, TensorSpec
 
-_SERVING = {"format", "precision", "requires", "recipe", "joins", "golden_tolerance", "parents", "provenance"}
+_SERVING = {
+    "format",
+    "precision",
+    "requires",
+    "recipe",
+    "joins",
+    "padding",
+    "golden_tolerance",
+    "parents",
+    "provenance",
+}
 
 
 def of_archives(before: Archive, after: Archive, whole: bool) -> Iterator[Change]:

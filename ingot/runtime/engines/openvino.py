@@ -57,6 +57,7 @@ class OpenVinoEngine:
 
     platform = "openvino_onnx"
     device = "cpu"
+    compiles_shapes = True  # so that shapes are rounded where they may be
 
     def __init__(self, path: Path, *, threads: int | None = None):
         self._ov = package()
@@ -72,7 +73,8 @@ class OpenVinoEngine:
             model = frontend.convert(places)
             self._inputs = tuple(map(_spec, names[0], model.inputs))
             self._outputs = tuple(map(_spec, names[1], model.outputs))
-            self.compiled = self._ov.Core().compile_model(model, "CPU", _options(threads or devices.cpu_count()))
+            self._options = _options(threads or devices.cpu_count())
+            self.compiled = self._ov.Core().compile_model(model, "CPU", self._options)
             self._request = self.compiled.create_infer_request()
         except self._errors as error:
             raise InvalidArgument(f"OpenVINO cannot load {path.name}: {_reason(error)}") from error
@@ -81,6 +83,10 @@ class OpenVinoEngine:
     def signature(self) -> Signature:
         """OpenVINO keeps no names of dimensions: dynamic ones get names of their own, and none is the batch."""
         return Signature(self._inputs, self._outputs, None)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {name.lower(): str(value) for name, value in self._options.items()}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         tensors = [self._tensor(spec, inputs[spec.name]) for spec in self._inputs]

@@ -45,6 +45,14 @@ class PartitionedEngine:
     def device(self) -> str:
         return "cuda" if any(engine.device == "cuda" for engine in self._engines) else "cpu"
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {
+            f"part_{index}.{name}": value
+            for index, engine in enumerate(self._engines)
+            for name, value in (("engine", engine.platform), *engine.settings.items())
+        }
+
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         values = dict(inputs)
         for segment, engine in zip(self._plan.segments, self._engines, strict=True):

@@ -40,6 +40,10 @@ class TorchEngine(ABC):
     def device(self) -> str:
         return self._device
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {"threads": str(self._threads or torch.get_num_threads())}
+
     @abstractmethod
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the model on tensors that are on its device."""

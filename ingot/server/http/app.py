@@ -20,16 +20,19 @@ from ingot.tensors import TensorSpec
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
-def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> FastAPI:
+def create_app(
+    plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int = 1 << 30, budget: Budget | None = None
+) -> FastAPI:
     """Return the application that serves a data plane.
 
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
+        budget: the same as shared with others, in place of ``max_bodies_bytes``.
     """
     app = FastAPI(title="Ingot", version=ingot.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    budget = Budget(max_bodies_bytes)
+    budget = budget or Budget(max_bodies_bytes)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
@@ -51,11 +54,11 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:
-        return _json({"live": True})
+        return _response(exchange.live(plane))
 
     @app.get("/v2/health/ready", response_model=schema.Ready)
     async def ready() -> Response:
-        return _json({"ready": plane.ready}, 200 if plane.ready else 503)
+        return _response(exchange.ready(plane))
 
     @app.get("/v2/", include_in_schema=False)
     @app.get("/v2", response_model=schema.ServerMetadata)
@@ -78,7 +81,8 @@ def create_app(plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int) -> 
     async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
-            work = exchange.infer(plane, model, _version(request), request.headers, body, max_body_bytes)
+            asked = exchange.Asked.of(model, _version(request), request.headers)
+            work = exchange.infer(plane, asked, body, max_body_bytes)
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", include_in_schema=False)

@@ -1,61 +1,156 @@
-"""One inference exchange over HTTP: a request's headers and body in, the answer's out. HTTP fronts call only this."""
+"""One exchange over HTTP: a request's headers and body in, the answer's out. HTTP fronts call only this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-from ingot.errors import IngotError, InvalidArgument, public_text
-from ingot.server.dataplane import DataPlane
+from ingot.errors import Code, IngotError, InternalError, InvalidArgument, public_text
+from ingot.server.dataplane import DataPlane, InferResponse, Ticket
 from ingot.server.http import codec, compression
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Answer:
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+# Seconds after which a refused client may ask again: the least that the header can say.
+_RETRY = MappingProxyType({"Retry-After": "1"})
+
+
+class Answer(NamedTuple):
     """An HTTP answer."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NO_HEADERS
     media_type: str = "application/json"
 
 
-async def infer(
-    plane: DataPlane, model: str, version: str, headers: Mapping[str, str], body: bytes, max_body_bytes: int
-) -> Answer:
-    """Answer an inference request; errors become answers too.
+Done = Callable[[Answer], None]
+Probe = Callable[[DataPlane], Answer]
+
+
+class Asked(NamedTuple):
+    """What path and headers say of an inference request."""
+
+    model: str
+    version: str
+    header_length: str | None
+    encoding: str
+    answer_encoding: str | None
+
+    @classmethod
+    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> Asked:
+        """Return it.
+
+        Args:
+            model: from the path.
+            version: from the path, or empty.
+            headers: the request's, with names in lower case.
+        """
+        return cls(
+            model,
+            version,
+            headers.get(codec.HEADER_LENGTH.lower()),
+            headers.get("content-encoding", ""),
+            compression.wanted_encoding(headers.get("accept-encoding", "")),
+        )
+
+
+NOTHING = Asked("", "", None, "", None)
+
+
+def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, done: Done) -> Ticket | None:
+    """Take an inference request in.
 
     Args:
         plane: the server's behaviour.
-        model: from the path.
-        version: from the path, or empty.
-        headers: the request's, with names in lower case.
+        asked: what its head says.
         body: the whole body, as it came.
         max_body_bytes: how large it may become when it is decompressed.
+        done: called once with the answer, errors included, unless the request is cancelled: here if it is refused at
+            once, else in a later tick of the event loop.
+
+    Returns:
+        The request, which can be cancelled; None if it is answered.
     """
     try:
-        body = compression.decompress(body, headers.get("content-encoding", ""), max_body_bytes)
-        length = _header_length(headers.get(codec.HEADER_LENGTH.lower()))
+        if asked.encoding:
+            body = compression.decompress(body, asked.encoding, max_body_bytes)
+        length = _header_length(asked.header_length)
         if length == 0:
-            request, layout = codec.decode_raw_request(model, version, body, plane.signature(model, version))
+            signature = plane.signature(asked.model, asked.version)
+            request, layout = codec.decode_raw_request(asked.model, asked.version, body, signature)
         else:
-            request, layout = codec.decode_request(model, version, body, length)
-        encoded, length = codec.encode_response(await plane.infer(request, "http"), layout)
-    except IngotError as error:
-        return refusal(plane, error)
-    answer: dict[str, str] = {}
-    if length is not None:
-        answer[codec.HEADER_LENGTH] = str(length)
-    if (encoding := compression.wanted_encoding(headers.get("accept-encoding", ""))) is not None:
-        encoded = compression.compress(encoded, encoding)
-        answer["Content-Encoding"] = encoding
-    return Answer(200, encoded, answer, "application/json" if length is None else "application/octet-stream")
+            request, layout = codec.decode_request(asked.model, asked.version, body, length)
+        return plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's and ends no connection
+        done(failure(plane, error))
+    return None
+
+
+def _reply(
+    plane: DataPlane, asked: Asked, layout: codec.Layout, done: Done, outcome: InferResponse | IngotError
+) -> None:
+    if isinstance(outcome, IngotError):
+        done(refusal(plane, outcome))
+        return
+    try:
+        body, length = codec.encode_response(outcome, layout)
+        headers: dict[str, str] = {}
+        if length is not None:
+            headers[codec.HEADER_LENGTH] = str(length)
+        if asked.answer_encoding is not None:
+            body = compression.compress(body, asked.answer_encoding)
+            headers["Content-Encoding"] = asked.answer_encoding
+        answer = Answer(200, body, headers, "application/json" if length is None else "application/octet-stream")
+    except Exception as error:  # noqa: BLE001 - the other requests of the batch wait behind this one
+        answer = failure(plane, error)
+    done(answer)
+
+
+async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int) -> Answer:
+    """Answer an inference request; :func:`begin` as a coroutine."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Answer) -> None:
+        if not future.done():  # else its client left in this very tick
+            future.set_result(answer)
+
+    ticket = begin(plane, asked, body, max_body_bytes, done)
+    try:
+        return await future
+    finally:
+        if ticket is not None:
+            ticket.cancel()  # which does nothing unless its client left
+
+
+def live(plane: DataPlane) -> Answer:
+    """Answer whether the process runs."""
+    return Answer(200, codec.dumps({"live": True}))
+
+
+def ready(plane: DataPlane) -> Answer:
+    """Answer whether requests would be served."""
+    return Answer(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
 
 
 def refusal(plane: DataPlane, error: IngotError) -> Answer:
     """Return an error as an answer, and count it."""
     plane.count_error("http", error)
-    return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}))
+    headers = _RETRY if error.code is Code.UNAVAILABLE else _NO_HEADERS
+    return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+
+
+def failure(plane: DataPlane, error: Exception) -> Answer:
+    """Return any error as an answer; what is not ours to tell is logged."""
+    if not isinstance(error, IngotError):
+        log.error("a request failed", exc_info=error)
+        error = InternalError(f"{type(error).__name__}: {error}")
+    return refusal(plane, error)
 
 
 def _header_length(text: str | None) -> int | None:

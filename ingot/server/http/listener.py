@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 
 import uvicorn
 
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.app import create_app
-from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.fast import FastProtocol
+from ingot.server.http.front import Front
 from ingot.server.listening import listen
 from ingot.server.tls import Tls
 
@@ -37,9 +38,11 @@ class HttpListener:
         shared: bool = False,
     ):
         self._shared = shared
+        front = Front(plane, max_body_bytes, max_bodies_bytes)
         settings = uvicorn.Config(
-            create_app(plane, max_body_bytes, max_bodies_bytes),
-            http=BoundedProtocol,
+            front,
+            http=functools.partial(FastProtocol, front),  # type: ignore[arg-type]  # any callable will do
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds on what comes before a request's body."""
+"""uvicorn's HTTP protocol with bounds on what comes before a request's body, and with order in pipelines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 class BoundedProtocol(HttpToolsProtocol):
     """Ends a connection whose request line and headers are too large, or do not arrive in time.
 
-    uvicorn has neither bound: a client that sends headers for ever would be held, and its bytes kept, for ever.
+    uvicorn has neither bound: a client that sends headers for ever would be held, and its bytes kept, for ever. It also
+    reads on while a client leaves its answers unread, or sends one request after another and waits for none; here
+    neither is read from until it has caught up. The timer of an idle connection is set once, not with every request.
+
+    ``parsed`` tells that the parser stands between two requests.
     """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.parsed = True
+        self._answering: Any = None  # the cycle whose turn it is; ``cycle`` is the newest
+        self._advancing = False
+        self._idle_since = 0.0
         self._head_bytes = 0
         self._in_head = True
         self._began = False
@@ -29,27 +37,88 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
     def data_received(self, data: bytes) -> None:
         self._began = False
         super().data_received(data)
-        # What came with the head's first byte is not counted: the end of another request's body may be in it.
-        if self._in_head and not self._began and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+        if not self._in_head:
+            self._settle()
+        elif not self.transport.is_closing():
+            if self._expiry is None:
+                self._expiry = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            # What came with the head's first byte is not counted: the end of another request's body may be in it.
+            if not self._began:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self.transport.write(_TOO_LARGE)
+                    self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.parsed = False
         self._head_bytes, self._in_head, self._began = 0, True, True
-        if self._expiry is None:
-            self._expiry = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._settle()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.parsed = True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._arm(self.timeout_keep_alive)
+        self._advance()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._advance()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def _advance(self) -> None:
+        """Go on to the next requests of the pipeline, and to reading, unless the client leaves its answers unread."""
+        if self._advancing:  # by a request that was answered at once; the loop below goes on after it
+            return
+        self._advancing = True
+        while self.pipeline and self._answering.response_complete and not self.flow.write_paused:
+            if self.transport.is_closing():
+                break
+            self._start_asgi_task(*self.pipeline.pop())
+        self._advancing = False
+        if not self.pipeline and not self.flow.write_paused:
+            self.flow.resume_reading()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Nothing: the timer looks for itself whether the connection was idle all the time."""
+
+    def _arm(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if not self.parsed or self.cycle is None or not self.cycle.response_complete:
+            return  # the end of the answer sets it anew
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._arm(left)
+        else:
+            super().timeout_keep_alive_handler()
 
     def _settle(self) -> None:
         if self._expiry is not None:

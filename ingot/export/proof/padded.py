@@ -1,0 +1,115 @@
+"""Proof that a model does not notice padding: its answers to padded inputs, cut back, are those to the inputs as they
+were.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from ingot import arrays
+from ingot.errors import IngotError, ParityError
+from ingot.export.program import Runner
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import tolerance
+from ingot.padding import Padder, Padding
+from ingot.tensors import Array, Range, Signature
+
+# Cases of the examples that are tried, each padded by these numbers of steps and to these multiples.
+_CASES = 6
+_MORE = (1, 7)
+_TIMES = (2, 4)
+
+
+def prove(runner: Runner, signature: Signature, paddings: Mapping[str, Padding], examples: Examples) -> list[str]:
+    """Pad examples along each dimension, alone and together with the others, and compare the answers.
+
+    Args:
+        runner: the model as it is packed.
+        signature: of the model.
+        paddings: as declared, by dimension.
+        examples: where the cases come from.
+
+    Returns:
+        One remark on each dimension: in how many cases it held, and the largest error.
+
+    Raises:
+        ParityError: an answer is another, or the model fails on padded inputs; the message names dimension and output.
+    """
+    remarks = []
+    sets = [{dim: padding} for dim, padding in paddings.items()]
+    for chosen in [*sets, dict(paddings)] if len(sets) > 1 else sets:
+        padder = Padder(signature, chosen)
+        shown = " and ".join(f"'{dim}'" for dim in chosen)
+        cases, worst = 0, 0.0
+        for seed, sizes in enumerate(itertools.islice(examples.cases(), _CASES)):
+            try:
+                inputs = examples.make(sizes, seed)
+                expected = runner.run(inputs)
+            except IngotError:
+                continue  # values that the model rejects, whose sizes the proof of parity has skipped too
+            for target in _targets(padder, inputs):
+                worst = max(worst, _error(runner, padder, inputs, expected, target, tolerance(signature)))
+                cases += 1
+        if not cases:
+            raise ParityError(f"padding along {shown} cannot be proved: no example could be made any larger")
+        remarks.append(
+            f"padding along {shown} changes no answer in {cases} cases, largest error {worst:.1e} "
+            f"(tolerance {tolerance(signature):.0e})"
+        )
+    return remarks
+
+
+def _targets(padder: Padder, inputs: Mapping[str, Array]) -> list[tuple[int, ...]]:
+    """Return sizes to pad inputs to, as far as the signature allows them."""
+    found = dict.fromkeys(
+        tuple(
+            grow(size, padder.signature.range(dim)) for dim, size in zip(padder.dims, padder.sizes(inputs), strict=True)
+        )
+        for grow in (
+            *(lambda size, sizes, more=more: _within(size, size + more * sizes.step, sizes) for more in _MORE),
+            *(lambda size, sizes, times=times: _within(size, size * times, sizes) for times in _TIMES),
+        )
+    )
+    return [target for target in found if target != padder.sizes(inputs)]
+
+
+def _within(size: int, larger: int, sizes: Range) -> int:
+    return max(size, sizes.nearest(larger))
+
+
+def _error(
+    runner: Runner,
+    padder: Padder,
+    inputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    target: tuple[int, ...],
+    limit: float,
+) -> float:
+    """Return the largest error of an answer to padded inputs.
+
+    Raises:
+        ParityError: it is over ``limit``.
+    """
+    steps = zip(padder.dims, padder.sizes(inputs), target, strict=True)
+    where = ", ".join(f"'{dim}' from {size} to {larger}" for dim, size, larger in steps)
+    remedy = "it is not masked there, or not by that value; leave out --pad, or give a value for each input"
+    try:
+        actual = padder.cut(inputs, runner.run(padder.pad(inputs, target)))
+    except IngotError as error:
+        raise ParityError(f"the model fails when it is padded along {where}: {error}") from error
+    worst = 0.0
+    for name, value in expected.items():
+        if value.shape != actual[name].shape:
+            raise ParityError(
+                f"padded along {where}, output '{name}' has shape {list(actual[name].shape)} instead of "
+                f"{list(value.shape)}: no named dimension of it tells how to cut it back; leave out --pad"
+            )
+        error = arrays.departure(value, actual[name])
+        if not error <= limit:
+            raise ParityError(
+                f"the model notices padding along {where}: output '{name}' departs by {error:.2e}, "
+                f"tolerance {limit:.0e}; {remedy}"
+            )
+        worst = max(worst, error)
+    return worst

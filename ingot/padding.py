@@ -1,0 +1,211 @@
+"""Padding: making inputs larger along a dimension in a way that the model is known not to notice, and cutting back.
+
+A model with a mask, such as BERT, answers a sentence of 20 tokens as it answers the same one with 12 more that are
+masked. An archive says so for each such dimension, and the export proves it; the server then runs requests of different
+lengths in one call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ingot.errors import InvalidArgument
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+_TEXT = re.compile(r"^(?P<dim>[A-Za-z_]\w*)(:(?P<values>[^@]+))?(@(?P<buckets>[\d,]+))?$")
+_MAX_SIZE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How inputs are made larger along one named dimension.
+
+    ``values`` is what is put in, for every input that has the dimension; a mask's is that which masks. ``buckets`` are
+    the sizes that are padded to, in ascending order; without them, or beyond the last, any size is.
+    """
+
+    values: Mapping[str, int | float] = field(default_factory=dict)
+    buckets: tuple[int, ...] = ()
+
+    def check(self, dim: str, signature: Signature) -> None:
+        """Check that a model's inputs can be padded so.
+
+        Raises:
+            InvalidArgument: the signature has no such dimension or it is the batch's; ``values`` are not those of its
+                inputs, or are none of their datatype; a bucket is none of its sizes.
+        """
+        if dim == signature.batch or dim not in signature.symbols:
+            what = "the batch" if dim == signature.batch else "no dimension of the inputs"
+            known = ", ".join(name for name in signature.symbols if name != signature.batch)
+            raise InvalidArgument(f"'{dim}' cannot be padded: it is {what}; there are: {known or 'none'}")
+        specs = {spec.name: spec for spec in signature.inputs if dim in spec.shape}
+        if set(specs) != set(self.values):
+            raise InvalidArgument(
+                f"padding of '{dim}' needs one value for each input that has it: {', '.join(specs)}; "
+                f"it has them for: {', '.join(self.values) or 'none'}"
+            )
+        for name, value in self.values.items():
+            _check_value(specs[name], value)
+        sizes = signature.range(dim)
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise InvalidArgument(f"the buckets of '{dim}' are not in ascending order: {self.buckets}")
+        for size in self.buckets:
+            if not 0 < size < _MAX_SIZE or size not in sizes:
+                raise InvalidArgument(f"bucket {size} of '{dim}' is none of its sizes, {sizes}")
+
+
+def _check_value(spec: TensorSpec, value: int | float) -> None:
+    if spec.dtype is DType.BYTES:
+        raise InvalidArgument(f"input '{spec.name}' holds text, which cannot be padded")
+    kind = spec.dtype.numpy
+    if spec.dtype is DType.BOOL:
+        fits = value in (0, 1)
+    elif spec.dtype.is_integer:
+        bounds = np.iinfo(kind)
+        fits = int(value) == value and bounds.min <= value <= bounds.max
+    else:
+        with np.errstate(over="ignore"):
+            fits = bool(np.isfinite(np.float64(value).astype(kind)))
+    if not fits:
+        raise InvalidArgument(f"{value} cannot pad input '{spec.name}', which is {spec.dtype.torch_name}")
+
+
+def parse(text: str) -> tuple[str, Padding]:
+    """Parse ``dim[:input=value,...][@bucket,...]``, such as ``seq:ids=1@64,128``; see :func:`declared`.
+
+    Raises:
+        InvalidArgument: it is not of that form.
+    """
+    match = _TEXT.match(text.strip())
+    problem = f"'{text}' says no padding; write a dimension, or dim:input=value,... such as seq:ids=1, or seq@64,128"
+    if match is None:
+        raise InvalidArgument(problem)
+    values: dict[str, int | float] = {}
+    for item in (match["values"] or "").split(",") if match["values"] else ():
+        name, equals, value = item.strip().rpartition("=")
+        try:
+            values[name] = int(value) if value.lstrip("-").isdecimal() else float(value)
+        except ValueError:
+            raise InvalidArgument(problem) from None
+        if not name or not equals or not np.isfinite(values[name]):
+            raise InvalidArgument(problem)
+    try:
+        buckets = tuple(int(size) for size in match["buckets"].split(",")) if match["buckets"] else ()
+    except ValueError:
+        raise InvalidArgument(problem) from None
+    return match["dim"], Padding(values, buckets)
+
+
+def declared(paddings: Mapping[str, Padding], signature: Signature) -> dict[str, Padding]:
+    """Return paddings with zero for each input of theirs that names no value.
+
+    Raises:
+        InvalidArgument: see :meth:`Padding.check`.
+    """
+    found = {}
+    for dim, given in paddings.items():
+        values = {spec.name: 0 for spec in signature.inputs if dim in spec.shape}
+        found[dim] = Padding({**values, **given.values}, given.buckets)
+        found[dim].check(dim, signature)
+    return found
+
+
+class Padder:
+    """Pads inputs of a model and cuts its outputs back.
+
+    Args:
+        signature: the model's.
+        paddings: by dimension; see :meth:`Padding.check`.
+    """
+
+    def __init__(self, signature: Signature, paddings: Mapping[str, Padding]):
+        self.signature = signature
+        self.paddings = paddings
+        self.dims = tuple(paddings)
+        self._inputs = {spec.name: axes for spec in signature.inputs if (axes := self._axes(spec))}
+        self._outputs = {spec.name: axes for spec in signature.outputs if (axes := self._axes(spec))}
+        kinds = {spec.name: spec.dtype.numpy for spec in signature.inputs}
+        # Where an input has two such dimensions, the later's value is in the corner.
+        self._values = {
+            name: kinds[name].type(value) for padding in paddings.values() for name, value in padding.values.items()
+        }
+        self._first = [
+            next((name, axis) for name, axes in self._inputs.items() for at, axis in axes if at == place)
+            for place in range(len(self.dims))
+        ]
+
+    def _axes(self, spec: TensorSpec) -> list[tuple[int, int]]:
+        """Return the places in ``dims``, and the axes, of a tensor's padded dimensions."""
+        return [(self.dims.index(dim), axis) for axis, dim in enumerate(spec.shape) if dim in self.paddings]
+
+    def sizes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
+        """Return the sizes of the padded dimensions, in the order of ``dims``."""
+        return tuple(inputs[name].shape[axis] for name, axis in self._first)
+
+    def target(self, sizes: Iterable[Sequence[int]], *, rounded: bool = False) -> tuple[int, ...]:
+        """Return the sizes to pad to, so that requests of all of ``sizes`` fit: the largest, or the bucket above it.
+
+        Args:
+            sizes: of the requests.
+            rounded: where there are no buckets, round up to an eighth of a power of two, for few different sizes.
+        """
+        return tuple(
+            self._up(dim, max(each), rounded) for dim, each in zip(self.dims, zip(*sizes, strict=True), strict=True)
+        )
+
+    def _up(self, dim: str, size: int, rounded: bool) -> int:
+        larger = next((bucket for bucket in self.paddings[dim].buckets if bucket >= size), None)
+        if larger is None and rounded:
+            step = max(1, 1 << max(0, size.bit_length() - 4))
+            larger = -(-size // step) * step
+        # A model may end between two powers of two.
+        return larger if larger is not None and larger in self.signature.range(dim) else size
+
+    def shape(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of an input of ``shape``, padded to ``sizes``."""
+        padded = list(shape)
+        for place, axis in self._inputs.get(name, ()):
+            padded[axis] = sizes[place]
+        return tuple(padded)
+
+    def put(self, name: str, array: Array, into: Array) -> None:
+        """Copy an input into one of its padded shape, and fill the rest."""
+        if array.shape == into.shape:
+            into[...] = array
+            return
+        into[...] = self._values[name]
+        into[tuple(slice(0, size) for size in array.shape)] = array
+
+    def pad(self, inputs: Mapping[str, Array], sizes: Sequence[int]) -> dict[str, Array]:
+        """Return inputs padded to ``sizes``."""
+        padded = {}
+        for name, array in inputs.items():
+            shape = self.shape(name, array.shape, sizes)
+            if shape == array.shape:
+                padded[name] = array
+                continue
+            padded[name] = np.empty(shape, array.dtype)
+            self.put(name, array, padded[name])
+        return padded
+
+    def cut(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the part of the outputs that answers a request of ``inputs``, which were padded."""
+        sizes = self.sizes(inputs)
+        found = dict(outputs)
+        for name, axes in self._outputs.items():
+            for place, axis in axes:
+                if found[name].shape[axis] > sizes[place]:
+                    found[name] = found[name][(slice(None),) * axis + (slice(0, sizes[place]),)]
+        return found
+
+    def elements(self, inputs: Mapping[str, Array], sizes: Sequence[int] | None = None) -> int:
+        """Return how many elements the padded inputs of a request have; ``sizes``: if it is padded to those."""
+        total = 0
+        for name in self._inputs:
+            shape = inputs[name].shape
+            total += int(np.prod(shape if sizes is None else self.shape(name, shape, sizes), dtype=np.int64))
+        return total

@@ -1,0 +1,294 @@
+"""The HTTP protocol that answers inference itself, without a task, and without parsing a head that it knows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import httptools
+
+from ingot.errors import IngotError, Unavailable
+from ingot.server.dataplane import Ticket
+from ingot.server.http import exchange, heads
+from ingot.server.http.departure import Departure
+from ingot.server.http.exchange import Answer
+from ingot.server.http.front import Front
+from ingot.server.http.heads import Head
+from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.limits import check_size
+
+_MAX_KNOWN_HEAD = 4 << 10
+_END = b"\r\n\r\n"
+
+
+class FastProtocol(BoundedProtocol):
+    """Takes inference and health checks; the rest goes the way of ASGI, on the same connection and in order.
+
+    A head that httptools has parsed before, byte for byte, is not parsed again: its meaning is looked up. That is done
+    only for whole requests that come while the connection is idle and the parser stands between two messages, so that
+    it never sees them.
+
+    Args:
+        front: what all connections share; the others are uvicorn's.
+    """
+
+    def __init__(self, front: Front, *args: Any, **named: Any):
+        super().__init__(*args, **named)
+        self.front = front
+        self._plain: Head | None = None
+        self._departure: Departure | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if not self.parsed or (self.cycle is not None and not self.cycle.response_complete):
+            super().data_received(data)
+            return
+        end = data.find(_END) + len(_END)
+        if not len(_END) <= end <= _MAX_KNOWN_HEAD:
+            super().data_received(data)
+            return
+        known = data[:end]
+        head = self.front.heads.get(known)
+        if head is None:
+            self._learn(known)
+            if end < len(data) and not self.transport.is_closing():
+                super().data_received(data[end:])
+            return
+        stop = end + (head.length or 0)
+        if stop > len(data):
+            super().data_received(data)
+            return
+        if self._expiry is not None:
+            self._settle()
+        self._in_head = False
+        cycle = Cycle(self, head, True)
+        self.cycle = cycle  # type: ignore[assignment]  # stands where uvicorn has its own
+        cycle.take(data[end:stop])
+        cycle.complete()
+        self._start_asgi_task(cycle, None)
+        if stop < len(data) and not self.transport.is_closing():
+            self.data_received(data[stop:])
+
+    def _learn(self, known: bytes) -> None:
+        """Parse what seems to be one head, and keep its meaning if it is exactly that, with a plain body to follow."""
+        self._plain = None
+        super().data_received(known)
+        if self._plain is not None and not self.parsed and not self.transport.is_closing():
+            self.front.heads.keep(known, self._plain)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._plain = None
+
+    def on_headers_complete(self) -> None:
+        parser = self.parser
+        path = httptools.parse_url(self.url).path if self._may_be_ours() else None
+        head = heads.read(parser.get_method(), path, self.headers) if path is not None else None
+        if head is None:
+            super().on_headers_complete()
+            return
+        self._in_head = False
+        modern = parser.get_http_version() == "1.1"
+        keep_alive = modern and parser.should_keep_alive()
+        if keep_alive and head.length and not head.expects and len(self.headers) == len(dict(self.headers)):
+            self._plain = head
+        cycle: Any = Cycle(self, head, keep_alive)
+        waits = self.cycle is not None and not self.cycle.response_complete
+        self.cycle = cycle
+        if waits or self.flow.write_paused:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, None))  # type: ignore[arg-type]
+        else:
+            self._start_asgi_task(cycle, None)
+
+    def _may_be_ours(self) -> bool:
+        return (b"infer" in self.url or b"/health/" in self.url) and not self.parser.should_upgrade()
+
+    def on_body(self, body: bytes) -> None:
+        if isinstance(self.cycle, Cycle):
+            self.cycle.take(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if isinstance(self.cycle, Cycle):
+            self.parsed = True
+            self.cycle.complete()
+        else:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, Cycle):
+            self._answering = cycle
+            cycle.start()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        if self._departure is not None and not self.pipeline:
+            self.transport.close()  # the client has said that it sends no more
+        super().on_response_complete()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's own type
+        """Close, unless the client may only have shut down its own side and still wait for an answer."""
+        if not self.parsed or not isinstance(self._answering, Cycle) or self._answering.response_complete:
+            return None
+        self._departure = Departure(self.loop, self.transport)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._departure is not None:
+            self._departure.end()
+        for cycle in (self._answering, self.cycle, *(queued for queued, _ in self.pipeline)):
+            if isinstance(cycle, Cycle):
+                cycle.leave()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if isinstance(self._answering, Cycle) and not self._answering.response_complete:
+            self._answering.keep_alive = False
+            self.tasks.add(self._answering)  # type: ignore[arg-type]  # uvicorn waits for it, then cancels it
+        else:
+            super().shutdown()
+
+
+class Cycle:
+    """One request and its answer, in the place of uvicorn's ``RequestResponseCycle``.
+
+    Args:
+        protocol: its connection.
+        head: what it says of itself.
+        keep_alive: whether the connection is to be kept after it.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_error",
+        "_front",
+        "_held",
+        "_parts",
+        "_protocol",
+        "_started",
+        "_ticket",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "response_complete",
+    )
+
+    def __init__(self, protocol: FastProtocol, head: Head, keep_alive: bool):
+        self.head = head
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self._protocol = protocol
+        self._front = protocol.front
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._complete = False
+        self._started = False
+        self._error: IngotError | None = None
+        self._ticket: Ticket | None = None
+
+    @property
+    def message_event(self) -> Cycle:
+        """uvicorn sets its cycle's event when a connection is lost; here that is :meth:`leave`."""
+        return self
+
+    def set(self) -> None:
+        """Nothing; see :attr:`message_event`."""
+
+    def take(self, part: bytes) -> None:
+        """Take a part of the body in."""
+        if self._error is not None or self.response_complete:
+            return
+        try:
+            check_size(self._held + len(part), self._front.max_body_bytes)
+            self._front.budget.change(len(part))
+        except IngotError as error:
+            self._refuse(error)
+            return
+        self._held += len(part)
+        self._parts.append(part)
+
+    def complete(self) -> None:
+        """Note that the body is whole."""
+        self._complete = True
+        if self._started and not self.response_complete:
+            self._begin()
+
+    def start(self) -> None:
+        """Go: every request before this one is answered."""
+        self._started = True
+        if self._error is None and self.head.length is not None:
+            try:
+                check_size(self.head.length, self._front.max_body_bytes)
+            except IngotError as error:
+                self._refuse(error)
+                return
+        if self._error is not None:
+            self.answer(exchange.refusal(self._front.plane, self._error))
+        elif self._complete:
+            self._begin()
+        elif self.head.expects:
+            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _begin(self) -> None:
+        front, head = self._front, self.head
+        if head.probe is not None:
+            self.answer(head.probe(front.plane))
+            return
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._ticket = exchange.begin(front.plane, head.asked, body, front.max_body_bytes, self.answer)
+
+    def _refuse(self, error: IngotError) -> None:
+        """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
+        self._error = error
+        self._parts.clear()
+        self.keep_alive = False
+        if self._started:
+            self.answer(exchange.refusal(self._front.plane, error))
+
+    def answer(self, answer: Answer) -> None:
+        """Send the answer, and let the connection go on."""
+        if self.disconnected or self.response_complete:
+            return
+        self._release()
+        self.response_complete = True
+        protocol = self._protocol
+        transport = protocol.transport
+        parts = self._front.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
+        if not self.keep_alive:
+            protocol.tasks.discard(self)
+            transport.close()
+        protocol.on_response_complete()
+
+    def cancel(self, msg: str = "") -> None:
+        """Answer that the server stops; uvicorn calls this when the time to drain is over."""
+        error = Unavailable("the server is stopping; ask again elsewhere or later")
+        self._protocol.loop.call_soon(functools.partial(self._stop, error))
+
+    def _stop(self, error: IngotError) -> None:
+        if self._ticket is not None:
+            self._ticket.cancel()
+        self.answer(exchange.refusal(self._front.plane, error))
+
+    def leave(self) -> None:
+        """Forget the request: its connection is gone."""
+        if self.response_complete or self.disconnected:
+            return
+        self.disconnected = True
+        self._protocol.tasks.discard(self)
+        self._parts.clear()
+        self._release()
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+    def _release(self) -> None:
+        if self._held:
+            self._front.budget.change(-self._held)
+            self._held = 0

@@ -1,0 +1,78 @@
+"""What an archive says of padding is proved when it is exported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import InvalidArgument, ParityError
+from ingot.export import export_model
+from ingot.padding import Padding
+
+INPUTS = ["ids:int64[batch,seq=1..64]", "mask:int64[batch,seq=1..64]"]
+
+
+class Mean(nn.Module):
+    """The masked mean of embeddings, and each embedding; ``masked`` says whether the mask is heeded."""
+
+    def __init__(self, masked: bool = True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 4)
+        self.masked = masked
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.table(ids)
+        weights = mask.unsqueeze(-1).to(rows.dtype) if self.masked else torch.ones_like(rows)
+        return (rows * weights).sum(1) / weights.sum(1).clamp(min=1), rows
+
+
+def test_a_masked_model_may_be_padded_and_the_archive_says_how() -> None:
+    archive = export_model(Mean(), inputs=INPUTS, pad="seq")
+    serving = archive.variant().serving
+    assert serving.padding == {"seq": Padding({"ids": 0, "mask": 0})}
+    assert any(note.startswith("padding along 'seq' changes no answer in") for note in serving.provenance.notes)
+
+
+def test_values_and_buckets_are_kept() -> None:
+    serving = export_model(Mean(), inputs=INPUTS, pad=["seq:ids=7@16,64"]).variant().serving
+    assert serving.padding == {"seq": Padding({"ids": 7, "mask": 0}, (16, 64))}
+
+
+def test_a_model_that_notices_padding_is_refused() -> None:
+    with pytest.raises(ParityError, match=r"notices padding along 'seq' from \d+ to \d+: output 'output_0' departs"):
+        export_model(Mean(masked=False), inputs=INPUTS, pad="seq")
+
+
+def test_a_value_that_unmasks_is_refused() -> None:
+    with pytest.raises(ParityError, match="notices padding"):
+        export_model(Mean(), inputs=INPUTS, pad="seq:mask=1")
+
+
+def test_an_output_that_cannot_be_cut_back_is_refused() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x], 1)
+
+    with pytest.raises(ParityError, match="no named dimension of it tells how to cut it back"):
+        export_model(Twice(), inputs=["x:float32[batch,seq]"], pad="seq")
+
+
+def test_a_dimension_of_one_size_cannot_be_proved() -> None:
+    with pytest.raises(ParityError, match="no example could be made any larger"):
+        export_model(Mean(), inputs=[text.replace("1..64", "8..8") for text in INPUTS], pad="seq")
+
+
+@pytest.mark.parametrize("pad", ["batch", "width", "seq:ids=0.5", "seq:pixels=1", "seq@70", "seq@32,16"])
+def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str) -> None:
+    with pytest.raises(InvalidArgument):
+        export_model(Mean(), inputs=INPUTS, pad=pad)
+
+
+@pytest.mark.parametrize(
+    "pad", ["", "seq:", "seq:ids", "seq:ids=", "seq:ids=x", "seq:ids=nan", "seq@", "seq@1,,2", "2"]
+)
+def test_text_that_says_no_padding_is_refused(pad: str) -> None:
+    with pytest.raises(InvalidArgument, match="says no padding"):
+        export_model(Mean(), inputs=INPUTS, pad=pad)
