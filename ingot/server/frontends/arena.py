@@ -78,10 +78,6 @@ class Outgoing:
         self._holes = merged
 
 
-class _Block(np.ndarray):
-    """A type of its own, so that numpy keeps it as the base of all views on it, and its end is that of the last."""
-
-
 class Incoming:
     """The arena that the other process writes.
 
@@ -91,12 +87,12 @@ class Incoming:
     """
 
     def __init__(self, handle: int, release: Callable[[int], None]):
-        self._bytes = np.frombuffer(mmap.mmap(handle, 0), np.uint8)
-        self._bytes.flags.writeable = False
+        self._map = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
         self._release = release
 
     def block(self, start: int, size: int) -> Array:
-        """Return a block's first ``size`` bytes; it is released when no view on them is left."""
-        block = self._bytes[start : start + size].view(_Block)
+        """Return a block's first ``size`` bytes; it is released when neither they nor a view on them is left."""
+        # Made of the map itself: the base of an array's views is the first array whose own base is no array.
+        block = np.frombuffer(self._map, np.uint8, size, start)
         weakref.finalize(block, self._release, start).atexit = False
-        return block.view(np.ndarray)
+        return block

@@ -39,6 +39,7 @@ class Child:
         self, plane: DataPlane, models: Sequence[Model], arena_bytes: int, render: Callable[[], Awaitable[bytes]]
     ):
         self.ended = asyncio.Event()
+        self.listens = False
         ours, theirs = socket.socketpair()
         arenas = arena.create(arena_bytes), arena.create(arena_bytes)
         try:
@@ -65,6 +66,7 @@ class Child:
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(seen, self.desk.started)
+                self.listens = True
         except asyncio.CancelledError:
             if not self.ended.is_set():
                 raise

@@ -53,6 +53,7 @@ class FrontProcesses:
         self._past: sums.Counts = ()
         self._holders: list[socket.socket] = []
         self._children: list[Child] = []
+        self._metrics.fronts.set_function(lambda: sum(child.listens for child in self._children))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
