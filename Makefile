@@ -44,15 +44,21 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-# skopeo reads archives as any OCI tool would, docker-registry keeps them. Without them those tests are skipped (with
-# INGOT_REQUIRE_TOOLS=1: fail).
+# skopeo reads archives as any OCI tool would, docker-registry keeps them; curl, h2load, nghttp and gRPC's client for
+# Node.js call the server, wrk loads it. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
+GRPC_JS := tests/server/interop/grpc_js
 tools:
-	@if ! { command -v skopeo && command -v docker-registry; } >/dev/null && \
-		command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "Installing skopeo and docker-registry, which the tests push archives to and read them with"; \
+	@if ! { command -v skopeo && command -v docker-registry && command -v curl && command -v h2load && \
+		command -v wrk && command -v npm; } >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing the programs that the tests push archives to, read them with and call the server with"; \
+		npm=$$(command -v npm >/dev/null || echo nodejs npm); \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-			skopeo docker-registry; } >/dev/null 2>&1 \
-			|| echo "warning: skopeo and docker-registry could not be installed" >&2; \
+			skopeo docker-registry curl nghttp2-client wrk $$npm; } >/dev/null 2>&1 \
+			|| echo "warning: skopeo, docker-registry, curl, nghttp2-client, wrk or npm could not be installed" >&2; \
+	fi
+	@if command -v npm >/dev/null && [ ! -d $(GRPC_JS)/node_modules ]; then \
+		npm install --prefix $(GRPC_JS) --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
+			|| echo "warning: @grpc/grpc-js could not be installed" >&2; \
 	fi
 
 protos: $(INSTALLED)

@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ import numpy as np
 from ingot.errors import InvalidArgument, NotFound
 from ingot.tensors import Array, DType
 
+_LITTLE = sys.byteorder == "little"
+
 
 def to_bytes(array: Array) -> bytes:
     """Return an array in the protocol's raw form: little-endian, row-major; BYTES elements length-prefixed."""
@@ -26,7 +29,9 @@ def to_bytes(array: Array) -> bytes:
             raw = item if isinstance(item, bytes) else str(item).encode()
             parts += (struct.pack("<I", len(raw)), raw)
         return b"".join(parts)
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
+    if not (_LITTLE and array.dtype.isnative):
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return array.tobytes()
 
 
 MAX_RANK = 32
@@ -41,10 +46,12 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
     """
     if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) > MAX_RANK:
         raise InvalidArgument(f"tensor '{name}' has no shape that is a list of at most {MAX_RANK} sizes")
+    elements = 1
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
             raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is no size")
-    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
+        elements *= size or 1
+    if elements > _MAX_ELEMENTS:
         raise InvalidArgument(f"the shape of tensor '{name}', {list(shape)}, is too large")
     return tuple(shape)
 

@@ -91,11 +91,11 @@ def _read(path: Path) -> Array:
 
 
 def _parse(name: str, text: str, datatype: str) -> Array:
-    from ingot.server.http import codec
+    from ingot.server.http import data
     from ingot.tensors import DType
 
     try:
-        return codec.from_json(name, DType(datatype), json.loads(text))
+        return data.from_json(name, DType(datatype), json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the value of input '{name}' is not JSON: {error}") from error
 

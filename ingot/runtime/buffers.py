@@ -20,19 +20,20 @@ class Buffers:
     """One buffer an input, grown to the largest batch that came, for an engine that runs one batch at a time.
 
     Args:
-        engine: if it has a method ``allocate(spec, shape) -> array``, all buffers come from that, such as pinned
-            memory, from which a GPU reads without a copy.
+        engine: if it has a method ``allocate(spec, shape) -> array``, buffers come from that; on a GPU all of them,
+            since what it gives is pinned memory, from which the GPU reads without a copy.
         limit: bytes of all buffers.
     """
 
     def __init__(self, engine: Engine, limit: int = LIMIT):
         self._allocate = getattr(engine, "allocate", None)
+        self._always = self._allocate is not None and engine.device != "cpu"
         self._limit = limit
         self._kept: dict[str, Array] = {}
 
     def wants(self, nbytes: int) -> bool:
         """Whether an array of so many bytes is better taken from here than from numpy."""
-        return self._allocate is not None or nbytes >= _LARGE
+        return self._always or nbytes >= _LARGE
 
     @property
     def nbytes(self) -> int:

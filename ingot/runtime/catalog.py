@@ -10,6 +10,7 @@ from ingot.model_store.references import version_key
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Key
 from ingot.runtime.pending import Reply
+from ingot.runtime.statistics import Statistics
 from ingot.tensors import Array, Signature
 
 
@@ -47,6 +48,8 @@ class Servable(Protocol):
         key: Key | None = None,
     ) -> Cancellable: ...
 
+    async def ask_statistics(self) -> Statistics: ...
+
 
 ModelT_co = TypeVar("ModelT_co", bound=Servable, covariant=True)
 
@@ -61,6 +64,7 @@ class Catalog(Generic[ModelT_co]):
     def __init__(self, metrics: Metrics):
         self.metrics = metrics
         self._models: dict[str, dict[str, ModelT_co]] = {}
+        self._highest: dict[str, ModelT_co] = {}
 
     def get(self, name: str, version: str = "") -> ModelT_co:
         """Return a model; without a version, the highest one that is served.
@@ -72,10 +76,15 @@ class Catalog(Generic[ModelT_co]):
         if not versions:
             raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
         if not version:
-            return versions[max(versions, key=version_key)]
+            return self._highest[name]
         if version not in versions:
             raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
         return versions[version]
+
+    def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # only those who made the catalog add to it
+        versions = self._models.setdefault(model.name, {})
+        versions[model.version] = model
+        self._highest[model.name] = versions[max(versions, key=version_key)]
 
     def versions(self, name: str) -> list[str]:
         return sorted(self._models.get(name, ()), key=version_key)

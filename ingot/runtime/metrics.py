@@ -59,6 +59,16 @@ class Metrics:
             _MODEL,
             registry=registry,
         )
+        self.grpc_connections = Gauge(
+            "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
+        )
+        self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
+        self.grpc_faults = Counter(
+            "ingot_grpc_faults",
+            "Streams and connections that the fast gRPC server ended as the client broke HTTP/2, by its error code",
+            ("code",),
+            registry=registry,
+        )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(

@@ -30,6 +30,7 @@ from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
 from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
 from ingot.runtime.settings import Settings
+from ingot.runtime.statistics import Duration, Statistics
 from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
@@ -125,6 +126,7 @@ class Model:
         self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
         self._fits: dict[Key, Fit] = {}
+        self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._scheduler = Scheduler(self._settings.limits, batching=False)
         self._instances: list[Instance] = []
@@ -301,10 +303,15 @@ class Model:
         fit = self._fit(inputs, key)
         now = time.perf_counter()
         limit = self._settings.slo if timeout is None else timeout
-        pending = Pending(reply, self._left, self._scheduler.discard)
-        self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
+        pending = Pending(reply, self._left, self._scheduler.discard, now)
         self._in_flight += 1
         self._quiet.clear()
+        try:
+            self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
+        except IngotError as error:
+            pending.cancel()
+            self._statistics.end(error, 0.0)
+            raise
         if timeout is not None:
             self._expiry.add(loop, pending, timeout)
         if not self._pump_due:
@@ -359,17 +366,19 @@ class Model:
             )
             for index, start in enumerate(starts)
         ]
-        try:
-            for entry in entries:
-                self._scheduler.offer(entry, now)
-        except IngotError:
-            pending.cancel()
-            raise
+        for entry in entries:
+            self._scheduler.offer(entry, now)
 
-    def _left(self) -> None:
+    def _left(self, pending: Pending, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._statistics.end(outcome, time.perf_counter() - pending.began)
         self._in_flight -= 1
         if not self._in_flight:
             self._quiet.set()
+
+    async def ask_statistics(self) -> Statistics:
+        """Return :meth:`statistics`, as a model in another process is asked for them."""
+        return self.statistics()
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
@@ -427,15 +436,50 @@ class Model:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.reply(outcome)
         self._engine_seconds.observe(seconds)
-        self._batch_size.observe(sum(entry.rows for entry in entries))
+        rows = sum(entry.rows for entry in entries)
+        self._batch_size.observe(rows)
         self._batch_requests.observe(len(entries))
         spent = instance.batcher.spent
+        right = rows
+        if failed:
+            answered = zip(entries, outcomes, strict=True)
+            right = sum(entry.rows for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), rows, right, spent)
         if spent.padded:
             self._elements.inc(spent.elements)
             self._fill.inc(spent.padded - spent.elements)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True
             self._loop.call_soon(self._pump)
+
+    def statistics(self) -> Statistics:
+        """Return what was counted up to now, and what the scheduler goes by."""
+        counted, scheduler = self._statistics, self._scheduler
+        queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
+        described: dict[str, Any] = {
+            "state": self.state.value,
+            "device": self.device,
+            "variant": self.variant,
+            "engine": dict(self.engine_settings),
+            "instances": len(self._instances),
+            "batching": scheduler.batching,
+            "max_batch": scheduler.limits.max_batch,
+            "rows_at_best": scheduler.cap,
+            "latency": [{"rows": rows, "seconds": seconds} for rows, seconds in scheduler.latency.known.items()],
+            "waiting": len(scheduler),
+            "in_flight": self._in_flight,
+        }
+        if self._mixer is not None:
+            filled = counted.padded - counted.elements
+            worth = self._mixer.worth
+            described["padding"] = {
+                "dimensions": list(self._mixer.padder.dims),
+                "elements": counted.elements,
+                "padding": filled,
+                "waste": filled / max(counted.elements, 1),
+                "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
+            }
+        return counted.copy(queued, described)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")

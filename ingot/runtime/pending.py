@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -25,32 +24,39 @@ class Pending:
 
     Args:
         reply: called once with the answer or the error, unless the request is cancelled before.
-        leave: called once when the request is over, whichever way.
+        leave: called once when the request is over, whichever way, with its outcome; None if it was cancelled.
         discard: takes an entry out of the queue.
+        began: when it was submitted.
     """
 
-    __slots__ = ("_discard", "_leave", "_reply", "deadline", "done", "entries")
+    __slots__ = ("_discard", "_leave", "_reply", "began", "done", "entries")
 
-    def __init__(self, reply: Reply, leave: Callable[[], None], discard: Callable[[Entry], None]):
+    def __init__(
+        self,
+        reply: Reply,
+        leave: Callable[[Pending, Outcome | None], None],
+        discard: Callable[[Entry], None],
+        began: float = 0.0,
+    ):
         self._reply = reply
         self._leave = leave
         self._discard = discard
         self.entries: Sequence[Entry] = ()
-        self.deadline = math.inf
+        self.began = began
         self.done = False
 
     def settle(self, outcome: Outcome) -> None:
         """Answer, unless the request is over already."""
         if not self.done:
             self.done = True
-            self._leave()
+            self._leave(self, outcome)
             self._reply(outcome)
 
     def cancel(self) -> None:
         """Forget the request, as its client left; the reply is not called any more."""
         if not self.done:
             self.done = True
-            self._leave()
+            self._leave(self, None)
             self._drop()
 
     def fail(self, error: IngotError) -> None:

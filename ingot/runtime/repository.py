@@ -61,12 +61,11 @@ class Repository(Catalog[Model]):
             Untrusted: the policy asks for a signature that is not there.
         """
         model = self._model(source)
-        versions = self._models.setdefault(model.name, {})
-        if model.version in versions:
+        if model.version in self._models.get(model.name, ()):
             raise AlreadyExists(
                 f"two models are called '{model.name}' version {model.version}; give one another name: other=SOURCE"
             )
-        versions[model.version] = model
+        self._list(model)
         return model
 
     async def drain(self) -> None:

@@ -8,13 +8,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import Catalog, Key, Metrics, Servable
 from ingot.runtime.scheduler import Outcome
+from ingot.runtime.statistics import Statistics
+from ingot.runtime.tally import Count
 from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -23,7 +26,7 @@ log = logging.getLogger(__name__)
 # More inputs or outputs than any model has; a request is refused before time is spent on each of millions.
 MAX_TENSORS = 1024
 
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 
 Parameters = Mapping[str, Any]
 _NONE = (None, 0)
@@ -33,8 +36,7 @@ _UNSUPPORTED = {
 }
 
 
-@dataclass(frozen=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """One inference request, decoded. ``outputs`` empty means all.
 
     ``key`` is what :func:`ingot.runtime.key_of` gives for the inputs, where a codec knows it from an earlier request.
@@ -45,12 +47,11 @@ class InferRequest:
     version: str = ""
     id: str = ""
     outputs: tuple[str, ...] = ()
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = MappingProxyType({})
     key: Key | None = None
 
 
-@dataclass(frozen=True)
-class InferResponse:
+class InferResponse(NamedTuple):
     """One answer; ``outputs`` are in the order asked for, else in the model's."""
 
     model: str
@@ -131,6 +132,19 @@ class DataPlane:
     async def render_metrics(self) -> bytes:
         """Return all that is counted, in Prometheus' text form."""
         return self.metrics.render()
+
+    async def statistics(self, name: str = "", version: str = "") -> list[tuple[Servable, Statistics]]:
+        """Return what models have done, without a name all, without a version all of the name.
+
+        Raises:
+            NotFound: no such model or version is served.
+        """
+        if name:
+            versions = [version] if version else self.repository.versions(name) or [""]
+            models = [self.repository.get(name, item) for item in versions]
+        else:
+            models = list(self.repository)
+        return [(model, await model.ask_statistics()) for model in models]
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
         """Answer one request; :meth:`submit` as a coroutine.
@@ -238,10 +252,14 @@ class _Tally:
     def __init__(self, metrics: Metrics, model: Servable, protocol: str):
         labels = (model.name, model.version, protocol)
         self._seconds = metrics.request_seconds.labels(*labels)
-        self._code = functools.partial(metrics.requests.labels, *labels)
+        self._labelled = functools.partial(metrics.requests.labels, *labels)
+        self._codes: dict[str, Count] = {}
 
     def count(self, code: str, began: float) -> None:
-        self._code(code).inc()
+        count = self._codes.get(code)
+        if count is None:
+            count = self._codes[code] = self._labelled(code)
+        count.value += 1
         self._seconds.observe(time.perf_counter() - began)
 
 

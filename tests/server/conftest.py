@@ -15,12 +15,25 @@ from tests import onnx_models
 @pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "two-fronts"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server of all the hand-made models, on free ports; all alone, and behind two front processes."""
-    folder = tmp_path_factory.mktemp("models")
+    made = hand_made(tmp_path_factory.mktemp("models"))
+    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, frontends=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def fast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The same models behind our own gRPC server."""
+    made = hand_made(tmp_path_factory.mktemp("models"))
+    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, grpc_server="fast") as running:
+        yield running
+
+
+def hand_made(folder: Path) -> list[str]:
+    """Return the paths of all the hand-made models."""
     made = [onnx_models.identity(folder, dtype) for dtype in DType]
     made += [build(folder) for build in (onnx_models.affine, onnx_models.embedding, onnx_models.pair)]
     made += [onnx_models.reciprocal(folder), onnx_models.unbatched(folder)]
-    with ingot.serve(*map(str, made), http_port=0, grpc_port=0, max_body_mb=4, frontends=request.param) as running:
-        yield running
+    return [str(path) for path in made]
 
 
 @pytest.fixture(scope="session")

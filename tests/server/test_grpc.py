@@ -18,8 +18,10 @@ from tests.server.samples import sample
 TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 
 
-@pytest.fixture(scope="module")
-def channel(server: RunningServer) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="module", params=["grpcio", "fast"])
+def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
+    """A channel to each of the two servers: what holds for one holds for the other."""
+    server: RunningServer = request.getfixturevalue("fast_server" if request.param == "fast" else "server")
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
 

@@ -13,7 +13,7 @@ from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import tolerance
 from ingot.padding import Padder, Padding
-from ingot.tensors import Array, Range, Signature
+from ingot.tensors import Array, Signature
 
 # Cases of the examples that are tried, each padded by these numbers of steps and to these multiples.
 _CASES = 6
@@ -62,20 +62,15 @@ def prove(runner: Runner, signature: Signature, paddings: Mapping[str, Padding],
 
 def _targets(padder: Padder, inputs: Mapping[str, Array]) -> list[tuple[int, ...]]:
     """Return sizes to pad inputs to, as far as the signature allows them."""
-    found = dict.fromkeys(
-        tuple(
-            grow(size, padder.signature.range(dim)) for dim, size in zip(padder.dims, padder.sizes(inputs), strict=True)
-        )
-        for grow in (
-            *(lambda size, sizes, more=more: _within(size, size + more * sizes.step, sizes) for more in _MORE),
-            *(lambda size, sizes, times=times: _within(size, size * times, sizes) for times in _TIMES),
-        )
-    )
-    return [target for target in found if target != padder.sizes(inputs)]
-
-
-def _within(size: int, larger: int, sizes: Range) -> int:
-    return max(size, sizes.nearest(larger))
+    sizes = padder.sizes(inputs)
+    ranges = [padder.signature.range(dim) for dim in padder.dims]
+    wanted = [[size + more * bounds.step for size, bounds in zip(sizes, ranges, strict=True)] for more in _MORE]
+    wanted += [[size * times for size in sizes] for times in _TIMES]
+    found = [
+        tuple(max(size, bounds.nearest(item)) for size, bounds, item in zip(sizes, ranges, larger, strict=True))
+        for larger in wanted
+    ]
+    return [target for target in dict.fromkeys(found) if target != sizes]
 
 
 def _error(
@@ -96,8 +91,8 @@ def _error(
     remedy = "it is not masked there, or not by that value; leave out --pad, or give a value for each input"
     try:
         actual = padder.cut(inputs, runner.run(padder.pad(inputs, target)))
-    except IngotError as error:
-        raise ParityError(f"the model fails when it is padded along {where}: {error}") from error
+    except IngotError as failure:
+        raise ParityError(f"the model fails when it is padded along {where}: {failure}") from failure
     worst = 0.0
     for name, value in expected.items():
         if value.shape != actual[name].shape:
@@ -105,11 +100,11 @@ def _error(
                 f"padded along {where}, output '{name}' has shape {list(actual[name].shape)} instead of "
                 f"{list(value.shape)}: no named dimension of it tells how to cut it back; leave out --pad"
             )
-        error = arrays.departure(value, actual[name])
-        if not error <= limit:
+        departure = arrays.departure(value, actual[name])
+        if not departure <= limit:
             raise ParityError(
-                f"the model notices padding along {where}: output '{name}' departs by {error:.2e}, "
+                f"the model notices padding along {where}: output '{name}' departs by {departure:.2e}, "
                 f"tolerance {limit:.0e}; {remedy}"
             )
-        worst = max(worst, error)
+        worst = max(worst, departure)
     return worst

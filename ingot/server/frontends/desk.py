@@ -16,6 +16,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
+from ingot.server.frontends.state import dump_statistics
 from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
 
@@ -73,6 +74,10 @@ class Desk:
             task = asyncio.create_task(self._send_metrics(bytes(body)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        elif kind == Kind.STATISTICS:
+            number, index = records.MODEL.unpack(body)
+            told = dump_statistics(self._models[index].statistics())
+            self.channel.send(Kind.TOLD, records.NUMBER.pack(number), told)
         elif kind == Kind.FAILED:
             self.started.set_exception(records.load_error(body))
         elif kind == Kind.STARTED:
@@ -111,7 +116,7 @@ class Desk:
         self.channel.send(Kind.ERROR, records.NUMBER.pack(number), records.dump_error(error))
 
     async def _send_metrics(self, number: bytes) -> None:
-        self.channel.send(Kind.METRICS, number, await self._render())
+        self.channel.send(Kind.TOLD, number, await self._render())
 
     def _gone(self) -> None:
         self.alive = False

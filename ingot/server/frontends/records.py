@@ -39,13 +39,15 @@ class Kind(IntEnum):
     FREE = 11  # both: a block of the other's arena was read and is needed no more
     COUNT = 12  # engine: asks for COUNTS
     COUNTS = 13  # front: its metrics, as JSON
-    RENDER = 14  # front: number; asks for METRICS
-    METRICS = 15  # engine: number, Prometheus' text
+    RENDER = 14  # front: number; asks for all metrics, as Prometheus' text
+    STATISTICS = 15  # front: number, model; asks for the model's statistics, as JSON
+    TOLD = 16  # engine: number, and what was asked for
 
 
 HEADER = struct.Struct("<IB")
 NUMBER = struct.Struct("<Q")
 SECONDS = struct.Struct("<d")
+MODEL = struct.Struct("<QH")
 REQUEST = struct.Struct("<QHdI")
 # The number of the layout, and where the data lies: an offset in the sender's arena, or INLINE.
 TENSORS = struct.Struct("<IQ")

@@ -14,11 +14,12 @@ from ingot.errors import IngotError, Unavailable
 from ingot.runtime import Catalog, Key, Metrics, key_of
 from ingot.runtime.pending import Reply
 from ingot.runtime.scheduler import size_of
+from ingot.runtime.statistics import Statistics
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
-from ingot.server.frontends.state import ModelState
+from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
 
 _MAX_FITS = 1024
@@ -57,7 +58,7 @@ class EngineEnd:
         self._bytes = 0
         self._numbers = itertools.count(1)
         self._pending: dict[int, RemotePending] = {}
-        self._renders: dict[int, asyncio.Future[bytes]] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
 
     def submit(
         self,
@@ -87,16 +88,24 @@ class EngineEnd:
     async def render(self) -> bytes:
         """Return the metrics of all processes."""
         number = next(self._numbers)
+        return await self._ask(number, Kind.RENDER, records.NUMBER.pack(number))
+
+    async def statistics(self, model: int) -> Statistics:
+        """Return what a model has done."""
+        number = next(self._numbers)
+        return load_statistics(await self._ask(number, Kind.STATISTICS, records.MODEL.pack(number, model)))
+
+    async def _ask(self, number: int, kind: Kind, body: bytes) -> bytes:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._renders[number] = future
-        self._channel.send(Kind.RENDER, records.NUMBER.pack(number))
+        self._asked[number] = future
+        self._channel.send(kind, body)
         return await future
 
     def receive(self, kind: int, body: memoryview) -> None:
         """Take a record that is an answer."""
         (number,) = records.NUMBER.unpack_from(body)
-        if kind == Kind.METRICS:
-            future = self._renders.pop(number)
+        if kind == Kind.TOLD:
+            future = self._asked.pop(number)
             if not future.done():
                 future.set_result(bytes(body[records.NUMBER.size :]))
             return
@@ -170,6 +179,9 @@ class RemoteModel:
             self._fits.add(key)
         return self._engine.submit(self._index, inputs, key, reply, timeout, priority)
 
+    async def ask_statistics(self) -> Statistics:
+        return await self._engine.statistics(self._index)
+
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.state}")
 
@@ -191,7 +203,7 @@ class RemoteCatalog(Catalog[RemoteModel]):
             else:
                 model = RemoteModel(index, state, self._engine)
                 self._listed.append(model)
-                self._models.setdefault(model.name, {})[model.version] = model
+                self._list(model)
 
 
 class FrontPlane(DataPlane):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import orjson
 
 from ingot.errors import IngotError
 from ingot.runtime import Model
+from ingot.runtime.statistics import Duration, Stages, Statistics
 from ingot.tensors import DType, Range, Signature, TensorSpec
 
 
@@ -49,6 +52,24 @@ class ModelState:
             "properties": dict(self.properties),
             "signature": None if self.signature is None else _content(self.signature),
         }
+
+
+def dump_statistics(statistics: Statistics) -> bytes:
+    """Return what :func:`load_statistics` takes."""
+    content = asdict(statistics)
+    return orjson.dumps({**content, "by_rows": list(content["by_rows"].items())}, option=orjson.OPT_NON_STR_KEYS)
+
+
+def load_statistics(raw: bytes) -> Statistics:
+    """Return a model's statistics as they were when they were dumped."""
+    content = orjson.loads(raw)
+    durations = {name: Duration(**content[name]) for name in ("answered", "failed", "queued")}
+    by_rows = {rows: _stages(stages) for rows, stages in content["by_rows"]}
+    return Statistics(**{**content, **durations, "stages": _stages(content["stages"]), "by_rows": by_rows})
+
+
+def _stages(content: Mapping[str, Any]) -> Stages:
+    return Stages(**{name: Duration(**duration) for name, duration in content.items()})
 
 
 def _content(signature: Signature) -> dict[str, Any]:

@@ -13,12 +13,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from grpc_reflection.v1alpha.reflection_pb2 import DESCRIPTOR as REFLECTION_FILE
 
 from ingot.errors import IngotError, InternalError, public_text
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc import codec, reflected
 from ingot.server.grpc.service import Service, parse
 from ingot.server.listening import bracketed
 from ingot.server.tls import Tls
@@ -97,7 +95,7 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
     health_service = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection(
-        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=_reflected()
+        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=reflected.pool()
     )
     return server, health_service
 
@@ -122,11 +120,3 @@ def _unary(
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
     )
-
-
-def _reflected() -> Any:
-    """Return our private pool with the health and reflection services added, for reflection to find all three."""
-    pool = pb.DESCRIPTOR.pool
-    for file in (health_pb2.DESCRIPTOR, REFLECTION_FILE):
-        pool.AddSerializedFile(file.serialized_pb)
-    return pool

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from ingot.errors import InvalidArgument
+from ingot.server import extensions
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import TensorSpec
 
+M = TypeVar("M", bound=Message)
 Unary = Callable[[Any], Awaitable[Message]]
 
 
 class Service:
-    """The six calls of the Open Inference Protocol's core."""
+    """The six calls of the Open Inference Protocol's core, and Triton's extensions of it."""
 
     def __init__(self, plane: DataPlane):
         self._plane = plane
@@ -45,6 +48,14 @@ class Service:
             properties=metadata.properties,
         )
 
+    async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        config = await extensions.configuration(self._plane, request.name, request.version)
+        return ParseDict({"config": config}, pb.ModelConfigResponse())
+
+    async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        counted = await extensions.statistics(self._plane, request.name, request.version)
+        return ParseDict(counted, pb.ModelStatisticsResponse(), ignore_unknown_fields=True)
+
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = codec.decode_request(request)
         response = await self._plane.infer(decoded, "grpc")
@@ -58,6 +69,8 @@ class Service:
             "ModelReady": (self.model_ready, pb.ModelReadyRequest),
             "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
             "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
+            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
+            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
         }
 
@@ -66,7 +79,7 @@ def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.dtype.value, shape=spec.wire_shape)
 
 
-def parse(kind: type[Message], raw: bytes) -> Message:
+def parse(kind: type[M], raw: bytes) -> M:
     """Parse a message.
 
     Raises:

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 import ingot
 from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
@@ -64,6 +65,20 @@ def create_app(
     @app.get("/v2", response_model=schema.ServerMetadata)
     async def server_metadata() -> Response:
         return _json(plane.server_metadata())
+
+    @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
+    async def all_statistics() -> Response:
+        return _json(await extensions.statistics(plane))
+
+    @app.get("/v2/models/{model}/versions/{version}/stats", response_model=schema.ModelStatistics)
+    @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
+    async def statistics(request: Request, model: str) -> Response:
+        return _json(await extensions.statistics(plane, model, _version(request)))
+
+    @app.get("/v2/models/{model}/versions/{version}/config", response_model=schema.ModelConfiguration)
+    @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
+    async def configuration(request: Request, model: str) -> Response:
+        return _json(await extensions.configuration(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)

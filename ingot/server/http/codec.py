@@ -6,18 +6,20 @@ how many bytes of them are its own, in the order of the tensors. The client half
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
+from ingot.runtime import Key
 from ingot.server.dataplane import MAX_TENSORS, InferRequest, InferResponse, check_parameters
+from ingot.server.http import data
+from ingot.server.http.recent import Recent
 from ingot.tensors import Array, DType, Signature
 
 STATUS = {
@@ -34,15 +36,66 @@ STATUS = {
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-@dataclass(frozen=True)
-class Layout:
+# Headers that are remembered: most, and the largest.
+_MAX_PLANS = 512
+_MAX_PLAN_BYTES = 4 << 10
+_MAX_FRAGMENTS = 1024
+
+
+class Layout(NamedTuple):
     """Which outputs the client wants as raw buffers."""
 
     default: bool = False
-    by_name: Mapping[str, bool] = field(default_factory=dict)
+    by_name: Mapping[str, bool] = MappingProxyType({})
 
     def binary(self, name: str) -> bool:
         return self.by_name.get(name, self.default)
+
+
+class _Plan(NamedTuple):
+    """What the JSON header of a binary request means, for the next request with the very same header.
+
+    ``tensors`` are (name, numpy dtype, shape, elements, offset in the data), ``size`` the data's bytes.
+    """
+
+    tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...], int, int], ...]
+    size: int
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    layout: Layout
+    key: Key
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> _Plan | None:
+        """Return the plan of a request that was decoded; None where the header alone does not tell all."""
+        if request.id or any("data" in item for item in header["inputs"]):
+            return None
+        tensors = []
+        offset = 0
+        for name, array in request.inputs:
+            if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
+                return None
+            tensors.append((name, array.dtype, array.shape, array.size, offset))
+            offset += array.nbytes
+        key = tuple((name, array.dtype, array.shape) for name, array in request.inputs)
+        return cls(tuple(tensors), offset, request.outputs, request.parameters, layout, key)
+
+    def request(self, model: str, version: str, body: bytes, start: int) -> InferRequest:
+        """Return the request whose data begins at ``start`` of ``body``, as views on it."""
+        inputs = tuple(
+            [
+                (name, np.frombuffer(body, dtype, count, start + offset).reshape(shape))
+                for name, dtype, shape, count, offset in self.tensors
+            ]
+        )
+        return InferRequest(model, inputs, version, "", self.outputs, self.parameters, self.key)
+
+
+_plans: Recent[bytes, _Plan] = Recent(_MAX_PLANS)
+# The beginnings of answers and of their outputs, which hardly change from one to the next.
+_starts: Recent[tuple[str, str], bytes] = Recent(_MAX_FRAGMENTS)
+_fragments: Recent[tuple[str, str, tuple[int, ...], bool], bytes] = Recent(_MAX_FRAGMENTS)
+_JSON = Layout()
 
 
 def decode_request(model: str, version: str, body: bytes, header_length: int | None) -> tuple[InferRequest, Layout]:
@@ -57,27 +110,38 @@ def decode_request(model: str, version: str, body: bytes, header_length: int | N
     Raises:
         InvalidArgument: the body is not of the protocol; the message names the tensor.
     """
-    view = memoryview(body)
-    if header_length is not None and not 0 <= header_length <= len(body):
+    if header_length is None:
+        return _decode(model, version, _parse(body), memoryview(b""))
+    raw = body[:header_length]
+    plan = _plans.get(raw)
+    if plan is not None and header_length + plan.size == len(body):
+        return plan.request(model, version, body, header_length), plan.layout
+    if not 0 <= header_length <= len(body):
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
-    header = _parse(view if header_length is None else view[:header_length])
-    buffers = _Buffers(view[len(body) if header_length is None else header_length :])
-    inputs = tuple(_input(item, buffers) for item in _list(header, "inputs"))
+    header = _parse(raw)
+    request, layout = _decode(model, version, header, memoryview(body)[header_length:])
+    if header_length <= _MAX_PLAN_BYTES and (plan := _Plan.of(header, request, layout)) is not None:
+        _plans.keep(raw, plan)
+    return request, layout
+
+
+def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) -> tuple[InferRequest, Layout]:
+    buffers = _Buffers(rest)
+    inputs = tuple([_input(item, buffers) for item in _list(header, "inputs")])
     buffers.check_empty()
     parameters = _dict(header, "parameters")
-    wanted = _list(header, "outputs", required=False)
+    default = _flag(parameters, "binary_data_output", False) if parameters else False
     outputs: dict[str, bool] = {}
-    default = _flag(parameters, "binary_data_output", False)
-    for item in wanted:
-        name = _text(item, "name", "an output")
-        check_parameters(f"output '{name}'", options := _dict(item, "parameters"))
-        outputs[name] = _flag(options, "binary_data", default)
-    if len(outputs) < len(wanted):
-        raise InvalidArgument("an output is asked for twice")
-    request = InferRequest(
-        model, inputs, version, _text(header, "id", "the request", default=""), tuple(outputs), parameters
-    )
-    return request, Layout(default, outputs)
+    if wanted := _list(header, "outputs", required=False):
+        for item in wanted:
+            name = _text(item, "name", "an output")
+            check_parameters(f"output '{name}'", options := _dict(item, "parameters"))
+            outputs[name] = _flag(options, "binary_data", default)
+        if len(outputs) < len(wanted):
+            raise InvalidArgument("an output is asked for twice")
+    layout = Layout(default, outputs) if default or outputs else _JSON
+    identifier = _text(header, "id", "the request", default="")
+    return InferRequest(model, inputs, version, identifier, tuple(outputs), parameters), layout
 
 
 def decode_raw_request(model: str, version: str, body: bytes, signature: Signature) -> tuple[InferRequest, Layout]:
@@ -110,29 +174,61 @@ def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, int
     Raises:
         InvalidArgument: an output that was asked for as JSON holds NaN or infinity, which JSON cannot carry.
     """
-    header: dict[str, Any] = {"model_name": response.model, "model_version": response.version, "outputs": []}
-    if response.id:
-        header["id"] = response.id
+    model = (response.model, response.version)
+    start = _starts.get(model)
+    if start is None:
+        named = dumps({"model_name": response.model, "model_version": response.version})
+        start = named[:-1] + b',"outputs":['
+        _starts.keep(model, start)
+    parts = [start]
     buffers: list[bytes] = []
     for name, dtype, array in response.outputs:
-        header["outputs"].append(_tensor(name, dtype, array, buffers if layout.binary(name) else None))
-    return _assemble(header, buffers)
+        binary = layout.binary(name)
+        parts.append(_fragment(name, dtype, array.shape, binary))
+        if binary:
+            buffers.append(raw := arrays.to_bytes(array))
+            parts.append(b"%d}}," % len(raw))
+        else:
+            parts += (data.to_json(name, dtype, array), b"},")
+    parts[-1] = parts[-1].rstrip(b",")
+    parts.append(b'],"id":%b}' % orjson.dumps(response.id) if response.id else b"]}")
+    if not buffers:
+        return b"".join(parts), None
+    length = sum(map(len, parts))
+    return b"".join(parts + buffers), length
+
+
+def _fragment(name: str, dtype: DType, shape: tuple[int, ...], binary: bool) -> bytes:
+    """Return the JSON of an output up to its data, or up to the size of its data."""
+    key = (name, dtype.value, shape, binary)
+    found = _fragments.get(key)
+    if found is None:
+        described = orjson.dumps({"name": name, "datatype": dtype.value, "shape": list(shape)})[:-1]
+        found = described + (b',"parameters":{"binary_data_size":' if binary else b',"data":')
+        _fragments.keep(key, found)
+    return found
 
 
 def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int | None]:
     """Return a request's body as a client sends it, and the JSON's length if raw buffers follow it."""
     buffers: list[bytes] = []
-    header: dict[str, Any] = {
-        "inputs": [
-            _tensor(name, DType.of(array), array, buffers if binary else None) for name, array in request.inputs
-        ],
-        "parameters": {**request.parameters, "binary_data_output": binary},
-    }
+    inputs: list[dict[str, Any]] = []
+    for name, array in request.inputs:
+        dtype = DType.of(array)
+        entry: dict[str, Any] = {"name": name, "datatype": dtype.value, "shape": list(array.shape)}
+        if binary:
+            buffers.append(arrays.to_bytes(array))
+            entry["parameters"] = {"binary_data_size": len(buffers[-1])}
+        else:
+            entry["data"] = orjson.Fragment(data.to_json(name, dtype, array))
+        inputs.append(entry)
+    header: dict[str, Any] = {"inputs": inputs, "parameters": {**request.parameters, "binary_data_output": binary}}
     if request.id:
         header["id"] = request.id
     if request.outputs:
         header["outputs"] = [{"name": name} for name in request.outputs]
-    return _assemble(header, buffers)
+    raw = dumps(header)
+    return (b"".join((raw, *buffers)), len(raw)) if binary else (raw, None)
 
 
 def decode_response(body: bytes, header_length: int | None) -> dict[str, Array]:
@@ -170,7 +266,7 @@ class _Buffers:
             )
 
 
-def _parse(raw: memoryview) -> dict[str, Any]:
+def _parse(raw: bytes | memoryview) -> dict[str, Any]:
     try:
         header = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -193,121 +289,22 @@ def _input(item: Any, buffers: _Buffers) -> tuple[str, Array]:
         return name, arrays.from_bytes(name, dtype, shape, buffers.take(name, size))
     if "data" not in item:
         raise InvalidArgument(f"tensor '{name}' has neither 'data' nor binary_data_size")
-    return name, _from_json(name, dtype, shape, item["data"])
+    return name, data.to_array(name, dtype, shape, item["data"])
+
+
+_DTYPES = {dtype.value: dtype for dtype in DType}
 
 
 def _datatype(name: str, text: str) -> DType:
-    try:
-        return DType(text)
-    except ValueError:
-        known = ", ".join(dtype.value for dtype in DType)
-        raise InvalidArgument(f"tensor '{name}' has datatype '{text}'; known: {known}") from None
-
-
-def _from_json(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
-    """Return JSON ``data``, nested or flat, as an array; no value is rounded or wrapped to fit an integer type."""
-    if not isinstance(data, list):
-        raise InvalidArgument(f"the data of tensor '{name}' is not a list")
-    values = _flat(name, data)
-    if len(values) != math.prod(shape):
-        raise InvalidArgument(
-            f"tensor '{name}' has {len(values)} values, but shape {list(shape)} takes {math.prod(shape)}"
-        )
-    return _cast(name, dtype, values).reshape(shape)
-
-
-def from_json(name: str, dtype: DType, data: Any) -> Array:
-    """Return nested lists as an array of the shape that they have; a single value is a scalar.
-
-    Raises:
-        InvalidArgument: the lists are ragged, or a value does not fit the datatype.
-    """
-    shape: list[int] = []
-    level = data
-    while isinstance(level, list) and len(shape) <= arrays.MAX_RANK:
-        shape.append(len(level))
-        level = level[0] if level else None
-    return _from_json(name, dtype, shape, data if isinstance(data, list) else [data])
-
-
-def _flat(name: str, data: list[Any]) -> list[Any]:
-    """Return nested lists of equal lengths as one list."""
-    for _ in range(arrays.MAX_RANK):
-        if not data or not isinstance(data[0], list):
-            return data
-        length = len(data[0])
-        if not all(isinstance(item, list) and len(item) == length for item in data):
-            raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
-        data = list(itertools.chain.from_iterable(data))
-    raise InvalidArgument(f"the data of tensor '{name}' is nested over {arrays.MAX_RANK} deep")
-
-
-def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
-    problem = f"tensor '{name}' is {dtype.value}, but its data"
-    # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
-    kinds = set(map(type, values))
-    if dtype is DType.BYTES:
-        if not kinds <= {str}:
-            raise InvalidArgument(f"{problem} holds something other than text")
-        items = np.empty(len(values), dtype=object)
-        items[:] = [item.encode() for item in values]
-        return items
-    if dtype is DType.BOOL:
-        if not (kinds <= {bool} or (kinds <= {bool, int} and set(values) <= {0, 1})):
-            raise InvalidArgument(f"{problem} holds something other than true, false, 1 and 0")
-        return np.array(values, dtype=np.bool_)
-    if not kinds <= {int, float}:
-        raise InvalidArgument(f"{problem} holds {'booleans' if bool in kinds else 'something other than numbers'}")
-    if dtype.is_float:
-        with np.errstate(over="ignore"):
-            result = np.array(values, dtype=np.float64).astype(dtype.numpy)
-        if not np.isfinite(result).all():
-            raise InvalidArgument(f"{problem} holds a number out of its range")
-        return result
-    if float in kinds:
-        raise InvalidArgument(f"{problem} holds fractions, or integers of more than 64 bits")
-    bounds = np.iinfo(dtype.numpy)
-    try:
-        return np.array(values, dtype=dtype.numpy)  # exact, or an error: never wrapped
-    except OverflowError:
-        text = f"{problem} holds a number out of its range, {bounds.min} to {bounds.max}"
-        raise InvalidArgument(text) from None
-
-
-def _tensor(name: str, dtype: DType, array: Array, buffers: list[bytes] | None) -> dict[str, Any]:
-    """Return a tensor's JSON; its data goes to ``buffers`` if those are given."""
-    entry: dict[str, Any] = {"name": name, "datatype": dtype.value, "shape": list(array.shape)}
-    if buffers is not None:
-        buffers.append(arrays.to_bytes(array))
-        return {**entry, "parameters": {"binary_data_size": len(buffers[-1])}}
-    return {**entry, "data": _to_json(name, dtype, array)}
-
-
-def _to_json(name: str, dtype: DType, array: Array) -> Any:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if dtype is DType.BYTES:
-        try:
-            return [item if isinstance(item, str) else item.decode() for item in flat.tolist()]
-        except UnicodeDecodeError as error:
-            raise InvalidArgument(
-                f"tensor '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for binary data"
-            ) from error
-    if dtype.is_float and not np.isfinite(flat).all():
-        raise InvalidArgument(
-            f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
-            "ask for it as binary data (parameters: binary_data true)"
-        )
-    return flat.astype(np.float32) if dtype is DType.BF16 else flat
+    found = _DTYPES.get(text)
+    if found is None:
+        raise InvalidArgument(f"tensor '{name}' has datatype '{text}'; known: {', '.join(_DTYPES)}")
+    return found
 
 
 def dumps(content: Mapping[str, Any]) -> bytes:
     """Return JSON bytes; arrays in it become lists."""
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _assemble(header: dict[str, Any], buffers: list[bytes]) -> tuple[bytes, int | None]:
-    raw = dumps(header)
-    return (b"".join((raw, *buffers)), len(raw)) if buffers else (raw, None)
 
 
 def _list(item: Any, key: str, *, required: bool = True) -> list[Any]:

@@ -130,7 +130,8 @@ class FastProtocol(BoundedProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's own type
         """Close, unless the client may only have shut down its own side and still wait for an answer."""
-        if not self.parsed or not isinstance(self._answering, Cycle) or self._answering.response_complete:
+        waiting = isinstance(self._answering, Cycle) and not self._answering.response_complete
+        if not waiting or not self.parsed or self.scheme == "https":  # TLS has no half-closed connections
             return None
         self._departure = Departure(self.loop, self.transport)
         return True

@@ -46,6 +46,26 @@ class ModelMetadata(BaseModel):
     properties: dict[str, str] | None = None
 
 
+class ModelStatistics(BaseModel):
+    """Answer of /v2/models/{model}/stats: Triton's, and what only this server knows, as ``ingot``."""
+
+    model_stats: list[dict[str, Any]]
+
+
+class ModelConfiguration(BaseModel):
+    """Answer of /v2/models/{model}/config, as far as Triton's clients read it."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[dict[str, Any]]
+    output: list[dict[str, Any]]
+    instance_group: list[dict[str, Any]]
+    model_transaction_policy: dict[str, bool]
+    dynamic_batching: dict[str, Any] | None = None
+
+
 class ModelReady(BaseModel):
     """Answer of /v2/models/{model}/ready."""
 

@@ -1,0 +1,90 @@
+"""Measures serving beside the peers: ``python -m benchmarks.serving``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.serving import report
+from benchmarks.serving.contestants import contestants
+from benchmarks.serving.loads import missing_tools
+from benchmarks.serving.models import SPECS, model
+from benchmarks.serving.processes import LOAD_CORE
+from benchmarks.serving.rounds import Plan, Run
+from ingot.runtime import devices
+
+BUILD = Path("build/serving")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """Measure, and write the results with their page and plots."""
+    options = _options()
+    if tools := missing_tools():
+        raise SystemExit(f"{', '.join(tools)} not found; run python -m benchmarks.serving.install")
+    peers = _peers(options)
+    for name in options.models:
+        model(name, options.build)
+    about = {"machine": devices.describe(), "command": f"python -m benchmarks.serving {' '.join(sys.argv[1:])}".strip()}
+    about |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), **report.versions(options.build, peers)}
+    os.sched_setaffinity(0, {LOAD_CORE})
+    if options.quick:
+        plan = Plan(options.build, peers, options.models, 1, 0.5, 1.0)
+    else:
+        plan = Plan(options.build, peers, options.models, options.rounds)
+    run = Run(plan)
+    for number in range(plan.rounds):
+        run.round(number)
+    found = {"generated": "by python -m benchmarks.serving; do not edit", "about": about, "failures": run.failures}
+    options.out.mkdir(parents=True, exist_ok=True)
+    records = "[\n" + ",\n".join(json.dumps(record) for record in run.records) + "\n]"
+    head = json.dumps(found, indent=1)[:-2]
+    (options.out / "serving.json").write_text(f'{head},\n "records": {records}\n}}\n')
+    report.write(options.out)
+    print((options.out / "serving.md").read_text())
+    if run.failures:
+        raise SystemExit(f"{len(run.failures)} contestants failed; see the page")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving")
+    names = list(contestants())
+    parser.add_argument("--peers", type=_names(names), default=names, help="comma-separated; Ingot always takes part")
+    parser.add_argument("--models", type=_names([*SPECS]), default=[*SPECS], help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short round: that it works, not what it finds")
+    parser.add_argument("--build", type=Path, default=BUILD, help="models and environments")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.build = options.build.absolute()
+    return options
+
+
+def _peers(options: argparse.Namespace) -> list[str]:
+    """Return who takes part, and say who cannot."""
+    wanted = [name for name in contestants() if name in options.peers or name == "ingot"]
+    missing = {name: contestants()[name].missing(options.build) for name in wanted}
+    for name, why in missing.items():
+        if why:
+            print(f"{name} is left out: {why}", file=sys.stderr)
+    return [name for name in wanted if not missing[name]]
+
+
+def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        given = text.split(",")
+        for name in given:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(known)}")
+        return given
+
+    return parse
+
+
+if __name__ == "__main__":
+    main()

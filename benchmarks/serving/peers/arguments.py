@@ -1,0 +1,53 @@
+"""What every peer's server is told, and the model as all of them load it. Runs in each peer's own environment."""
+
+import argparse
+import os
+
+import numpy as np
+import onnxruntime
+
+
+def parse():
+    """Return the model's file and name, ports, the format of bodies, and the settings of batches (delay in ms)."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--name")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--grpc-port", type=int)
+    parser.add_argument("--format")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--delay", type=float)
+    parser.add_argument("--work", help="a folder of its own")
+    return parser.parse_args()
+
+
+class Engine:
+    """ONNX Runtime with one thread. ``run`` takes arrays by name, with the batch; all models have one output."""
+
+    def __init__(self, path=None):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        path = path or os.environ["BENCHMARK_MODEL"]
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.inputs = {i.name: (_DTYPES[i.type], tuple(i.shape[1:])) for i in self.session.get_inputs()}
+        self.output = self.session.get_outputs()[0].name
+
+    def run(self, arrays):
+        return self.session.run([self.output], arrays)[0]
+
+    def batch(self, samples):
+        """Run samples, each a dict of arrays without the batch, together; return one row for each."""
+        return self.run({name: np.stack([sample[name] for sample in samples]) for name in self.inputs})
+
+    def of_json(self, sample):
+        return {name: np.asarray(sample[name], dtype) for name, (dtype, _) in self.inputs.items()}
+
+    def of_bytes(self, body):
+        sample, start = {}, 0
+        for name, (dtype, shape) in self.inputs.items():
+            sample[name] = np.frombuffer(body, dtype, int(np.prod(shape)), start).reshape(shape)
+            start += sample[name].nbytes
+        return sample
+
+
+_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}

@@ -1,0 +1,152 @@
+"""Servers as the benchmark runs them: pinned to one core, waited for, measured with all their children, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SERVER_CORE = 0
+LOAD_CORE = 1
+_TOKEN = "INGOT_BENCHMARK"
+# The longest that a server may take to its first answer, and one of its answers.
+DEADLINE = 180.0
+ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a server's processes have used: seconds of CPU so far, and the bytes that they hold now (PSS)."""
+
+    cpu: float
+    memory: int
+
+
+class Process:
+    """A running server: the process that was started and all that it started in turn, daemons too.
+
+    They are known by a variable in their environment.
+
+    Args:
+        command: what to run.
+        environment: variables beside those of this process.
+        log: the file that its output goes to.
+        core: which core all of them are bound to.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, core: int = SERVER_CORE):
+        self._token = uuid.uuid4().hex
+        self._log = log
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment, _TOKEN: self._token}
+        self.started = time.perf_counter()
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                pinned(command, core), env=variables, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+
+    def usage(self) -> Usage:
+        """Return what all of its processes have used."""
+        cpu, memory = 0.0, 0
+        for folder in self._folders():
+            with contextlib.suppress(OSError):
+                cpu += sum(int(task.read_text().split()[0]) for task in folder.glob("task/*/schedstat")) / 1e9
+                memory += _pss((folder / "smaps_rollup").read_text())
+        return Usage(cpu, memory)
+
+    def wait(self, port: int, request: bytes) -> tuple[float, bytes]:
+        """Ask until it answers 200; return the seconds since it was started, and the body.
+
+        Raises:
+            SystemExit: it ended, or took too long; the message has the end of its log.
+        """
+        while True:
+            with contextlib.suppress(OSError):
+                status, body = ask(port, request)
+                if status == 200:
+                    return time.perf_counter() - self.started, body
+            took = time.perf_counter() - self.started
+            if self._process.poll() is not None or took > DEADLINE:
+                end = self._log.read_text(errors="replace")[-2000:]
+                raise SystemExit(f"a server gave no answer in {took:.0f} s; the end of its log:\n{end}")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Ask it to end, and end what is left of its processes."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+        while folders := list(self._folders()):
+            for folder in folders:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(folder.name), signal.SIGKILL)
+            self._process.poll()
+            time.sleep(0.02)
+        self._process.wait()
+
+    def _folders(self) -> Iterator[Path]:
+        token = f"{_TOKEN}={self._token}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if token in (folder / "environ").read_bytes().split(b"\0"):
+                    yield folder
+
+
+def pinned(command: Sequence[str], core: int) -> list[str]:
+    """Return a command that runs on one core only."""
+    return ["taskset", "-c", str(core), *command]
+
+
+def ask(port: int, request: bytes) -> tuple[int, bytes]:
+    """Send one HTTP request over a connection of its own; return the status and the body of the answer.
+
+    Raises:
+        OSError: nothing listens, or the connection ended early.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS) as connection:
+        connection.sendall(request)
+        received = b""
+        while (body := body_of(received)) is None:
+            chunk = connection.recv(1 << 20)
+            if not chunk:
+                raise ConnectionError("the connection ended before the answer")
+            received += chunk
+    return int(received[9:12]), body
+
+
+def body_of(received: bytes) -> bytes | None:
+    """Return the body of an HTTP/1.1 answer, by its length or in chunks; None while it is not all there."""
+    end = received.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head, rest = received[:end].lower(), received[end + 4 :]
+    length = re.search(rb"content-length: *(\d+)", head)
+    if length is not None:
+        return rest if len(rest) >= int(length[1]) else None
+    body = b""
+    while (line := rest.find(b"\r\n")) >= 0:
+        size = int(rest[:line], 16)
+        if len(rest) < line + size + 4:
+            return None
+        if not size:
+            return body
+        body, rest = body + rest[line + 2 : line + 2 + size], rest[line + size + 4 :]
+    return None
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _pss(text: str) -> int:
+    return 1024 * int(re.findall(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[0])

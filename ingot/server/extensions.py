@@ -1,0 +1,100 @@
+"""Triton's extensions of the protocol: statistics and configurations of models, in the form of its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.runtime import Servable
+from ingot.runtime.statistics import Duration, Stages, Statistics
+from ingot.server.dataplane import DataPlane
+from ingot.tensors import DType, TensorSpec
+
+_NANOSECONDS = 1e9
+
+
+async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
+    """Return what models have done, without a name all of them. ``ingot`` has what Triton knows nothing of.
+
+    Raises:
+        NotFound: no such model or version is served.
+    """
+    return {"model_stats": [_statistics(model, counted) for model, counted in await plane.statistics(name, version)]}
+
+
+def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "version": model.version,
+        "last_inference": int(1000 * counted.last),
+        "inference_count": counted.rows,
+        "execution_count": counted.calls,
+        "inference_stats": {
+            "success": _duration(counted.answered),
+            "fail": _duration(counted.failed),
+            "queue": _duration(counted.queued),
+            **_stages(counted.stages),
+            "cache_hit": _duration(Duration()),
+            "cache_miss": _duration(Duration()),
+        },
+        "response_stats": {},
+        "batch_stats": [{"batch_size": rows, **_stages(stages)} for rows, stages in counted.by_rows.items()],
+        "memory_usage": [],
+        "ingot": counted.described,
+    }
+
+
+def _stages(stages: Stages) -> dict[str, Any]:
+    return {
+        "compute_input": _duration(stages.joining),
+        "compute_infer": _duration(stages.running),
+        "compute_output": _duration(stages.splitting),
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": int(duration.seconds * _NANOSECONDS)}
+
+
+async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
+    """Return a model's configuration as far as Triton's load generators and clients read it.
+
+    ``max_batch_size`` is not 0 only where the batch is every tensor's first dimension; the dimensions of tensors are
+    then those behind it.
+
+    Raises:
+        NotFound: no such model or version is served.
+        Unavailable: it is still loading.
+    """
+    model = plane.repository.get(name, version)
+    signature, described = model.signature, (await model.ask_statistics()).described
+    specs = (*signature.inputs, *signature.outputs)
+    batched = bool(described["batching"]) and all(spec.axis(signature.batch) == 0 for spec in specs)
+    config: dict[str, Any] = {
+        "name": model.name,
+        "platform": model.platform,
+        "backend": model.platform.partition("_")[0],
+        "max_batch_size": described["max_batch"] if batched else 0,
+        "input": _tensors(signature.inputs, batched=batched),
+        "output": _tensors(signature.outputs, batched=batched),
+        "instance_group": [{"name": model.name, "kind": _kind(described), "count": described["instances"]}],
+        "model_transaction_policy": {"decoupled": False},
+    }
+    if batched:
+        config["dynamic_batching"] = {"preferred_batch_size": [described["rows_at_best"]]}
+    return config
+
+
+def _tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "data_type": _datatype(spec.dtype), "dims": spec.wire_shape[1 if batched else 0 :]}
+        for spec in specs
+    ]
+
+
+def _datatype(dtype: DType) -> str:
+    return "TYPE_STRING" if dtype is DType.BYTES else f"TYPE_{dtype.value}"
+
+
+def _kind(described: Mapping[str, Any]) -> str:
+    return "KIND_GPU" if described["device"] == "cuda" else "KIND_CPU"

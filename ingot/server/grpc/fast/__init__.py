@@ -1,0 +1,1 @@
+"""The fast gRPC server: HTTP/2 and gRPC on asyncio alone."""

@@ -1,0 +1,219 @@
+"""The calls of all connections: from a stream's bytes to a method, and from its answer or error to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
+
+from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, public_text
+from ingot.server.dataplane import DataPlane, InferResponse
+from ingot.server.grpc.codec import STATUS
+from ingot.server.grpc.fast import replies
+from ingot.server.grpc.fast.control import Control
+from ingot.server.grpc.fast.frames import ErrorCode
+from ingot.server.grpc.fast.messages import PREFIX, Messages, decompressed
+from ingot.server.grpc.fast.method import Method
+from ingot.server.grpc.fast.stream import Stream
+from ingot.server.grpc.wire import Codec
+from ingot.server.limits import Budget
+
+log = logging.getLogger(__name__)
+
+_UNIMPLEMENTED, _RESOURCE_EXHAUSTED = 12, 8
+# A smaller one is decompressed before a thread would have begun.
+_IN_THREAD = 16 << 10
+
+
+class Calls:
+    """Answers calls.
+
+    Args:
+        plane: the server's behaviour.
+        methods: what can be called, by path.
+        infer: the path of inference, which goes to the data plane without a coroutine.
+        limit: the most bytes of a message.
+        budget: what messages may hold while they arrive and until they are answered.
+        count_fault: called with the reason when a client breaks HTTP/2.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        methods: Mapping[bytes, Method],
+        infer: bytes,
+        limit: int,
+        budget: Budget,
+        count_fault: Callable[[ErrorCode], None],
+    ):
+        self._plane = plane
+        self._methods = methods
+        self._infer = methods[infer]
+        self._limit = limit
+        self._budget = budget
+        self._codec = Codec()
+        self.count_fault = count_fault
+        self.connections: set[Control] = set()
+
+    def begin(self, outlet: Control, stream: Stream) -> None:
+        """Take a call whose headers came."""
+        method = stream.method = self._methods.get(stream.head.path)
+        if method is None:
+            path = stream.head.path.decode(errors="replace")
+            outlet.fail(stream, _UNIMPLEMENTED, f"there is no method {path[:200]}")
+        elif stream.head.oversized:
+            outlet.fail(stream, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
+        elif method.streaming is not None:
+            stream.messages = Messages(self._limit)
+            self._run(outlet, stream, self._stream(outlet, stream, method))
+        elif stream.ended:
+            self.ended(outlet, stream)
+
+    def arm(self, outlet: Control, stream: Stream) -> None:
+        """End a call when its deadline passes, whatever it does then."""
+        if stream.left is not None and stream.timer is None and not stream.closed:
+            stream.timer = outlet.loop.call_later(max(0.0, stream.left), self._late, outlet, stream)
+
+    def whole(self, outlet: Control, stream: Stream, data: bytes) -> None:
+        """Take a call whose request came in one frame, and is all there."""
+        size = len(data) - PREFIX
+        plain = size >= 0 and data[0] == 0 and int.from_bytes(data[1:PREFIX]) == size
+        if plain and stream.method is self._infer and size <= self._limit:
+            self._submit(outlet, stream, data[PREFIX:])
+            return
+        self.feed(outlet, stream, data)
+
+    def feed(self, outlet: Control, stream: Stream, data: bytes) -> None:
+        """Take some of a request; the last of it if the stream has ended."""
+        if stream.messages is None:
+            stream.messages = Messages(self._limit)
+        messages = stream.messages
+        try:
+            self._budget.change(len(data))
+            stream.held += len(data)
+            messages.feed(data)
+            if len(messages.whole) > 1 and stream.method is not None and stream.method.streaming is None:
+                raise InvalidArgument("the call takes one message, and more were sent")
+        except IngotError as error:
+            self._refuse(outlet, stream, error)
+            return
+        if stream.ended:
+            self.ended(outlet, stream)
+            return
+        if messages.whole:
+            stream.wake()
+        else:
+            outlet.refill(stream)
+
+    def ended(self, outlet: Control, stream: Stream) -> None:
+        """Take the end of a request."""
+        method = stream.method
+        if method is None or method.streaming is not None:
+            stream.wake()
+            return
+        if stream.messages is None or stream.messages.partial or not stream.messages.whole:
+            self._refuse(outlet, stream, InvalidArgument("the call takes one message, and the request ended before it"))
+            return
+        compressed, data = stream.messages.whole.popleft()
+        if method is self._infer and not compressed:
+            self._submit(outlet, stream, data)
+        else:
+            self._run(outlet, stream, self._unary(outlet, stream, method, compressed, data))
+
+    def release(self, stream: Stream) -> None:
+        """Give back what a call held."""
+        if stream.held:
+            self._budget.change(-stream.held)
+            stream.held = 0
+
+    def _submit(self, outlet: Control, stream: Stream, data: bytes) -> None:
+        try:
+            left = stream.left
+            if left is not None and left <= 0:
+                raise DeadlineExceeded("the call's deadline passed before its request was there")
+            request, typed = self._codec.decode(data, left)
+            stream.ticket = self._plane.submit(request, "grpc", partial(self._answer, outlet, stream, typed))
+        except IngotError as error:
+            self._refuse(outlet, stream, error)
+        except Exception as error:
+            log.exception("ModelInfer failed")
+            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _answer(self, outlet: Control, stream: Stream, typed: bool, outcome: InferResponse | IngotError) -> None:
+        if isinstance(outcome, IngotError):
+            self._refuse(outlet, stream, outcome)
+            return
+        try:
+            outlet.answer(stream, *self._codec.encode(outcome, typed=typed))
+        except Exception as error:
+            log.exception("an answer of model %s could not be encoded", outcome.model)
+            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _refuse(self, outlet: Control, stream: Stream, error: IngotError) -> None:
+        if stream.closed:
+            return
+        self._plane.count_error("grpc", error)
+        status = STATUS[error.code]
+        outlet.fail(stream, status, public_text(error), accepts=status == _UNIMPLEMENTED)
+
+    def _late(self, outlet: Control, stream: Stream) -> None:
+        self._refuse(outlet, stream, DeadlineExceeded("the call's deadline passed"))
+        stream.stop()
+
+    def _run(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+        self.arm(outlet, stream)
+        stream.task = outlet.loop.create_task(self._guarded(outlet, stream, work))
+
+    async def _guarded(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+        """Answer with whatever goes wrong in a call."""
+        try:
+            await work
+        except IngotError as error:
+            self._refuse(outlet, stream, error)
+        except Exception as error:
+            log.exception("%s failed", stream.head.path.decode(errors="replace"))
+            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+
+    async def _unary(self, outlet: Control, stream: Stream, method: Method, compressed: bool, data: bytes) -> None:
+        if compressed:
+            data = await self._decompressed(stream, data)
+        if method is self._infer:
+            self._submit(outlet, stream, data)
+        elif method.unary is not None:
+            answer = await method.unary(data)
+            outlet.answer(stream, (answer,), len(answer))
+
+    async def _stream(self, outlet: Control, stream: Stream, method: Method) -> None:
+        if method.streaming is not None:
+            async for answer in method.streaming(self._messages(outlet, stream)):
+                outlet.send(stream, b"\0" + len(answer).to_bytes(4), answer)
+                await outlet.room(stream)
+        outlet.end(stream, replies.ending(0, opened=stream.opened))
+
+    async def _messages(self, outlet: Control, stream: Stream) -> AsyncIterator[bytes]:
+        """Yield the messages of a request; only when one is taken may the client send more of them."""
+        messages = stream.messages
+        while messages is not None:
+            if messages.whole:
+                compressed, data = messages.whole.popleft()
+                size = len(data) + PREFIX
+                if not messages.whole:
+                    outlet.refill(stream)
+                yield await self._decompressed(stream, data) if compressed else data
+                if not stream.closed:
+                    stream.held -= size
+                    self._budget.change(-size)
+            elif stream.ended:
+                if messages.partial:
+                    raise InvalidArgument("the request ended amid a message")
+                return
+            else:
+                stream.waiting = outlet.loop.create_future()
+                await stream.waiting
+
+    async def _decompressed(self, stream: Stream, data: bytes) -> bytes:
+        encoding = stream.head.encoding
+        if len(data) <= _IN_THREAD:
+            return decompressed(data, encoding, self._limit)
+        return await asyncio.to_thread(decompressed, data, encoding, self._limit)

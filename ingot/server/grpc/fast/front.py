@@ -1,0 +1,128 @@
+"""The fast gRPC server: its listener, its connections' lives, and the services that it offers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import Message
+
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import reflected
+from ingot.server.grpc.codec import SERVICE
+from ingot.server.grpc.fast.calls import Calls
+from ingot.server.grpc.fast.connection import Connection
+from ingot.server.grpc.fast.frames import ErrorCode
+from ingot.server.grpc.fast.health import SERVICE as HEALTH
+from ingot.server.grpc.fast.health import Health
+from ingot.server.grpc.fast.method import Method
+from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
+from ingot.server.grpc.fast.reflection import Reflection
+from ingot.server.grpc.service import Service, Unary, parse
+from ingot.server.limits import Budget
+from ingot.server.listening import listen
+
+# How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
+_LOOK_SECONDS = 10.0
+_WARN, _END = 6, 8
+# While it drains: how often to see whether all is done.
+_STEP = 0.02
+
+
+class FastFront:
+    """A gRPC server that does not listen yet; its health service starts as not serving.
+
+    Args:
+        plane: the server's behaviour.
+        max_body_bytes: the largest message that is taken; answers are not limited.
+        max_bodies_bytes: what the messages that are being received may hold together.
+        tls: the certificate; ALPN must offer ``h2``.
+        shared: whether other processes listen on the same port.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        shared: bool = False,
+    ):
+        self._tls = tls
+        self._shared = shared
+        self._health = Health()
+        self._faults = plane.metrics.grpc_faults
+        methods = self._methods(Service(plane))
+        budget = Budget(max_bodies_bytes)
+        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, budget, self._count_fault)
+        connections = self._calls.connections
+        plane.metrics.grpc_connections.set_function(lambda: len(connections))
+        plane.metrics.grpc_streams.set_function(lambda: sum(len(one.streams) for one in list(connections)))
+        self._listener: asyncio.Server | None = None
+        self._looking: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port; 0 takes any free one.
+
+        Raises:
+            OSError: the port is taken, or the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: Connection(loop, self._calls), sock=listen(host, port, shared=self._shared), ssl=self._tls
+        )
+        self._look(loop)
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the health service answers."""
+        for service in ("", SERVICE):
+            self._health.set(service, serving)
+
+    async def stop(self, drain: float) -> None:
+        """Take no more calls, give those in flight ``drain`` seconds, and close."""
+        if self._listener is not None:
+            self._listener.close()
+        self._health.close()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + drain
+        for connection in list(self._calls.connections):
+            connection.leave()
+        while self._calls.connections and loop.time() < end:
+            await asyncio.sleep(_STEP)
+        for connection in list(self._calls.connections):
+            connection.close()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _methods(self, service: Service) -> dict[bytes, Method]:
+        methods = {_path(name): Method(_unary(*call)) for name, call in service.unary().items()}
+        methods[_path("Check", HEALTH)] = Method(self._health.check)
+        methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
+        reflection = Reflection((SERVICE, HEALTH, *REFLECTION), reflected.pool())
+        for name in REFLECTION:
+            methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info)
+        return methods
+
+    def _count_fault(self, code: ErrorCode) -> None:
+        self._faults.labels(code.name.lower()).inc()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        for connection in list(self._calls.connections):
+            connection.look(_WARN, _END)
+        self._looking = loop.call_later(_LOOK_SECONDS, self._look, loop)
+
+
+def _path(method: str, service: str = SERVICE) -> bytes:
+    return f"/{service}/{method}".encode()
+
+
+def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[bytes]]:
+    """Return a call as one from bytes to bytes."""
+
+    async def call(data: bytes) -> bytes:
+        return (await function(parse(kind, data))).SerializeToString()
+
+    return call

@@ -1,0 +1,71 @@
+"""The standard health service, ``grpc.health.v1.Health``: whether a service is served, once or as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from ingot.errors import NotFound
+from ingot.server.grpc.service import parse
+
+SERVICE = "grpc.health.v1.Health"
+_STATUS = {
+    True: HealthCheckResponse.SERVING,
+    False: HealthCheckResponse.NOT_SERVING,
+    None: HealthCheckResponse.SERVICE_UNKNOWN,
+}
+
+
+class Health:
+    """What is served; a service of which nothing was said is unknown."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, bool] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def set(self, service: str, serving: bool) -> None:
+        """Say whether a service is served; those who watch are told."""
+        self._serving[service] = serving
+        self._announce()
+
+    def close(self) -> None:
+        """End the calls of those who watch."""
+        self._closed = True
+        self._announce()
+
+    async def check(self, data: bytes) -> bytes:
+        """Answer ``Check``.
+
+        Raises:
+            NotFound: nobody said anything of the service.
+        """
+        service = parse(HealthCheckRequest, data).service
+        if service not in self._serving:
+            raise NotFound(f"there is no service '{service}'")
+        return self._answer(service)
+
+    async def watch(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Answer ``Watch``: now, and whenever the answer changes."""
+        async for data in messages:
+            service = parse(HealthCheckRequest, data).service
+            sent = b""
+            while not self._closed:
+                changed = self._changed
+                answer = self._answer(service)
+                if answer != sent:
+                    sent = answer
+                    yield answer
+                else:
+                    await changed.wait()
+            return
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _answer(self, service: str) -> bytes:
+        status = _STATUS[self._serving.get(service)]
+        return HealthCheckResponse(status=status).SerializeToString()

@@ -1,0 +1,79 @@
+"""One stream of a connection, which is one call: what has arrived of it, and what waits to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from ingot.server.dataplane import Ticket
+from ingot.server.grpc.fast.head import Head
+from ingot.server.grpc.fast.messages import Messages
+from ingot.server.grpc.fast.method import Method
+
+
+class Stream:
+    """A call.
+
+    ``ended`` says that the client has sent all, ``closed`` that nothing more is to be sent to it. ``credit`` is what
+    the client's window differs by from the initial one, ``received`` what of our window is not given back yet, and
+    ``held`` what the call holds of the server's budget.
+    """
+
+    __slots__ = (
+        "closed",
+        "credit",
+        "deadline",
+        "ended",
+        "ending",
+        "head",
+        "held",
+        "id",
+        "messages",
+        "method",
+        "opened",
+        "outgoing",
+        "received",
+        "room",
+        "task",
+        "ticket",
+        "timer",
+        "total",
+        "waiting",
+    )
+
+    def __init__(self, stream_id: int, head: Head):
+        self.id = stream_id
+        self.head = head
+        self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
+        self.ended = self.opened = self.closed = False
+        self.credit = self.received = self.held = self.total = 0
+        self.method: Method | None = None
+        self.messages: Messages | None = None
+        self.outgoing: deque[bytes | memoryview] | None = None
+        self.ending: bytes | None = None
+        self.ticket: Ticket | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.waiting: asyncio.Future[None] | None = None  # for a message
+        self.room: asyncio.Future[None] | None = None  # to send
+
+    @property
+    def left(self) -> float | None:
+        """The seconds until the deadline; None without one."""
+        return None if self.deadline is None else self.deadline - time.perf_counter()
+
+    def wake(self) -> None:
+        """Tell a call that waits for a message that there is one, or will be none."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
+
+    def stop(self) -> None:
+        """End the work, as nobody waits for its result."""
+        self.closed = True
+        if self.ticket is not None:
+            self.ticket.cancel()
+        if self.task is not None:
+            self.task.cancel()
+        if self.timer is not None:
+            self.timer.cancel()

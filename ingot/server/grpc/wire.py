@@ -1,0 +1,211 @@
+"""The fast way between messages and requests or responses: what comes again is looked up instead of parsed.
+
+Of a request with raw contents all that stands before the first tensor is the same in every call of a client, but for
+the id; of a response all but the tensors and the id. Those bytes are remembered with what they mean. Whatever is not
+known goes through the protobuf library, which alone decides what a message means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ingot import arrays
+from ingot.runtime import key_of
+from ingot.server.dataplane import InferRequest, InferResponse
+from ingot.server.grpc import codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.service import parse
+from ingot.tensors import DType
+
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 4096
+# How many kinds of requests may have one length, before those of that length are all parsed.
+_ALIKE = 8
+
+_NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
+_RAW_INPUT = b"\x3a"
+_RAW_OUTPUT = b"\x32"
+
+# A type whose every value is valid, so that the bytes can be taken as they are.
+_UNCHECKED = frozenset(DType) - {DType.BOOL, DType.BYTES}
+
+
+class _Layout:
+    """A request without its id and tensors: what it means, and where the tensors lie, counted from its start."""
+
+    __slots__ = ("gaps", "request", "tensors")
+
+    def __init__(self, request: InferRequest, raw: list[bytes], start: int):
+        self.request = request._replace(inputs=(), id="", key=key_of(dict(request.inputs)))
+        self.gaps: list[tuple[int, int, bytes]] = []
+        self.tensors: list[tuple[str, tuple[int, ...], np.dtype[Any], int, int]] = []
+        for index, ((name, array), content) in enumerate(zip(request.inputs, raw, strict=True)):
+            if index:
+                gap = _RAW_INPUT + _varint(len(content))
+                self.gaps.append((start, start + len(gap), gap))
+                start += len(gap)
+            self.tensors.append((name, array.shape, array.dtype, start, start + len(content)))
+            start += len(content)
+
+    def read(self, data: bytes, shift: int, request_id: str, left: float | None) -> InferRequest | None:
+        """Return the request that ``data`` is, whose metadata is this; ``shift`` is what its id takes."""
+        for start, stop, gap in self.gaps:
+            if data[start + shift : stop + shift] != gap:
+                return None
+        inputs = tuple(
+            [
+                (name, np.ndarray(shape, dtype, data[start + shift : stop + shift]))
+                for name, shape, dtype, start, stop in self.tensors
+            ]
+        )
+        known = self.request
+        parameters = known.parameters if left is None else _within(known.parameters, left)
+        return InferRequest(known.model, inputs, known.version, request_id, known.outputs, parameters, known.key)
+
+
+class Codec:
+    """Decodes requests and encodes responses, and remembers those parts of them that come again. Bounded."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, tuple[int, ...]] = {}
+        self._layouts: dict[bytes, _Layout] = {}
+        self._templates: dict[tuple[Any, ...], tuple[bytes, bytes, list[tuple[bytes, int]], int]] = {}
+
+    def decode(self, data: bytes, left: float | None = None) -> tuple[InferRequest, bool]:
+        """Parse a ModelInferRequest.
+
+        Args:
+            data: the message.
+            left: seconds until the call's deadline, if it has one.
+
+        Returns:
+            The request, and whether its contents were typed.
+
+        Raises:
+            InvalidArgument: it is no valid protobuf, or contradicts itself.
+        """
+        for start in self._starts.get(len(data), ()):
+            layout = self._layouts.get(data[:start])
+            if layout is not None and (request := layout.read(data, 0, "", left)) is not None:
+                return request, False
+        begin, stop = _id_of(data)
+        shift = stop - begin
+        if shift:
+            for start in self._starts.get(len(data) - shift, ()):
+                layout = self._layouts.get(data[:begin] + data[stop : start + shift])
+                text = _text(data[begin + 2 : stop])
+                if layout is not None and text is not None:
+                    request = layout.read(data, shift, text, left)
+                    if request is not None:
+                        return request, False
+        return self._parse(data, left)
+
+    def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
+        """Return a ModelInferResponse in parts, and their size in bytes."""
+        if not typed and len(response.id) < 0x80:
+            key = (response.model, response.version, *[(o[0], id(o[1]), o[2].shape) for o in response.outputs])
+            template = self._templates.get(key) or self._learn_response(key, response)
+            if template is not None:
+                head, tail, gaps, size = template
+                if response.id:
+                    raw_id = response.id.encode()
+                    head += bytes((_ID_TAG,)) + _varint(len(raw_id)) + raw_id
+                    size += len(head) - len(template[0])
+                parts = [head + tail, arrays.to_bytes(response.outputs[0][2])]
+                for gap, index in gaps:
+                    parts += (gap, arrays.to_bytes(response.outputs[index][2]))
+                return tuple(parts), size
+        data = codec.encode_response(response, typed=typed).SerializeToString()
+        return (data,), len(data)
+
+    def _parse(self, data: bytes, left: float | None) -> tuple[InferRequest, bool]:
+        message = parse(pb.ModelInferRequest, data)
+        request = codec.decode_request(message)
+        typed = not message.raw_input_contents
+        if not typed and all(DType.of(array) in _UNCHECKED for _, array in request.inputs):
+            self._learn_request(message, request, len(data))
+        if left is not None:
+            request = request._replace(parameters=_within(request.parameters, left))
+        return request, typed
+
+    def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:
+        raw = list(message.raw_input_contents)
+        message.ClearField("raw_input_contents")
+        with_id = message.ByteSize()
+        message.ClearField("id")
+        prefix = message.SerializeToString(deterministic=True)
+        key = prefix + _RAW_INPUT + _varint(len(raw[0]))
+        whole = len(prefix) + sum(len(_RAW_INPUT + _varint(len(content))) + len(content) for content in raw)
+        # A message that is longer holds something that this one does not; it is looked up in vain.
+        if len(key) > _REMEMBERED_BYTES or whole + with_id - len(prefix) != size:
+            return
+        if len(self._layouts) >= _REMEMBERED:
+            self._layouts.clear()
+            self._starts.clear()
+        starts = self._starts.get(whole, ())
+        if key in self._layouts or (len(key) not in starts and len(starts) >= _ALIKE):
+            return
+        self._layouts[key] = _Layout(request, raw, len(key))
+        if len(key) not in starts:
+            self._starts[whole] = (*starts, len(key))
+
+    def _learn_response(
+        self, key: tuple[Any, ...], response: InferResponse
+    ) -> tuple[bytes, bytes, list[tuple[bytes, int]], int] | None:
+        if not response.outputs or any(dtype is DType.BYTES for _, dtype, _ in response.outputs):
+            return None
+        head = pb.ModelInferResponse(model_name=response.model, model_version=response.version).SerializeToString()
+        outputs = pb.ModelInferResponse()
+        for name, dtype, array in response.outputs:
+            outputs.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
+        sizes = [array.nbytes for _, _, array in response.outputs]
+        tags = [_RAW_OUTPUT + _varint(size) for size in sizes]
+        tail = outputs.SerializeToString() + tags[0]
+        gaps = [(tag, index) for index, tag in enumerate(tags) if index]
+        size = len(head) + len(tail) + sum(len(tag) for tag in tags[1:]) + sum(sizes)
+        if len(head) + len(tail) > _REMEMBERED_BYTES:
+            return head, tail, gaps, size
+        if len(self._templates) >= _REMEMBERED:
+            self._templates.clear()
+        self._templates[key] = (head, tail, gaps, size)
+        return self._templates[key]
+
+
+def _within(parameters: Mapping[str, Any], left: float) -> Mapping[str, Any]:
+    """Return parameters whose ``timeout`` is no later than the call's deadline; a wrong one stays, to be refused."""
+    asked = parameters.get("timeout", 0)
+    limit = max(1, int(left * 1e6))
+    if isinstance(asked, int) and not isinstance(asked, bool) and (asked == 0 or asked > limit):
+        return {**parameters, "timeout": limit}
+    return parameters
+
+
+def _id_of(data: bytes) -> tuple[int, int]:
+    """Return where the id's field begins and ends, in the order that all libraries write; the same if it has none."""
+    at = 0
+    end = len(data) - 2
+    for tag in (_NAME_TAG, _VERSION_TAG):
+        if at < end and data[at] == tag and data[at + 1] < 0x80:
+            at += 2 + data[at + 1]
+    if at < end and data[at] == _ID_TAG and 0 < data[at + 1] < 0x80:
+        return at, at + 2 + data[at + 1]
+    return 0, 0
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,161 @@
+"""A tensor's data in JSON: lists to arrays and back, exactly or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ingot import arrays
+from ingot.errors import InvalidArgument
+from ingot.tensors import Array, DType
+
+# The struct module converts a short list several times faster than numpy, and refuses what does not fit.
+_FORMATS = {
+    DType.FP16: "e",
+    DType.FP32: "f",
+    DType.FP64: "d",
+    DType.INT8: "b",
+    DType.INT16: "h",
+    DType.INT32: "i",
+    DType.INT64: "q",
+    DType.UINT8: "B",
+    DType.UINT16: "H",
+    DType.UINT32: "I",
+    DType.UINT64: "Q",
+}
+# Values that are converted at once; other threads can run in between.
+_CHUNK = 1 << 14
+_NUMBERS = frozenset((int, float))
+_INTEGERS = frozenset((int,))
+
+
+def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
+    """Return JSON ``data``, nested or flat, as an array; no value is rounded or wrapped to fit an integer type.
+
+    Raises:
+        InvalidArgument: there are more or fewer values than ``shape`` takes, or one does not fit ``dtype``.
+    """
+    if not isinstance(data, list):
+        raise InvalidArgument(f"the data of tensor '{name}' is not a list")
+    values = _flat(name, data)
+    if len(values) != math.prod(shape):
+        raise InvalidArgument(
+            f"tensor '{name}' has {len(values)} values, but shape {list(shape)} takes {math.prod(shape)}"
+        )
+    return _cast(name, dtype, values).reshape(shape)
+
+
+def from_json(name: str, dtype: DType, data: Any) -> Array:
+    """Return nested lists as an array of the shape that they have; a single value is a scalar.
+
+    Raises:
+        InvalidArgument: the lists are ragged, or a value does not fit the datatype.
+    """
+    shape: list[int] = []
+    level = data
+    while isinstance(level, list) and len(shape) <= arrays.MAX_RANK:
+        shape.append(len(level))
+        level = level[0] if level else None
+    array = to_array(name, dtype, shape, data if isinstance(data, list) else [data])
+    if dtype.is_float and not np.isfinite(array).all():  # which Python's parser takes, other than the server's
+        raise InvalidArgument(f"tensor '{name}' is {dtype.value}, but its data holds NaN or infinity")
+    return array
+
+
+def to_json(name: str, dtype: DType, array: Array) -> bytes:
+    """Return an array's values as a flat JSON list.
+
+    Raises:
+        InvalidArgument: JSON cannot carry one: NaN, infinity, or text that is not UTF-8.
+    """
+    flat = array.ravel()
+    if dtype is DType.BYTES:
+        try:
+            return orjson.dumps([item if isinstance(item, str) else item.decode() for item in flat.tolist()])
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(
+                f"tensor '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for binary data"
+            ) from error
+    if dtype is DType.BF16:
+        flat = flat.astype(np.float32)
+    if len(flat) <= _CHUNK:
+        text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    else:
+        pieces = [
+            orjson.dumps(flat[start : start + _CHUNK], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            for start in range(0, len(flat), _CHUNK)
+        ]
+        text = b"[%b]" % b",".join(pieces)
+    if b"null" in text:  # which is what NaN and infinity have become
+        raise InvalidArgument(
+            f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
+            "ask for it as binary data (parameters: binary_data true)"
+        )
+    return text
+
+
+def _flat(name: str, data: list[Any]) -> list[Any]:
+    """Return nested lists of equal lengths as one list."""
+    for _ in range(arrays.MAX_RANK):
+        if not data or not isinstance(data[0], list):
+            return data
+        if len(data) == 1:
+            data = data[0]
+            continue
+        length = len(data[0])
+        if not all(isinstance(item, list) and len(item) == length for item in data):
+            raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
+        data = list(itertools.chain.from_iterable(data))
+    raise InvalidArgument(f"the data of tensor '{name}' is nested over {arrays.MAX_RANK} deep")
+
+
+def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
+    # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
+    kinds = set(map(type, values))
+    code = _FORMATS.get(dtype)
+    if code is not None and kinds and kinds <= (_NUMBERS if code in "efd" else _INTEGERS):
+        try:
+            return _packed(dtype, code, values)
+        except (struct.error, OverflowError):
+            pass  # numpy finds out below what it is that does not fit
+    problem = f"tensor '{name}' is {dtype.value}, but its data"
+    if dtype is DType.BYTES:
+        if not kinds <= {str}:
+            raise InvalidArgument(f"{problem} holds something other than text")
+        items = np.empty(len(values), dtype=object)
+        items[:] = [item.encode() for item in values]
+        return items
+    if dtype is DType.BOOL:
+        if not (kinds <= {bool} or (kinds <= {bool, int} and set(values) <= {0, 1})):
+            raise InvalidArgument(f"{problem} holds something other than true, false, 1 and 0")
+        return np.array(values, dtype=np.bool_)
+    if not kinds <= {int, float}:
+        raise InvalidArgument(f"{problem} holds {'booleans' if bool in kinds else 'something other than numbers'}")
+    if dtype.is_float:
+        with np.errstate(over="ignore"):
+            result = np.array(values, dtype=np.float64).astype(dtype.numpy)
+        if not np.isfinite(result).all():
+            raise InvalidArgument(f"{problem} holds a number out of its range")
+        return result
+    if float in kinds:
+        raise InvalidArgument(f"{problem} holds fractions, or integers of more than 64 bits")
+    bounds = np.iinfo(dtype.numpy)
+    try:
+        return np.array(values, dtype=dtype.numpy)  # exact, or an error: never wrapped
+    except OverflowError:
+        text = f"{problem} holds a number out of its range, {bounds.min} to {bounds.max}"
+        raise InvalidArgument(text) from None
+
+
+def _packed(dtype: DType, code: str, values: list[Any]) -> Array:
+    count = len(values)
+    if count <= _CHUNK:
+        return np.frombuffer(struct.pack(f"={count}{code}", *values), dtype.numpy)
+    parts = (values[start : start + _CHUNK] for start in range(0, count, _CHUNK))
+    return np.frombuffer(b"".join(struct.pack(f"={len(part)}{code}", *part) for part in parts), dtype.numpy)

@@ -1,0 +1,179 @@
+"""The benchmark of serving in small; the run itself takes minutes and is no test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import client, docs, goals, loads, report
+from benchmarks.serving.contestants import Peer, contestants
+from benchmarks.serving.models import Model, model
+from benchmarks.serving.processes import body_of
+from benchmarks.serving.rounds import Plan, Run, serving
+from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson
+
+CLIENTS = (1, 8)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("build")
+
+
+@pytest.fixture(scope="module")
+def tiny(build: Path) -> Model:
+    return model("tiny", build)
+
+
+def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: Model, tmp_path: Path) -> None:
+    plan = Plan(build, ["ingot", "fastapi"], ["tiny"], 1, 0.3, 0.3, CLIENTS, goodput=(), wrk=False)
+    run = Run(plan)
+    # The load of gRPC is h2load's, which need not be here.
+    run.plan = replace(plan, formats=("json", "binary"))
+    run.round(0)
+    assert run.failures == []
+    measured = {(r["contestant"], r["format"], r["clients"]) for r in run.records if r["kind"] == "closed"}
+    assert measured == {(c, f, n) for c in ("ingot", "fastapi") for f in ("json", "binary") for n in CLIENTS}
+    assert all(r["cpu_us"] > 0 and r["memory"] > 0 and r["start_s"] > 0 for r in run.records if r["kind"] == "closed")
+    about = {"machine": "m", "command": "c", "date": "d", **report.versions(build, plan.peers)}
+    (tmp_path / "serving.json").write_text(json.dumps({"about": about, "failures": [], "records": run.records}))
+    report.write(tmp_path)
+    page = (tmp_path / "serving.md").read_text()
+    assert "| fastapi | json |" in page
+    assert (tmp_path / "tiny-binary.svg").read_text().count("<polyline") == 2
+
+
+def test_an_open_loop_counts_answers_from_when_they_were_due(build: Path, tiny: Model) -> None:
+    with serving(contestants()["ingot"], tiny, "binary", build) as server:
+        found = loads.open_loop("ingot", tiny, "binary", server.start.port, build, 100, 0.5)
+    assert found["due"] == 50
+    assert len(found["latencies"]) + found["refused"] + found["unanswered"] == 50
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
+def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path) -> None:
+    contestant = contestants()["fastapi"]
+    with serving(contestant, tiny, "json", build) as server:
+        wrk = loads.checked_wrk(tiny, contestant.wires["json"], server.start.port, tmp_path)
+        assert wrk.load(server.process, 4, 0.3).requests > 0
+        checker = client.Checker(tiny, contestant.wires["json"], server.start.port)
+        marks = [mark for mark in checker.marks if mark is not None]
+        swapped = loads.Wrk(checker.requests, marks[1:] + marks[:1], server.start.port, tmp_path)
+        with pytest.raises(loads.WrongAnswer, match="answers wrong"):
+            swapped.load(server.process, 4, 0.3)
+
+
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load")
+def test_h2load_is_checked_by_a_client_beside_it(build: Path, tiny: Model, tmp_path: Path) -> None:
+    with serving(contestants()["ingot"], tiny, "grpc", build) as server:
+        assert (
+            loads.H2load(tiny, OpenGrpc(), server.start.grpc_port, tmp_path).load(server.process, 8, 0.5).requests > 0
+        )
+
+
+@contextmanager
+def swapping(tiny: Model) -> Iterator[int]:
+    """A server that answers rightly while each sample is asked alone, and then with another sample's answer."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    answered = 0
+
+    def answer(connection: socket.socket) -> None:
+        nonlocal answered
+        with connection:
+            while data := connection.recv(1 << 16):
+                body = data.partition(b"\r\n\r\n")[2]
+                number = next(n for n, s in enumerate(tiny.samples) if s["x"].tobytes() == body)
+                answered += 1
+                wrong = answered > len(tiny.samples)
+                content = tiny.expected[(number + wrong) % len(tiny.samples)].tobytes()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def test_another_requests_answer_fails_the_run(build: Path, tiny: Model) -> None:
+    with swapping(tiny) as port, pytest.raises(loads.WrongAnswer, match="are other requests'"):
+        loads.open_loop("mosec", tiny, "binary", port, build, 50, 0.3)
+
+
+def test_a_server_that_is_wrong_from_the_start_is_not_measured(tiny: Model) -> None:
+    with swapping(tiny) as port:
+        client.Checker(tiny, PlainBinary("/"), port)
+        with pytest.raises(SystemExit, match="the answer to sample 0 alone is wrong"):
+            client.Checker(tiny, PlainBinary("/"), port)
+
+
+def test_answers_are_read_off_every_wire(tiny: Model) -> None:
+    y = tiny.expected[3]
+    plain = json.dumps({"y": y.tolist()}).encode()
+    opened = json.dumps({"outputs": [{"name": "y", "shape": [1, 10], "data": y.tolist()}]}).encode()
+    header = json.dumps({"outputs": [{"name": "y", "parameters": {"binary_data_size": y.nbytes}}]}).encode()
+    for wire, body in (
+        (PlainJson("/"), plain),
+        (OpenJson(), opened),
+        (PlainBinary("/"), y.tobytes()),
+        (OpenBinary(), header + y.tobytes()),
+    ):
+        assert tiny.right(wire.answer(body), 3)
+        assert not tiny.right(wire.answer(body), 4)
+        assert wire.mark(body) in body
+
+
+def test_chunked_answers_are_put_together() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n") is None
+    assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n") == b"abcde"
+
+
+def test_a_goal_is_met_by_the_median_of_ratios_within_rounds() -> None:
+    def record(contestant: str, number: int, rate: float) -> dict[str, object]:
+        return {**goals.closed(contestant, "tiny", "json", 32), "round": number, "rate": rate}
+
+    records = [record("ingot", n, r) for n, r in enumerate((100, 300, 260))]
+    records += [record("mosec", n, r) for n, r in enumerate((100, 200, 200))]
+    goal = next(goal for goal in goals.goals() if goal.title.startswith("tiny, 32 clients, json"))
+    assert goal.values(records) == [1.0, 1.5, 1.3]
+    assert goal.met(goal.values(records))
+    assert "| 1.3x (1-1.5) | yes |" in "\n".join(report.goal_table(records))
+
+
+def test_the_documentation_has_room_for_the_figures() -> None:
+    page = docs.updated(docs.PAGE.read_text(), ["figures"])
+    assert f"{docs.BEGIN}\n\nfigures\n\n{docs.END}" in page
+    with pytest.raises(SystemExit, match="no lines"):
+        docs.updated("a page", [])
+
+
+def test_every_peer_has_a_server_and_the_files_say_what_it_needs() -> None:
+    for contestant in contestants().values():
+        if isinstance(contestant, Peer):
+            assert (contestant.requirements.parent / "server.py").exists(), contestant.name
+
+
+def test_the_batch_does_not_change_the_answers_of_exact_models(tiny: Model) -> None:
+    x = np.stack([sample["x"] for sample in tiny.samples])
+    assert np.array_equal(tiny.session().run(None, {"x": x})[0], tiny.expected)
