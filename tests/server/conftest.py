@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,11 +13,25 @@ from ingot.tensors import DType
 from tests import onnx_models
 
 
-@pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "two-fronts"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of all the hand-made models, on free ports; all alone, and behind two front processes."""
+@pytest.fixture(scope="session", params=["one_process", "two_fronts"])
+def server(request: pytest.FixtureRequest) -> RunningServer:
+    """A server of all the hand-made models, on free ports; all alone, and behind front processes."""
+    running: RunningServer = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture(scope="session")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     made = hand_made(tmp_path_factory.mktemp("models"))
-    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, frontends=request.param) as running:
+    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def two_fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    made = hand_made(tmp_path_factory.mktemp("models"))
+    settings: dict[str, Any] = {"max_body_mb": 4, "frontends": 2, "grpc_server": "fast"}
+    with ingot.serve(*made, http_port=0, grpc_port=0, **settings) as running:
         yield running
 
 

@@ -139,8 +139,8 @@ def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(serv
         stop.set()
         for thread in threads:
             thread.join()
-    assert all(asked.count(False) <= 1 for asked in outcomes.values())
-    assert any(False not in asked for asked in outcomes.values())
+    assert all(all(asked[-5:]) for asked in outcomes.values())
+    assert any(all(asked) for asked in outcomes.values())
 
 
 def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None:
@@ -250,8 +250,8 @@ def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
                 client.infer("affine", {"x": x})
     from ingot.model_store import goldens
 
-    [file] = (folder / "traffic" / "affine" / "1").iterdir()
-    cases = goldens.decode(file.read_bytes())
+    files = sorted((folder / "traffic" / "affine" / "1").iterdir())
+    cases = [case for file in files for case in goldens.decode(file.read_bytes())]
     assert [case.inputs["x"].tolist() for case in cases] == [x.tolist()] * 6
     assert [case.outputs["y"].tolist() for case in cases] == [(2 * x + 1).tolist()] * 6
 
