@@ -179,6 +179,14 @@ def serve(
             help="Most MiB of a model's version that are recorded.", rich_help_panel=_RECORDING, show_default="256"
         ),
     ] = None,
+    frontends: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that speak HTTP and gRPC, beside the one of the models; for many cores.",
+            rich_help_panel=_EXPERT,
+            show_default="0",
+        ),
+    ] = None,
     choice_time: Annotated[
         float | None,
         typer.Option(
@@ -208,6 +216,7 @@ def serve(
         "host": host,
         "http_port": http_port,
         "grpc_port": grpc_port,
+        "frontends": frontends,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "grpc_server": grpc_server,

@@ -1,5 +1,6 @@
 """Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
 
+from ingot.runtime.catalog import Cancellable, Catalog, Servable
 from ingot.runtime.engine import Engine
 from ingot.runtime.fits import Fit, Key, key_of
 from ingot.runtime.loader import load_engine
@@ -10,6 +11,8 @@ from ingot.runtime.scheduler import Entry, Limits, Scheduler
 from ingot.runtime.settings import Settings
 
 __all__ = [
+    "Cancellable",
+    "Catalog",
     "Engine",
     "Entry",
     "Fit",
@@ -19,6 +22,7 @@ __all__ = [
     "Model",
     "Repository",
     "Scheduler",
+    "Servable",
     "Settings",
     "State",
     "key_of",

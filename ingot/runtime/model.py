@@ -351,6 +351,10 @@ class Model:
         if not self._in_flight:
             self._quiet.set()
 
+    async def ask_statistics(self) -> Statistics:
+        """Return :meth:`statistics`, as a model in another process is asked for them."""
+        return self.statistics()
+
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
         if self.ready:

@@ -22,6 +22,9 @@ class ServerConfig(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on. The default takes no connection from outside.")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes any free one.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
+    frontends: int = Field(
+        0, ge=0, le=256, description="Processes that speak HTTP and gRPC, beside the one of the models; 0: that one."
+    )
     tls_cert: Path | None = Field(
         None, description="PEM file of the certificate, and of those that vouch for it; both ports then speak TLS."
     )

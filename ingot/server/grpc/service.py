@@ -56,13 +56,11 @@ class Service:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        return _filled(
-            pb.ModelConfigResponse(),
-            {"config": extensions.configuration(self._plane, request.name, request.version)},
-        )
+        config = await extensions.configuration(self._plane, request.name, request.version)
+        return _filled(pb.ModelConfigResponse(), {"config": config})
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        counted = extensions.statistics(self._plane, request.name, request.version)
+        counted = await extensions.statistics(self._plane, request.name, request.version)
         return _filled(pb.ModelStatisticsResponse(), counted)
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
