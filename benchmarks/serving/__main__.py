@@ -27,7 +27,7 @@ def main() -> None:
     options = _options()
     if tools := missing_tools():
         raise SystemExit(f"{', '.join(tools)} not found; run python -m benchmarks.serving.install")
-    peers = _peers(options)
+    peers, absent = _peers(options)
     for name in options.models:
         model(name, options.build)
     about = {"machine": devices.describe(), "command": f"python -m benchmarks.serving {' '.join(sys.argv[1:])}".strip()}
@@ -41,6 +41,7 @@ def main() -> None:
     for number in range(plan.rounds):
         run.round(number)
     found = {"generated": "by python -m benchmarks.serving; do not edit", "about": about, "failures": run.failures}
+    found["absent"] = {**absent, **{name: why.splitlines()[0] for name, why in run.absent.items()}}
     options.out.mkdir(parents=True, exist_ok=True)
     records = "[\n" + ",\n".join(json.dumps(record) for record in run.records) + "\n]"
     head = json.dumps(found, indent=1)[:-2]
@@ -65,14 +66,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _peers(options: argparse.Namespace) -> list[str]:
-    """Return who takes part, and say who cannot."""
+def _peers(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return who takes part, and who cannot, with the reason."""
     wanted = [name for name in contestants() if name in options.peers or name == "ingot"]
     missing = {name: contestants()[name].missing(options.build) for name in wanted}
     for name, why in missing.items():
         if why:
             print(f"{name} is left out: {why}", file=sys.stderr)
-    return [name for name in wanted if not missing[name]]
+    return [name for name in wanted if not missing[name]], {name: why for name, why in missing.items() if why}
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:

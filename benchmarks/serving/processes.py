@@ -18,8 +18,12 @@ SERVER_CORE = 0
 LOAD_CORE = 1
 _TOKEN = "INGOT_BENCHMARK"
 # The longest that a server may take to its first answer, and one of its answers.
-DEADLINE = 180.0
+DEADLINE = 120.0
 ANSWER_SECONDS = 60.0
+
+
+class NoAnswer(Exception):
+    """A server cannot be started here."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,19 @@ class Process:
         """Ask until it answers 200; return the seconds since it was started, and the body.
 
         Raises:
-            SystemExit: it ended, or took too long; the message has the end of its log.
+            NoAnswer: it ended, or took too long; the message has the end of its log.
         """
+        last = "no answer"
         while True:
             with contextlib.suppress(OSError):
                 status, body = ask(port, request)
                 if status == 200:
                     return time.perf_counter() - self.started, body
+                last = f"{status} {body[:300]!r}"
             took = time.perf_counter() - self.started
             if self._process.poll() is not None or took > DEADLINE:
                 end = self._log.read_text(errors="replace")[-2000:]
-                raise SystemExit(f"a server gave no answer in {took:.0f} s; the end of its log:\n{end}")
+                raise NoAnswer(f"a server gave {last} in {took:.0f} s; the end of its log:\n{end}")
             time.sleep(0.005)
 
     def close(self) -> None:
@@ -128,7 +134,7 @@ def body_of(received: bytes) -> bytes | None:
     if end < 0:
         return None
     head, rest = received[:end].lower(), received[end + 4 :]
-    length = re.search(rb"content-length: *(\d+)", head)
+    length = re.search(rb"\r\ncontent-length: *(\d+)", head)
     if length is not None:
         return rest if len(rest) >= int(length[1]) else None
     body = b""

@@ -30,6 +30,17 @@ open loop: requests at the times of a Poisson process, latencies from the moment
 best closed-loop rate among Ingot (`--slo 50ms`) and mosec in the same round."""
 
 
+# The plots that the documentation links to.
+_PLOTS = {
+    "tiny, JSON": "tiny-json.svg",
+    "tiny, binary": "tiny-binary.svg",
+    "tiny, gRPC": "tiny-grpc.svg",
+    "wide, binary": "wide-binary.svg",
+    "goodput of wide": "wide-goodput.svg",
+    "goodput of minilm": "minilm-goodput.svg",
+}
+
+
 def versions(build: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the versions of what takes part, by its name."""
     found = {"ingot": ingot.__version__, "onnxruntime": onnxruntime.__version__}
@@ -55,6 +66,8 @@ def write(out: Path) -> None:
     lines += ["## Goals", "", *goal_table(records), ""]
     if found["failures"]:
         lines += ["## Failed", "", *(f"- {failure.splitlines()[0]}" for failure in found["failures"]), ""]
+    if found["absent"]:
+        lines += ["Left out: " + "; ".join(f"{name} ({why})" for name, why in found["absent"].items()) + ".", ""]
     for name in SPECS:
         lines += _model(name, records)
     lines += _goodput(records)
@@ -176,4 +189,7 @@ def _goodput(records: Sequence[Record]) -> list[str]:
 
 def section(found: dict[str, Any]) -> list[str]:
     """Return the part of docs/benchmarks.md that is made of a run."""
-    return [*goal_table(found["records"]), "", _about(found["about"])]
+    results = "../benchmarks/serving/results"
+    plots = [f"[{name}]({results}/{file})" for name, file in _PLOTS.items()]
+    link = f"Every figure is on the [page of the run]({results}/serving.md). Plots: {', '.join(plots)}."
+    return [*goal_table(found["records"]), "", _about(found["about"]), "", link]

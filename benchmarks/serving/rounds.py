@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.contestants import Contestant, Start, contestants
+from benchmarks.serving.contestants import Contestant, Ingot, Start, contestants
 from benchmarks.serving.goals import Record, by_round, closed
 from benchmarks.serving.loads import (
     H2load,
@@ -28,7 +28,7 @@ from benchmarks.serving.loads import (
     start_h2load,
 )
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import SERVER_CORE, Process, free_port, pinned
+from benchmarks.serving.processes import SERVER_CORE, NoAnswer, Process, free_port, pinned
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, Wire, framed
 
 SLO_MS = 50.0
@@ -63,13 +63,14 @@ class Plan:
 
 
 class Run:
-    """A run in progress. ``records`` are what has been measured; ``failures`` what went wrong; a run that
-    has some has failed, and goes on for the rest."""
+    """A run in progress. ``records`` are what has been measured; ``failures`` what went wrong: a run that
+    has some has failed, and goes on for the rest; ``absent`` are peers that do not start here, with their words."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
         self.records: list[Record] = []
         self.failures: list[str] = []
+        self.absent: dict[str, str] = {}
 
     def round(self, number: int) -> None:
         """Measure all once."""
@@ -81,6 +82,8 @@ class Run:
             if name in ("tiny", "wide") and self.plan.wrk:
                 self._bare(number, served)
             for contestant in (contestants()[peer] for peer in turned):
+                if contestant.name in self.absent:
+                    continue
                 if name in contestant.models and (contestant.thorough or number == 0):
                     self._contestant(number, contestant, served)
             if name in self.plan.goodput:
@@ -92,6 +95,11 @@ class Run:
                 self._process(number, contestant, served, formats)
             except (WrongAnswer, SystemExit) as error:
                 self._failed(f"{contestant.name}, {served.name} {'/'.join(formats)}: {error}")
+            except NoAnswer as error:
+                if isinstance(contestant, Ingot):
+                    raise
+                self.absent[contestant.name] = str(error)
+                _say(f"{contestant.name} is left out: {error}")
 
     def _failed(self, what: str) -> None:
         self.failures.append(what)
@@ -178,7 +186,7 @@ class Run:
         for name in names:
             try:
                 self._offer(number, contestants()[name], served, capacity)
-            except (WrongAnswer, SystemExit) as error:
+            except (WrongAnswer, NoAnswer, SystemExit) as error:
                 self._failed(f"{name}, {served.name} goodput: {error}")
 
     def _offer(self, number: int, contestant: Contestant, served: Model, capacity: float) -> None:
@@ -220,7 +228,7 @@ def serving(
     """Run a contestant until the block ends; it has answered once when the block begins.
 
     Raises:
-        SystemExit: it does not answer.
+        NoAnswer: it does not answer.
     """
     with tempfile.TemporaryDirectory() as work:
         start = Start(served, free_port(), free_port(), form, build, Path(work), slo_ms)

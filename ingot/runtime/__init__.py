@@ -2,9 +2,10 @@
 
 from ingot.runtime.catalog import Cancellable, Catalog, Servable
 from ingot.runtime.engine import Engine
+from ingot.runtime.fits import Fit, Key, key_of
 from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Fit, Key, Model, State, key_of
+from ingot.runtime.model import Model, State
 from ingot.runtime.repository import Repository
 from ingot.runtime.scheduler import Entry, Limits, Scheduler
 from ingot.runtime.settings import Settings

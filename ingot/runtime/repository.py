@@ -6,18 +6,21 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, name_from
-from ingot.model_store.trust import Policy
 from ingot.runtime.admission import Gate
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.pulls import Pulls, Transferring, logged
 from ingot.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from ingot.model_store.trust import Policy
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 

@@ -45,7 +45,9 @@ def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: 
     assert measured == {(c, f, n) for c in ("ingot", "fastapi") for f in ("json", "binary") for n in CLIENTS}
     assert all(r["cpu_us"] > 0 and r["memory"] > 0 and r["start_s"] > 0 for r in run.records if r["kind"] == "closed")
     about = {"machine": "m", "command": "c", "date": "d", **report.versions(build, plan.peers)}
-    (tmp_path / "serving.json").write_text(json.dumps({"about": about, "failures": [], "records": run.records}))
+    (tmp_path / "serving.json").write_text(
+        json.dumps({"about": about, "failures": [], "absent": {}, "records": run.records})
+    )
     report.write(tmp_path)
     page = (tmp_path / "serving.md").read_text()
     assert "| fastapi | json |" in page
@@ -144,7 +146,7 @@ def test_answers_are_read_off_every_wire(tiny: Model) -> None:
 
 
 def test_chunked_answers_are_put_together() -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n") is None
     assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n") == b"abcde"
 

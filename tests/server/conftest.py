@@ -11,6 +11,7 @@ import ingot
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
+from tests.server.apponly import serve_app
 
 
 @pytest.fixture(scope="session", params=["one_process", "two_fronts"])
@@ -55,6 +56,13 @@ def hand_made(folder: Path) -> list[str]:
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.http_url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same models behind FastAPI alone."""
+    with serve_app(hand_made(tmp_path_factory.mktemp("models")), 4 << 20) as url:
+        yield url
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 
 import numpy as np
 import onnxruntime
@@ -17,8 +18,15 @@ def parse():
     parser.add_argument("--format")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--delay", type=float)
+    parser.add_argument("--capacity", type=int, help="most requests in the server, where it is to answer in time")
     parser.add_argument("--work", help="a folder of its own")
     return parser.parse_args()
+
+
+def free_port():
+    """Return a port that nothing listens on, for what a server insists on listening on besides."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 class Engine:

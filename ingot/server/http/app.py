@@ -11,13 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import ingot
-from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
+# What the router refuses, in our own terms, for the metrics.
+_COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
@@ -47,6 +49,8 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
+        if (kind := _COUNTED.get(error.status_code)) is not None:
+            plane.count_error("http", kind(text))
         return _json({"error": text}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)

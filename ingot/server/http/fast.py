@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import httptools
@@ -19,6 +20,9 @@ from ingot.server.limits import check_size
 
 _MAX_KNOWN_HEAD = 4 << 10
 _END = b"\r\n\r\n"
+# An offer to go on in HTTP/2, such as Java's client makes at first. It is to be passed over, but httptools takes no
+# body after it.
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class FastProtocol(BoundedProtocol):
@@ -39,24 +43,30 @@ class FastProtocol(BoundedProtocol):
         self._departure: Departure | None = None
 
     def data_received(self, data: bytes) -> None:
-        if not self.parsed or (self.cycle is not None and not self.cycle.response_complete):
-            super().data_received(data)
-            return
+        while data:
+            busy = self.cycle is not None and not self.cycle.response_complete
+            if busy or not self.parsed or self.flow.write_paused:
+                super().data_received(data)
+                return
+            data = data[self._take(data) :]
+            if data and self.transport.is_closing():
+                return
+
+    def _take(self, data: bytes) -> int:
+        """Take in what comes while the connection is idle; return how many bytes of it are dealt with."""
         end = data.find(_END) + len(_END)
         if not len(_END) <= end <= _MAX_KNOWN_HEAD:
             super().data_received(data)
-            return
+            return len(data)
         known = data[:end]
         head = self.front.heads.get(known)
         if head is None:
             self._learn(known)
-            if end < len(data) and not self.transport.is_closing():
-                super().data_received(data[end:])
-            return
+            return end
         stop = end + (head.length or 0)
         if stop > len(data):
             super().data_received(data)
-            return
+            return len(data)
         if self._expiry is not None:
             self._settle()
         self._in_head = False
@@ -65,13 +75,12 @@ class FastProtocol(BoundedProtocol):
         cycle.take(data[end:stop])
         cycle.complete()
         self._start_asgi_task(cycle, None)
-        if stop < len(data) and not self.transport.is_closing():
-            self.data_received(data[stop:])
+        return stop
 
     def _learn(self, known: bytes) -> None:
         """Parse what seems to be one head, and keep its meaning if it is exactly that, with a plain body to follow."""
         self._plain = None
-        super().data_received(known)
+        super().data_received(_UPGRADE.sub(b"\r\nx-upgrade:", known))
         if self._plain is not None and not self.parsed and not self.transport.is_closing():
             self.front.heads.keep(known, self._plain)
 

@@ -35,8 +35,9 @@ def bounded_memory(service: Service) -> Iterator[None]:
     before = service.resident()
     yield
     grown = service.resident() - before
-    # What gRPC's core keeps is out of our hands: 400 MiB for 20 answers of 4 MiB that cannot be sent.
-    assert grown < (800 if service.kind == "grpcio" else 200) << 20, f"the server has grown by {grown >> 20} MiB"
+    # Forty calls of 4 MiB in work at once, with their answers, are the most that any test here can make it hold. What
+    # gRPC's core keeps besides is out of our hands.
+    assert grown < (800 if service.kind == "grpcio" else 400) << 20, f"the server has grown by {grown >> 20} MiB"
 
 
 class _Asking(threading.Thread):

@@ -1,8 +1,15 @@
 """KServe's SDK: no batching (its agent, a process of its own, would do that)."""
 
-import kserve
+import logging
+import sys
+
 from arguments import Engine, parse
-from kserve import InferOutput, InferRequest, InferResponse
+
+options = parse()
+sys.argv[1:] = []  # which the SDK reads when it is imported
+
+import kserve  # noqa: E402
+from kserve import InferOutput, InferRequest, InferResponse  # noqa: E402
 
 
 class Served(kserve.Model):
@@ -14,12 +21,13 @@ class Served(kserve.Model):
     async def predict(self, payload: InferRequest, headers=None, response_headers=None):
         rows = self.engine.run({tensor.name: tensor.as_numpy() for tensor in payload.inputs})
         output = InferOutput(self.engine.output, list(rows.shape), "FP32")
-        output.set_data_from_numpy(rows, binary_data=payload.request_outputs is not None or payload.from_grpc)
-        return InferResponse(payload.id, self.name, [output])
+        binary = payload.from_grpc or bool(payload.use_binary_outputs)
+        output.set_data_from_numpy(rows, binary_data=binary)
+        return InferResponse(payload.id or "1", self.name, [output], use_binary_outputs=binary)
 
 
 if __name__ == "__main__":
-    options = parse()
+    logging.disable(logging.INFO)  # a line for each request
     server = kserve.ModelServer(
         http_port=options.port, grpc_port=options.grpc_port, workers=1, enable_latency_logging=False
     )

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     (work / "settings.json").write_text(json.dumps(settings))
     (work / "model-settings.json").write_text(json.dumps(served))
     os.environ["PYTHONPATH"] += f":{Path(__file__).parent}"
-    os.execv(sys.executable, [sys.executable, "-m", "mlserver", "start", str(work)])
+    os.execv(str(Path(sys.executable).parent / "mlserver"), ["mlserver", "start", str(work)])
 
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec

@@ -32,6 +32,8 @@ class Binary(Json):
 if __name__ == "__main__":
     options = parse()
     sys.argv[1:] = ["--address", "127.0.0.1", "--port", str(options.port), "--log-level", "warning"]
+    if options.capacity:
+        sys.argv += ["--capacity", str(options.capacity)]
     server = Server()
     worker = Json if options.format == "json" else Binary
     server.append_worker(worker, max_batch_size=options.batch, max_wait_time=round(options.delay))

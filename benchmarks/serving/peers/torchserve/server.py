@@ -5,7 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import Engine, parse
+from arguments import Engine, free_port, parse
+
+# Without it TorchServe writes several lines for each request.
+LOGGING = """<Configuration><Appenders><Console name="out"/></Appenders>
+<Loggers><Root level="warn"><AppenderRef ref="out"/></Root></Loggers></Configuration>"""
 
 if __name__ == "__main__":
     options = parse()
@@ -25,9 +29,9 @@ if __name__ == "__main__":
             "1.0": {"defaultVersion": True, "marName": options.name, "minWorkers": 1, "maxWorkers": 1, **batch}
         }
     }
-    ports = {"inference": options.port, "management": options.grpc_port + 1, "metrics": options.grpc_port + 2}
+    ports = {"inference": options.port, "management": free_port(), "metrics": free_port()}
     lines = [f"{name}_address=http://127.0.0.1:{port}" for name, port in ports.items()]
-    lines += [f"grpc_inference_port={options.grpc_port}", f"grpc_management_port={options.grpc_port + 3}"]
+    lines += [f"grpc_inference_port={options.grpc_port}", f"grpc_management_port={free_port()}"]
     lines += ["disable_token_authorization=true", "enable_envvars_config=false", "job_queue_size=1000"]
     lines += [
         f"models={json.dumps(models)}",
@@ -41,9 +45,11 @@ if __name__ == "__main__":
     os.environ["TEMP"] = str(work)
     command = ["torchserve", "--start", "--foreground", "--model-store", str(work / "store"), "--ncs"]
     command += ["--ts-config", str(work / "config.properties"), "--disable-token-auth"]
+    (work / "log4j2.xml").write_text(LOGGING)
+    command += ["--log-config", str(work / "log4j2.xml")]
     os.execv(str(Path(sys.executable).parent / "torchserve"), command)
 
-import orjson
+import orjson  # noqa: E402
 
 _engine = None
 

@@ -95,9 +95,9 @@ class Connection(Control, asyncio.Protocol):
             self.transport.resume_reading()
         self.flush()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> None:
+        """Close: clients of gRPC never shut down one side alone, so this one has left, and nobody waits for answers."""
         self.leaving = True
-        return bool(self.streams)  # whoever sends no more may still wait for answers
 
     def released(self, stream: Stream) -> None:
         if stream.timer is not None:
@@ -165,7 +165,7 @@ class Connection(Control, asyncio.Protocol):
                     self._other(kind, flags, stream_id & 0x7FFFFFFF, data, start, stop)
             except Fault as fault:
                 self.fail_with(fault)
-                if not fault.stream_id:
+                if self.over:
                     return len(data)
         return at
 

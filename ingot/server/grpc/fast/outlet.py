@@ -31,7 +31,7 @@ _RECENT = 256
 class Outlet:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
-    ``queued`` is how many bytes of DATA wait, ``finished`` how many streams are over, ``paused`` whether the socket
+    ``queued`` is how many bytes of DATA wait, ``finished`` how many calls were answered, ``paused`` whether the socket
     takes no more. All of it belongs to one event loop.
     """
 
@@ -96,6 +96,7 @@ class Outlet:
         if size + 5 <= min(self.window, self.initial + stream.credit, self.max_frame) and not self._ready:
             self.window -= size + 5
             self._out += replies.whole(stream.id, message, size)
+            self.finished += 1
             self._over(stream)
             self.write(b"")
             return
@@ -209,6 +210,7 @@ class Outlet:
 
     def _end(self, stream: Stream, block: bytes) -> None:
         self.write(frame(HEADERS, END_HEADERS | END_STREAM, stream.id, block))
+        self.finished += 1
         self._over(stream)
 
     def _over(self, stream: Stream) -> None:
@@ -216,7 +218,6 @@ class Outlet:
             self.write(reset(stream.id, ErrorCode.NO_ERROR))  # the rest of the request would be of no use
             self.remember(stream.id)
         stream.closed = True
-        self.finished += 1
         if self.streams.pop(stream.id, None) is not None:
             self.released(stream)
 
