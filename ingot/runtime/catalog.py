@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from ingot.errors import NotFound
 from ingot.model_store.references import version_key
+from ingot.runtime.fits import Key
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Key
 from ingot.runtime.pending import Reply
 from ingot.runtime.statistics import Statistics
 from ingot.tensors import Array, Signature

@@ -23,7 +23,7 @@ _SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_front
 
 @pytest.fixture(scope="module", params=["grpcio", "fast", "fronts"])
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to each server, and to the fast one in front processes: what holds for one holds for all."""
+    """A channel to each of the two servers, and to the fast one in front processes: it is one contract."""
     server: RunningServer = request.getfixturevalue(_SERVERS[request.param])
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
