@@ -38,7 +38,8 @@ def bursts(rate: float, count: int, timeout: float, seed: int = 1) -> list[Arriv
     The times of either last ten ``timeout`` on average, exponentially distributed: a Markov-modulated process.
     """
     choose = random.Random(seed)
-    now, found, busy, end = 0.0, [], True, choose.expovariate(1 / (10 * timeout))
+    found: list[Arrival] = []
+    now, busy, end = 0.0, True, choose.expovariate(1 / (10 * timeout))
     while len(found) < count:
         step = choose.expovariate(rate * (1.8 if busy else 0.2))
         if now + step > end:
@@ -56,7 +57,7 @@ def read(path: Path) -> list[Arrival]:
     Raises:
         InvalidArgument: a line is not of three numbers.
     """
-    found = []
+    found: list[Arrival] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue

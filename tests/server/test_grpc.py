@@ -18,10 +18,13 @@ from tests.server.samples import sample
 TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 
 
-@pytest.fixture(scope="module", params=["grpcio", "fast"])
+_SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_fronts"}
+
+
+@pytest.fixture(scope="module", params=["grpcio", "fast", "fronts"])
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to each of the two servers: what holds for one holds for the other."""
-    server: RunningServer = request.getfixturevalue("fast_server" if request.param == "fast" else "server")
+    """A channel to each of the two servers, and to the fast one in front processes: what holds for one holds for all."""
+    server: RunningServer = request.getfixturevalue(_SERVERS[request.param])
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
 

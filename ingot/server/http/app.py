@@ -72,17 +72,17 @@ def create_app(
 
     @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
     async def all_statistics() -> Response:
-        return _json(extensions.statistics(plane))
+        return _json(await extensions.statistics(plane))
 
     @app.get("/v2/models/{model}/versions/{version}/stats", response_model=schema.ModelStatistics)
     @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
     async def statistics(request: Request, model: str) -> Response:
-        return _json(extensions.statistics(plane, model, _version(request)))
+        return _json(await extensions.statistics(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}/config", response_model=schema.ModelConfiguration)
     @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
     async def configuration(request: Request, model: str) -> Response:
-        return _json(extensions.configuration(plane, model, _version(request)))
+        return _json(await extensions.configuration(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
@@ -106,7 +106,7 @@ def create_app(
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
+        return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
 
