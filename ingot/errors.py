@@ -132,6 +132,18 @@ class InternalError(IngotError):
     """A fault of ours; the cause is in the log, never in the answer."""
 
 
+CLASSES: dict[Code, type[IngotError]] = {
+    Code.INVALID_ARGUMENT: InvalidArgument,
+    Code.TOO_LARGE: TooLarge,
+    Code.NOT_FOUND: NotFound,
+    Code.ALREADY_EXISTS: AlreadyExists,
+    Code.UNSUPPORTED: Unsupported,
+    Code.UNAVAILABLE: Unavailable,
+    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Code.INTERNAL: InternalError,
+}
+"""The class that stands for each code where an error came from another process."""
+
 _MAX_TEXT = 1000
 
 

@@ -132,7 +132,7 @@ def _print(archive: Archive) -> None:
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
-    stdout.print(table, markup=False)
+    stdout().print(table, markup=False)
     for claim in signatures(archive):
         say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
     provenance = archive.variant().serving.provenance

@@ -211,7 +211,7 @@ def _print(report: dict[str, Any], reference: str) -> None:
     ]
     for label, key, shown in rows:
         table.add_row(label, *(shown(column[key]) if key in column else "" for column in columns))
-    stdout.print(table)
+    stdout().print(table)
 
 
 def _curl(url: str, image: Array) -> str:

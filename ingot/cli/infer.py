@@ -52,8 +52,8 @@ def infer(
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
     else:
         for name, array in outputs.items():
-            stdout.print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
-            stdout.print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
+            stdout().print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
+            stdout().print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
 
 
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:

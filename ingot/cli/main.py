@@ -3,74 +3,81 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import ingot
-from ingot.cli import (
-    archives,
-    compare,
-    demo,
-    diff,
-    export,
-    importing,
-    infer,
-    maintenance,
-    quantize,
-    serve,
-    signing,
-    tags,
-    transfers,
-)
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
-app = typer.Typer(
-    name="ingot",
-    help="From a PyTorch model to HTTP and gRPC answers: export, quantize, archive, serve.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+if TYPE_CHECKING:
+    app: typer.Typer  # made when it is first asked for
+
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
 _LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
-_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+# The panels of the help, and where each command's function is: only the module of the one that is called is imported.
+_COMMANDS = {
     "Make models": {
-        "export": export.export,
-        "import": importing.import_model,
-        "quantize": quantize.quantize,
-        "compare": compare.compare,
+        "export": "export.export",
+        "import": "importing.import_model",
+        "quantize": "quantize.quantize",
+        "compare": "compare.compare",
     },
     "Look at and move archives": {
-        "inspect": archives.inspect,
-        "diff": diff.diff,
-        "push": transfers.push,
-        "pull": transfers.pull,
-        "copy": transfers.copy,
-        "save": transfers.save,
-        "load": transfers.load,
+        "inspect": "archives.inspect",
+        "diff": "diff.diff",
+        "push": "transfers.push",
+        "pull": "transfers.pull",
+        "copy": "transfers.copy",
+        "save": "transfers.save",
+        "load": "transfers.load",
     },
     "Name and keep them": {
-        "list": tags.list_models,
-        "history": tags.history,
-        "promote": tags.promote,
-        "rollback": tags.rollback,
-        "remove": tags.remove,
-        "fsck": maintenance.fsck,
-        "gc": maintenance.gc,
+        "list": "tags.list_models",
+        "history": "tags.history",
+        "promote": "tags.promote",
+        "rollback": "tags.rollback",
+        "remove": "tags.remove",
+        "fsck": "maintenance.fsck",
+        "gc": "maintenance.gc",
     },
-    "Vouch for them": {"keygen": signing.keygen, "sign": signing.sign, "verify": signing.verify},
-    "Serve them": {"serve": serve.serve, "infer": infer.infer, "demo": demo.demo},
+    "Vouch for them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
+    "Serve them": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
 }
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+_NAMES = [name for commands in _COMMANDS.values() for name in commands]
+
+
+def application(*names: str) -> typer.Typer:
+    """Return the ``ingot`` command with these of its subcommands, or with all."""
+    made = typer.Typer(
+        name="ingot",
+        help="From a PyTorch model to HTTP and gRPC answers: export, quantize, archive, serve.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_root)
+    for panel, commands in _COMMANDS.items():
+        for name, place in commands.items():
+            if name in (names or _NAMES):
+                module, _, function = place.partition(".")
+                command = getattr(importlib.import_module(f"ingot.cli.{module}"), function)
+                made.command(name, rich_help_panel=panel)(command)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'ingot.cli.main' has no attribute '{name}'")
+    globals()["app"] = application()
+    return globals()["app"]
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +86,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -130,8 +136,11 @@ def main() -> None:
     # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
     # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # No plugins of pydantic are used, and to look for them is to read what every installed package says of itself.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    called = sys.argv[1:2]
     try:
-        app()
+        application(*(called if called and called[0] in _NAMES else ()))()
     except _Terminated as error:
         sys.exit(error.code)
     except IngotError as error:
@@ -143,7 +152,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int, detail: str = "") -> None:
-    stderr.print("[bold red]error:[/]", end=" ")
+    stderr().print("[bold red]error:[/]", end=" ")
     note(text)
     if detail:
         note(f"\n{detail}")

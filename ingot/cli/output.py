@@ -7,17 +7,35 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from ingot.errors import InvalidArgument
 from ingot.layout import duration as duration
 from ingot.layout import size as size
 
-stdout = Console(emoji=False)
-stderr = Console(file=sys.stderr, emoji=False)  # the real one, whoever redirects sys.stderr: progress must stay visible
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_STDERR = sys.stderr  # the real one, whoever redirects sys.stderr: progress must stay visible
+
+
+# The consoles are made when they are first used, since a server starts without.
+@cache
+def stdout() -> Console:
+    """Return the console for results."""
+    from rich.console import Console
+
+    return Console(emoji=False)
+
+
+@cache
+def stderr() -> Console:
+    """Return the console for progress and notes."""
+    from rich.console import Console
+
+    return Console(file=_STDERR, emoji=False)
 
 
 def print_json(content: Mapping[str, Any] | list[Any]) -> None:
@@ -33,16 +51,18 @@ def progress(first: str, *, log: bool = False) -> Iterator[Callable[[str], None]
         first: what begins.
         log: where stderr is no terminal, print each step as a line: for work that could be taken for a hang.
     """
-    if log and not stderr.is_terminal:
+    if log and not stderr().is_terminal:
         note(first)
         yield note
         return
-    with stderr.status(_plain(first)) as status:
+    with stderr().status(_plain(first)) as status:
         yield lambda step: status.update(_plain(step))
 
 
 def _plain(step: str) -> Text:
     """Return a step as it is: it may name layers and files, in which brackets are no markup."""
+    from rich.text import Text
+
     return Text(printable(step))
 
 
@@ -53,12 +73,12 @@ def printable(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line of the result, as it is: never wrapped, so that other programs can read it."""
-    stdout.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    stdout().print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    stderr().print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def seconds(text: str) -> float:

@@ -214,7 +214,7 @@ def _show_candidates(report: Report) -> None:
         if not item.latency:
             failures.setdefault(item.rejected, item.name)
         table.add_row(item.name, speed, drop, size(item.size) if item.size else "", _mark(item))
-    stdout.print(table, markup=False)
+    stdout().print(table, markup=False)
     for reason, name in failures.items():
         note(f"note: {name} failed: {reason if len(reason) <= _MOST else f'{reason[:_MOST]}...'}")
 

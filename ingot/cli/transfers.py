@@ -172,10 +172,10 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
     from ingot.cli.columns import Amount, Rate
     from ingot.model_store.transfer import Transfer
 
-    if log and not stderr.is_terminal:
+    if log and not stderr().is_terminal:
         note(title)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    with Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:

@@ -40,7 +40,7 @@ _HASHED_BYTES = 4 << 20
 class _File(BaseModel):
     """``modified`` is in whole seconds, which copies of a store keep."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     size: Annotated[int, Field(ge=0)]
@@ -49,7 +49,7 @@ class _File(BaseModel):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     schema_version: Literal[1] = 1
     files: tuple[_File, ...]

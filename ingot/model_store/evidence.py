@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(gt=1e-12, lt=1e9)]
 class Record(BaseModel):
     """Our own documents: snake_case, unknown fields of the same schema version ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
 class ParityEvidence(Record):

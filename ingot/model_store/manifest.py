@@ -58,7 +58,9 @@ Document = TypeVar("Document", bound=BaseModel)
 class OCIDocument(BaseModel):
     """Fields are named as OCI names them; unknown ones are ignored, as OCI requires."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, alias_generator=to_camel)
+    model_config = ConfigDict(
+        frozen=True, defer_build=True, extra="ignore", populate_by_name=True, alias_generator=to_camel
+    )
 
 
 class Descriptor(OCIDocument):

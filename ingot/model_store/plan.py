@@ -10,7 +10,7 @@ from ingot.tensors import Signature
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
 class TorchHeader(_Record):

@@ -47,7 +47,7 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 
 class _Strict(BaseModel):
     # An unknown field is refused: one that restricts what is signed must not be overlooked by an old reader.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
 class _Signature(_Strict):

@@ -19,7 +19,7 @@ from ingot.model_store.tags import Tags
 class _Schema(BaseModel):
     """``store.json``."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
     schema_version: Literal[1] = 1
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Move(BaseModel):
     """What one tag pointed to before and after, each a digest, or None for nothing."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
     time: Annotated[AwareDatetime, Field(ge=_FIRST, le=_LAST)]
     tag: str = Field(max_length=200)

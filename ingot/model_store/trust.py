@@ -31,7 +31,7 @@ _NAMES = re.compile(r"[a-z0-9._*?-]+(?:/[a-z0-9._*?-]+)*")
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", strict=True)
 
 
 class _RuleTable(_Table):

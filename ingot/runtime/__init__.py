@@ -1,14 +1,18 @@
 """Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
 
+from ingot.runtime.catalog import Cancellable, Catalog, Servable
 from ingot.runtime.engine import Engine
+from ingot.runtime.fits import Fit, Key, key_of
 from ingot.runtime.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Fit, Key, Model, State, key_of
+from ingot.runtime.model import Model, State
 from ingot.runtime.repository import Repository
 from ingot.runtime.scheduler import Entry, Limits, Scheduler
 from ingot.runtime.settings import Settings
 
 __all__ = [
+    "Cancellable",
+    "Catalog",
     "Engine",
     "Entry",
     "Fit",
@@ -18,6 +22,7 @@ __all__ = [
     "Model",
     "Repository",
     "Scheduler",
+    "Servable",
     "Settings",
     "State",
     "key_of",

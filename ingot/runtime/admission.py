@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ingot.errors import Untrusted
 from ingot.model_store import Archive, BlobFolder, Reference
 from ingot.model_store.blobs import chunks
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.transfer import Transfer
-from ingot.model_store.trust import Policy, Verdict
 from ingot.runtime import devices
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from ingot.model_store.trust import Policy, Verdict
 
 log = logging.getLogger(__name__)
 

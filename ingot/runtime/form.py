@@ -10,6 +10,7 @@ from ingot import arrays
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
+from ingot.runtime import warmup
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import engine_of, load_engine
 from ingot.runtime.prepacked import Prepacked
@@ -29,7 +30,8 @@ class Form:
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
     the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
-    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded.
+    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded, and
+    ``latency`` what was recorded of it on this machine.
     """
 
     open: OpenEngine
@@ -39,6 +41,7 @@ class Form:
     joins: bool = True
     prepacked: Prepacked | None = None
     padding: Mapping[str, Padding] = field(default_factory=dict)
+    latency: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of_file(cls, path: Path) -> Form:
@@ -69,6 +72,8 @@ class Form:
             variant.serving.joins,
             Prepacked.of_variant(variant, settings),
             variant.serving.padding,
+            # It was recorded with all cores for one call.
+            warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:

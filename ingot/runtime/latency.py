@@ -2,79 +2,235 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from itertools import accumulate
 
 # Rates that differ by less than this count as equal: a larger batch must pay.
 _PAYS = 1.05
-# How much one observation moves what is expected, and the most it can seem to be off: a machine that was busy with
-# something else for a moment says nothing about the model.
-_SHARE = 0.15
-_CLIP = 2.0
-# A size that was never run is tried when this many times as many rows wait.
+# How much one observation moves what is expected: one part for all sizes, since a machine that slows down does so for
+# all, and one for the size that was seen.
+_SHARE = 0.1
+# The most that one observation can seem to be off: a machine that was busy with something else for a moment says
+# nothing about the model.
+_CLIP = 1.5
+# Known sizes lie at least this factor apart, and a size that was never run is tried when this many times as many rows
+# as ever wait.
 _GROWTH = 2
+# Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine.
+_TRIES = 3
+# After so many calls the best size is looked for anew; after so many, the size next to it is tried in a few.
+_REFRESH = 16
+_EXPLORE = 256
+
+
+# Calls that take longer than expected by more than so many times the usual difference are rare.
+_MARGIN = 2.0
 
 
 class Latency:
     """Seconds of one engine call by rows: straight lines between known sizes, and a constant rate beyond the last.
 
+    More rows are never expected to take less time.
+
     Args:
         seconds: by rows, as measured; empty where nothing is known yet.
+        sure: whether they were measured; else they are a guess, which the first observations replace.
     """
 
-    def __init__(self, seconds: Mapping[int, float] | None = None):
+    __slots__ = ("_best", "_calls", "_memo", "_pace", "_rows", "_seconds", "_trial", "_tries", "spread")
+
+    def __init__(self, seconds: Mapping[int, float] | None = None, *, sure: bool = True):
         known = sorted((seconds or {}).items())
         self._rows = [rows for rows, _ in known]
         self._seconds = [taken for _, taken in known]
+        for place in range(len(known) - 1, 0, -1):
+            # What disturbs a measurement makes it longer: the larger size's is then nearer to the truth for both.
+            self._seconds[place - 1] = min(self._seconds[place - 1 : place + 1])
+        self._tries = [_TRIES if sure else 0] * len(known)
+        self._pace = 1.0
+        self._calls = 0
+        self._trial = 0
         self._best: dict[int, int] = {}
+        self._memo: dict[int, float] = {}
+        self.spread = 0.0
+        """By how much calls differ from what is expected, as a share, lately and on average."""
 
     def __call__(self, rows: int) -> float:
         """Return the expected seconds of a call; 0 where nothing is known."""
+        found = self._memo.get(rows)
+        if found is None:
+            found = self._memo[rows] = self._expect(rows)
+        return found
+
+    def _expect(self, rows: int) -> float:
         sizes, seconds = self._rows, self._seconds
-        if not sizes:
-            return 0.0
         place = bisect_left(sizes, rows)
         if place == len(sizes):
-            return seconds[-1] * rows / sizes[-1]
+            return self._pace * seconds[-1] * rows / sizes[-1] if sizes else 0.0
         if sizes[place] == rows or place == 0:
-            return seconds[place]
+            return self._pace * seconds[place]
         low, high = sizes[place - 1], sizes[place]
-        return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (rows - low) / (high - low)
+        return self._pace * (seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (rows - low) / (high - low))
+
+    @property
+    def margin(self) -> float:
+        """How many times as long as expected a call may well take."""
+        return 1 + _MARGIN * self.spread
 
     @property
     def known(self) -> Mapping[int, float]:
         """The sizes that were measured, or learnt from traffic, with their seconds."""
-        return dict(zip(self._rows, self._seconds, strict=True))
+        return {rows: self._pace * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
+
+    def within(self, seconds: float) -> int:
+        """Return the most rows of which a call takes no longer than ``seconds``; 0 if one row takes longer."""
+        sizes, known = self._rows, self._seconds
+        if not sizes:
+            return sys.maxsize
+        seconds /= self._pace
+        place = bisect_right(known, seconds)
+        if place == len(sizes):
+            return int(min(sizes[-1] * seconds / known[-1], sys.maxsize))
+        if place == 0:
+            return 0
+        low, high = sizes[place - 1], sizes[place]
+        return low + int((high - low) * (seconds - known[place - 1]) / (known[place] - known[place - 1]))
 
     def best(self, most: int) -> int:
         """Return how many rows, at most ``most``, one call should have for the highest rate.
 
         The smallest of sizes that do about as well. Where the largest known size does best, twice as many, so that
-        larger ones are tried as soon as so many wait.
+        larger ones are tried as soon as so many wait. Now and then a neighbour of the best is tried again.
         """
-        if most not in self._best:
-            self._best[most] = self._find_best(most)
-        return self._best[most]
+        found = self._best.get(most)
+        if found is None:
+            found = self._best[most] = self._find_best(most)
+        return found
 
     def learn(self, rows: int, seconds: float) -> None:
         """Take in how long a call really took."""
-        self._best.clear()
+        if seconds <= 0:
+            return
+        self._count()
+        expected = self(rows)
+        place = self._nearest(rows)
+        if place is None:
+            # An unlucky first call at a size must not end its use: it is not believed to be slower than in proportion.
+            self._insert(rows, min(seconds, expected or seconds))
+        elif self._tries[place] < _TRIES:
+            self._try(place, seconds / expected)
+        else:
+            factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
+            self.spread += 0.05 * (abs(factor - 1) - self.spread)
+            step = factor**_SHARE
+            self._pace *= step
+            self._seconds[place] *= step
+            self._straighten(place)
+        self._memo.clear()
+
+    def scaled(self, factor: float) -> Latency:
+        """Return a guess for rows that are ``factor`` times as large as these."""
+        return Latency({rows: factor * seconds for rows, seconds in self.known.items()}, sure=False)
+
+    def _count(self) -> None:
+        self._calls += 1
+        turn, call = divmod(self._calls, _EXPLORE)
+        if not call % _REFRESH or call == _TRIES:
+            self._best.clear()
+            self._trial = (1 if turn % 2 else -1) if turn and call < _TRIES else 0
+
+    def _nearest(self, rows: int) -> int | None:
+        """Return the place of the known size that stands for ``rows``; None if all are far from it."""
         sizes = self._rows
         place = bisect_left(sizes, rows)
-        if place == len(sizes) and (not sizes or rows >= _GROWTH * sizes[-1]):
-            sizes.append(rows)
-            self._seconds.append(seconds)
-            return
-        factor = min(max(seconds / max(self(rows), 1e-9), 1 / _CLIP), _CLIP)
-        for index in {max(place - 1, 0), min(place, len(sizes) - 1)}:
-            near = 1 - abs(sizes[index] - rows) / max(sizes[index], rows)
-            self._seconds[index] *= factor ** (_SHARE * near)
+        if place < len(sizes) and sizes[place] == rows:
+            return place
+        near = [index for index in (place - 1, place) if 0 <= index < len(sizes)]
+        if not near:
+            return None
+        found = min(near, key=lambda index: max(rows, sizes[index]) / min(rows, sizes[index]))
+        return found if max(rows, sizes[found]) < _GROWTH * min(rows, sizes[found]) else None
+
+    def _insert(self, rows: int, seconds: float) -> None:
+        place = bisect_left(self._rows, rows)
+        self._rows.insert(place, rows)
+        self._seconds.insert(place, seconds / self._pace)
+        self._tries.insert(place, 1)
+        self._best.clear()
+        self._straighten(place)
+
+    def _try(self, place: int, factor: float) -> None:
+        if not self._tries[place]:
+            # The first look at a guess says how wrong all of it was.
+            for index, tries in enumerate(self._tries):
+                self._seconds[index] *= factor if not tries else 1
+            self._seconds = list(accumulate(self._seconds, max))
+        elif factor < 1:
+            self._seconds[place] *= factor
+        self._tries[place] += 1
+        self._best.clear()
+        self._straighten(place)
+
+    def _straighten(self, place: int) -> None:
+        """Let no fewer rows take longer, nor more rows less, than was just learnt of a size."""
+        seconds = self._seconds
+        learnt = seconds[place]
+        for index in range(place - 1, -1, -1):
+            if seconds[index] <= learnt:
+                break
+            seconds[index] = learnt
+        for index in range(place + 1, len(seconds)):
+            if seconds[index] >= learnt:
+                break
+            seconds[index] = learnt
 
     def _find_best(self, most: int) -> int:
-        sizes = [rows for rows in self._rows if rows <= most]
-        if not sizes:
+        count = bisect_right(self._rows, most)
+        if not count:
             return most
-        rates = [rows / self(rows) for rows in sizes]
-        peak = max(rates)
-        best = next(rows for rows, rate in zip(sizes, rates, strict=True) if rate * _PAYS >= peak)
-        return min(_GROWTH * best, most) if best == sizes[-1] else best
+        sizes = self._rows[:count]
+        rates = [rows / seconds for rows, seconds in zip(sizes, self._seconds, strict=False)]
+        enough = max(rates) / _PAYS
+        best = next(place for place, rate in enumerate(rates) if rate >= enough)
+        last = count - 1
+        if best < last and (self._trial > 0 or self._tries[best + 1] < _TRIES):
+            best += 1
+        elif best and self._trial < 0:
+            best -= 1
+        elif best == last:
+            return min(_GROWTH * sizes[best], most)
+        return sizes[best]
+
+
+class Latencies:
+    """The :class:`Latency` of one model for rows of several weights, such as texts of several lengths.
+
+    Weights within a fifth of each other share one, so there are few. One that is not known yet is guessed from the
+    nearest, in proportion to the weight.
+
+    Args:
+        first: of rows of the weight ``weight``.
+        weight: bytes of one row; 0 if that is unknown, and then the first that is asked for.
+    """
+
+    def __init__(self, first: Latency, weight: float = 0):
+        self._first: Latency | None = first
+        self._classes: dict[int, Latency] = {}
+        if weight:
+            self.of(weight)
+
+    def of(self, weight: float) -> Latency:
+        """Return the latency of rows of so many bytes."""
+        place = round(4 * math.log2(max(weight, 1)))
+        found = self._classes.get(place)
+        if found is None:
+            if self._first is not None:
+                found, self._first = self._first, None
+            else:
+                nearest = min(self._classes, key=lambda other: abs(other - place))
+                found = self._classes[nearest].scaled(2 ** ((place - nearest) / 4))
+            self._classes[place] = found
+        return found

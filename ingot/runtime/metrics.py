@@ -90,6 +90,12 @@ class Metrics:
             (*_MODEL, "result"),
             registry=registry,
         )
+        self.fronts = Gauge(
+            "ingot_fronts", "Front processes that listen; 0 where the server's own process does", registry=registry
+        )
+        self.front_restarts = Counter(
+            "ingot_front_restarts", "Front processes that ended by themselves and were started again", registry=registry
+        )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )

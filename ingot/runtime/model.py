@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,18 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
 from ingot.padding import Padding
-from ingot.runtime import mixing, warmup
+from ingot.runtime import mixing, rehearsal, warmup
 from ingot.runtime.admission import Admission
 from ingot.runtime.batching import Batcher, rows_of
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.engine import Engine
+from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.form import Form
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
-from ingot.runtime.scheduler import Entry, Outcome, Scheduler, group_of
+from ingot.runtime.scheduler import Entry, Outcome, Scheduler
 from ingot.runtime.settings import Settings
 from ingot.runtime.statistics import Duration, Statistics
 from ingot.runtime.takeover import Takeover
@@ -39,18 +40,6 @@ log = logging.getLogger(__name__)
 
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
 _TICK = 100e-6
-_MAX_FITS = 1024
-
-Key = tuple[Any, ...]
-"""The names, types and shapes of a request's inputs; equal for requests that fit a signature alike."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with."""
-
-    rows: int
-    group: tuple[Any, ...] = ()
 
 
 class State(Enum):
@@ -125,7 +114,8 @@ class Model:
         self._paddings: Mapping[str, Padding] = {}
         self._mixer: Mixer | None = None
         self._examples: list[Mapping[str, Array]] = []
-        self._fits: dict[Key, Fit] = {}
+        self._recorded: Mapping[int, float] = {}
+        self._fits: Fits
         self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._scheduler = Scheduler(self._settings.limits, batching=False)
@@ -203,10 +193,16 @@ class Model:
         limits = self._settings.limits
         limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
         batching = signature.batch is not None and self._joins
-        latency = warmup.measure(engines[0], signature, self._examples, limits.max_batch, self._settings.warm_time)
+        warm_time, most = self._settings.warm_time, limits.max_batch
+        known = self._recorded if self.device == "cpu" else {}
+        latency = warmup.measure(engines[0], signature, self._examples, most, warm_time, known)
+        rehearsal_time = rehearsal.SHARE * warm_time
+        if left := rehearsal.rehearse(engines, signature, self._examples, latency, most, rehearsal_time):
+            log.info("model %s: %d batch sizes were not run within %.1f s", self.name, left, rehearsal_time)
         self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
         if self._paddings and self._examples:
             self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
+        self._fits = Fits(signature, self._mixer)
         self._instances = [
             Instance(
                 engine, Batcher(engine, signature, self._mixer), self._done, f"ingot-{self.name}-{self.version}-{index}"
@@ -227,6 +223,7 @@ class Model:
         engines.append(choice.engine)
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins, self._paddings = choice.form.joins, choice.form.padding
+        self._recorded = choice.form.latency
         signature = self._signature = self._signature or choice.engine.signature
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.form.tune(choice.engine, self._settings, signature)
@@ -288,7 +285,7 @@ class Model:
             timeout: seconds until the answer is of no more use; by default the model's ``slo``, if there is one, which
                 a request that runs already may overstep.
             priority: requests of a higher one go first.
-            key: what :func:`key_of` gives for the inputs, if the caller knows it.
+            key: what :func:`~ingot.runtime.fits.key_of` gives for the inputs, if the caller knows it.
 
         Returns:
             The request, which can be cancelled.
@@ -300,7 +297,7 @@ class Model:
         if self.state is not State.READY:
             raise self._unavailable()
         loop = self._loop = asyncio.get_running_loop()
-        fit = self._fit(inputs, key)
+        fit = self._fits.find(inputs, key)
         now = time.perf_counter()
         limit = self._settings.slo if timeout is None else timeout
         pending = Pending(reply, self._left, self._scheduler.discard, now)
@@ -319,28 +316,6 @@ class Model:
             self._pump_due = True
             loop.call_soon(self._pump)
         return pending
-
-    def _fit(self, inputs: Mapping[str, Array], key: Key | None) -> Fit:
-        """Check inputs against the signature, once for all requests of the same names, types and shapes."""
-        key = key or key_of(inputs)
-        found = self._fits.get(key)
-        if found is not None:
-            return found
-        signature = self.signature
-        sizes = tensors.check_inputs(signature, inputs)
-        if signature.batch is None:
-            fit = Fit(1)
-        else:
-            fit = Fit(
-                sizes.get(signature.batch, 1),
-                group_of(signature, inputs) if self._mixer is None else self._mixer.group(inputs),
-            )
-            if any(signature.batch not in spec.shape for spec in signature.inputs):
-                return fit  # the values of an input that all rows share are a part of the group
-        if len(self._fits) >= _MAX_FITS:
-            self._fits.clear()
-        self._fits[key] = fit
-        return fit
 
     def _enqueue(
         self, pending: Pending, inputs: Mapping[str, Array], fit: Fit, now: float, deadline: float, priority: int
@@ -375,6 +350,10 @@ class Model:
         self._in_flight -= 1
         if not self._in_flight:
             self._quiet.set()
+
+    async def ask_statistics(self) -> Statistics:
+        """Return :meth:`statistics`, as a model in another process is asked for them."""
+        return self.statistics()
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
@@ -413,7 +392,7 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if self.device == "cpu" and 0 < scheduler.latency(sum(entry.rows for entry in batch)) < _TICK:
+            if self.device == "cpu" and 0 < scheduler.expected(batch) < _TICK:
                 # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
@@ -479,11 +458,6 @@ class Model:
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")
-
-
-def key_of(inputs: Mapping[str, Array]) -> Key:
-    """Return the names, types and shapes of inputs."""
-    return tuple((name, array.dtype, array.shape) for name, array in inputs.items())
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

@@ -6,23 +6,27 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
-from ingot.model_store.references import Reference, name_from, version_key
-from ingot.model_store.trust import Policy
+from ingot.model_store.references import Reference, name_from
 from ingot.runtime.admission import Gate
+from ingot.runtime.catalog import Catalog
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.pulls import Pulls, Transferring, logged
 from ingot.runtime.settings import Settings
 
+if TYPE_CHECKING:
+    from ingot.model_store.trust import Policy
+
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
-class Repository:
-    """Models by name and version.
+class Repository(Catalog[Model]):
+    """The models that this process runs.
 
     Args:
         store: where references are looked up; by default the user's.
@@ -41,11 +45,9 @@ class Repository:
         transferring: Transferring = logged,
     ):
         self._store = store or Store()
-        self.metrics = metrics or Metrics()
+        super().__init__(metrics or Metrics())
         self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._pulls = Pulls(self._store, self._gate, transferring)
-        self._models: dict[str, dict[str, Model]] = {}
-        self._highest: dict[str, Model] = {}
 
     def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
@@ -62,41 +64,12 @@ class Repository:
             Untrusted: the policy asks for a signature that is not there.
         """
         model = self._model(source)
-        versions = self._models.setdefault(model.name, {})
-        if model.version in versions:
+        if model.version in self._models.get(model.name, ()):
             raise AlreadyExists(
                 f"two models are called '{model.name}' version {model.version}; give one another name: other=SOURCE"
             )
-        versions[model.version] = model
-        self._highest[model.name] = versions[max(versions, key=version_key)]
+        self._list(model)
         return model
-
-    def get(self, name: str, version: str = "") -> Model:
-        """Return a model; without a version, the highest one that is served.
-
-        Raises:
-            NotFound: no such name or version is served; the message lists what is.
-        """
-        versions = self._models.get(name)
-        if not versions:
-            raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
-        if not version:
-            return self._highest[name]
-        if version not in versions:
-            raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
-        return versions[version]
-
-    def versions(self, name: str) -> list[str]:
-        return sorted(self._models.get(name, ()), key=version_key)
-
-    def __iter__(self) -> Iterator[Model]:
-        return (model for versions in self._models.values() for model in versions.values())
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are models and every one of them answers."""
-        models = list(self)
-        return bool(models) and all(model.ready for model in models)
 
     async def drain(self) -> None:
         for model in self:

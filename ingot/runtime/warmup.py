@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ingot.errors import IngotError
+from ingot.model_store import Evidence
+from ingot.runtime import devices
 from ingot.runtime.engine import Engine
 from ingot.runtime.latency import Latency
 from ingot.runtime.profile import repeat, zeros
@@ -13,12 +15,33 @@ from ingot.tensors import Array, Signature
 
 # Calls at each size: one that is not counted, since it may compile or allocate, and those whose least time counts.
 _CALLS = 4
+# A record that differs by less than this factor from what a call takes now is taken to be of a machine as busy.
+_SAME = 1.5
+# An archive may come from anybody.
+_MOST_RECORDED = 1 << 20
+
+
+def recorded(evidence: Evidence) -> dict[int, float]:
+    """Return what one call took, in seconds by rows, where a variant was made; empty if that was not on this machine.
+
+    It was measured with all cores for one call, on the CPU.
+    """
+    if evidence.machine != devices.describe():
+        return {}
+    return {item.rows: item.seconds for item in evidence.latency if 0 < item.rows <= _MOST_RECORDED}
 
 
 def measure(
-    engine: Engine, signature: Signature, examples: Sequence[Mapping[str, Array]], most: int, budget: float
+    engine: Engine,
+    signature: Signature,
+    examples: Sequence[Mapping[str, Array]],
+    most: int,
+    budget: float,
+    known: Mapping[int, float] | None = None,
 ) -> Latency:
     """Time an engine at 1, 2, 4... rows, as far as the budget goes; larger batches are learnt from traffic.
+
+    What is known already is believed if one row takes about as long now.
 
     Args:
         engine: the loaded model.
@@ -26,7 +49,10 @@ def measure(
         examples: valid inputs, of which the first row of the first is used; zeros if there are none.
         most: rows of the largest batch.
         budget: seconds for all of it. 0 times nothing.
+        known: what calls took, by rows, as :func:`recorded`.
     """
+    if known and not budget:
+        return Latency(known)
     end = time.perf_counter() + budget
     found: dict[int, float] = {}
     example = examples[0] if examples else zeros(signature)
@@ -39,6 +65,8 @@ def measure(
             found[rows] = _least(engine, inputs, end)
         except IngotError:
             break  # the model rejects what was made up for it
+        if known and rows == 1 and _SAME > found[1] / Latency(known)(1) > 1 / _SAME:
+            return Latency({**known, 1: found[1]})
         if signature.batch is None:
             break
         rows *= 2

@@ -16,25 +16,15 @@ import numpy as np
 import orjson
 
 from ingot import errors
-from ingot.errors import Code, IngotError, InvalidArgument, Unavailable
+from ingot.errors import InvalidArgument, Unavailable
 from ingot.server.dataplane import InferRequest
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import codec as http_codec
 from ingot.tensors import Array
 
-_ERRORS: dict[Code, type[IngotError]] = {
-    Code.INVALID_ARGUMENT: errors.InvalidArgument,
-    Code.NOT_FOUND: errors.NotFound,
-    Code.ALREADY_EXISTS: errors.AlreadyExists,
-    Code.TOO_LARGE: errors.TooLarge,
-    Code.INTERNAL: errors.InternalError,
-    Code.UNSUPPORTED: errors.Unsupported,
-    Code.UNAVAILABLE: errors.Unavailable,
-    Code.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-}
-_BY_STATUS = {status: _ERRORS[code] for code, status in http_codec.STATUS.items()}
-_BY_GRPC_STATUS = {status: _ERRORS[code] for code, status in grpc_codec.STATUS.items()}
+_BY_STATUS = {status: errors.CLASSES[code] for code, status in http_codec.STATUS.items()}
+_BY_GRPC_STATUS = {status: errors.CLASSES[code] for code, status in grpc_codec.STATUS.items()}
 
 
 class _Transport(Protocol):

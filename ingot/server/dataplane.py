@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import Key, Metrics, Model, Repository
+from ingot.runtime import Catalog, Key, Metrics, Servable
 from ingot.runtime.scheduler import Outcome
 from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
@@ -76,14 +76,14 @@ Reply = Callable[[InferResponse | IngotError], None]
 
 
 class DataPlane:
-    """Health, metadata and inference over a repository of models; ``recorder``, if there is one, keeps some of it."""
+    """Health, metadata and inference over a catalog of models; ``recorder``, if there is one, keeps some of it."""
 
-    def __init__(self, repository: Repository):
+    def __init__(self, repository: Catalog[Servable]):
         self.repository = repository
         self.recorder: Recorder | None = None
         self.metrics = repository.metrics
         self.draining = False
-        self._tallies: dict[tuple[Model, str], _Tally] = {}
+        self._tallies: dict[tuple[Servable, str], _Tally] = {}
 
     @property
     def ready(self) -> bool:
@@ -129,17 +129,22 @@ class DataPlane:
         signature = model.signature
         return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
 
-    def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
+    async def render_metrics(self) -> bytes:
+        """Return all that is counted, in Prometheus' text form."""
+        return self.metrics.render()
+
+    async def statistics(self, name: str = "", version: str = "") -> list[tuple[Servable, Statistics]]:
         """Return what models have done, without a name all, without a version all of the name.
 
         Raises:
             NotFound: no such model or version is served.
         """
-        if not name:
-            return [(model, model.statistics()) for model in self.repository]
-        versions = [version] if version else self.repository.versions(name) or [""]
-        found = [self.repository.get(name, item) for item in versions]
-        return [(model, model.statistics()) for model in found]
+        if name:
+            versions = [version] if version else self.repository.versions(name) or [""]
+            models = [self.repository.get(name, item) for item in versions]
+        else:
+            models = list(self.repository)
+        return [(model, await model.ask_statistics()) for model in models]
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
         """Answer one request; :meth:`submit` as a coroutine.
@@ -201,7 +206,7 @@ class Ticket:
     __slots__ = ("_began", "_inputs", "_model", "_pending", "_plane", "_reply", "_request", "_tally", "_wanted")
 
     def __init__(
-        self, plane: DataPlane, model: Model, request: InferRequest, tally: _Tally, began: float, reply: Reply
+        self, plane: DataPlane, model: Servable, request: InferRequest, tally: _Tally, began: float, reply: Reply
     ):
         self._plane = plane
         self._model = model
@@ -244,7 +249,7 @@ class Ticket:
 class _Tally:
     """What one model's requests over one protocol are counted in."""
 
-    def __init__(self, metrics: Metrics, model: Model, protocol: str):
+    def __init__(self, metrics: Metrics, model: Servable, protocol: str):
         labels = (model.name, model.version, protocol)
         self._seconds = metrics.request_seconds.labels(*labels)
         self._labelled = functools.partial(metrics.requests.labels, *labels)
@@ -258,7 +263,7 @@ class _Tally:
         self._seconds.observe(time.perf_counter() - began)
 
 
-def _wanted(model: Model, request: InferRequest) -> tuple[TensorSpec, ...]:
+def _wanted(model: Servable, request: InferRequest) -> tuple[TensorSpec, ...]:
     """Return the outputs that a request asks for."""
     if not request.outputs:
         return model.signature.outputs

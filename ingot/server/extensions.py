@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.runtime import Model
+from ingot.runtime import Servable
 from ingot.runtime.statistics import Duration, Stages, Statistics
 from ingot.server.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
@@ -13,16 +13,16 @@ from ingot.tensors import DType, TensorSpec
 _NANOSECONDS = 1e9
 
 
-def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
+async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
     """Return what models have done, without a name all of them. ``ingot`` has what Triton knows nothing of.
 
     Raises:
         NotFound: no such model or version is served.
     """
-    return {"model_stats": [_statistics(model, counted) for model, counted in plane.statistics(name, version)]}
+    return {"model_stats": [_statistics(model, counted) for model, counted in await plane.statistics(name, version)]}
 
 
-def _statistics(model: Model, counted: Statistics) -> dict[str, Any]:
+def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
     return {
         "name": model.name,
         "version": model.version,
@@ -56,7 +56,7 @@ def _duration(duration: Duration) -> dict[str, int]:
     return {"count": duration.count, "ns": int(duration.seconds * _NANOSECONDS)}
 
 
-def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
+async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
     """Return a model's configuration as far as Triton's load generators and clients read it.
 
     ``max_batch_size`` is not 0 only where the batch is every tensor's first dimension; the dimensions of tensors are
@@ -67,7 +67,7 @@ def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, A
         Unavailable: it is still loading.
     """
     model = plane.repository.get(name, version)
-    signature, described = model.signature, model.statistics().described
+    signature, described = model.signature, (await model.ask_statistics()).described
     specs = (*signature.inputs, *signature.outputs)
     batched = bool(described["batching"]) and all(spec.axis(signature.batch) == 0 for spec in specs)
     config: dict[str, Any] = {

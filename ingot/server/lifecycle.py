@@ -8,6 +8,7 @@ import contextlib
 from ingot.runtime import Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
+from ingot.server.frontends.supervisor import FrontProcesses
 from ingot.server.fronts import Fronts, Listeners
 from ingot.server.listening import bracketed
 from ingot.server.recorder import Recorder
@@ -33,7 +34,11 @@ class Server:
         self.config = config
         self._tls = Tls.load(config.tls_cert, config.tls_key)
         self._plane = DataPlane(repository)
-        self._fronts: Fronts = Listeners(self._plane, config, self._tls)
+        self._fronts: Fronts = (
+            FrontProcesses(self._plane, repository, config)
+            if config.frontends
+            else Listeners(self._plane, config, self._tls)
+        )
 
     @property
     def http_url(self) -> str:

@@ -7,6 +7,9 @@ import socket
 
 from ingot.errors import InvalidArgument
 
+# Connections that may wait to be taken; past it, clients try again a second later.
+BACKLOG = 2048
+
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a socket that listens.
@@ -19,7 +22,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     Raises:
         OSError: the port is taken or the address cannot be bound.
     """
-    return socket.create_server((host, port), family=_family(host), backlog=2048, reuse_port=shared)
+    return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
 
 
 def reserve(protocol: str, host: str, port: int) -> socket.socket:

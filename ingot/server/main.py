@@ -16,7 +16,6 @@ import uvloop
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
-from ingot.model_store.trust import Policy
 from ingot.runtime import Repository
 from ingot.runtime.pulls import Transferring, logged
 from ingot.server.config import ServerConfig
@@ -180,7 +179,11 @@ def create(
     """
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
-    policy = Policy.load(config.trust) if config.trust is not None else None
+    policy = None
+    if config.trust is not None:
+        from ingot.model_store.trust import Policy  # which most servers start without
+
+        policy = Policy.load(config.trust)
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)
     for source in sources:
         repository.add(source)

@@ -29,7 +29,7 @@ def test_a_result_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_step_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
-    monkeypatch.setattr("ingot.cli.output.stderr", terminal)
+    monkeypatch.setattr("ingot.cli.output.stderr", lambda: terminal)
     with progress("Opening [/x]") as step:
         step("Trying [bold]a[/] \x1b[31m")
         terminal.print("")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,13 +11,28 @@ import ingot
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
+from tests.server.apponly import serve_app
+
+
+@pytest.fixture(scope="session", params=["one_process", "two_fronts"])
+def server(request: pytest.FixtureRequest) -> RunningServer:
+    """A server of all the hand-made models, on free ports; all alone, and behind front processes."""
+    running: RunningServer = request.getfixturevalue(request.param)
+    return running
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of all the hand-made models, on free ports."""
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     made = hand_made(tmp_path_factory.mktemp("models"))
     with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def two_fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    made = hand_made(tmp_path_factory.mktemp("models"))
+    settings: dict[str, Any] = {"max_body_mb": 4, "frontends": 2, "grpc_server": "fast"}
+    with ingot.serve(*made, http_port=0, grpc_port=0, **settings) as running:
         yield running
 
 
@@ -40,6 +56,13 @@ def hand_made(folder: Path) -> list[str]:
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.http_url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same models behind FastAPI alone."""
+    with serve_app(hand_made(tmp_path_factory.mktemp("models")), 4 << 20) as url:
+        yield url
 
 
 @pytest.fixture

@@ -18,10 +18,13 @@ from tests.server.samples import sample
 TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 
 
-@pytest.fixture(scope="module", params=["grpcio", "fast"])
+_SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_fronts"}
+
+
+@pytest.fixture(scope="module", params=["grpcio", "fast", "fronts"])
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to each of the two servers: what holds for one holds for the other."""
-    server: RunningServer = request.getfixturevalue("fast_server" if request.param == "fast" else "server")
+    """A channel to each of the two servers, and to the fast one in front processes: what holds for one holds for all."""
+    server: RunningServer = request.getfixturevalue(_SERVERS[request.param])
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
 
@@ -192,3 +195,61 @@ def test_a_dimension_of_zero(channel: grpc.Channel) -> None:
         request.inputs.add(name=name, datatype="FP32", shape=[1, 0])
         request.raw_input_contents.append(b"")
     assert "'seq'" in str(refused(channel, request).details())
+
+
+def test_a_stream_is_answered_in_order_and_its_errors_are_in_band(channel: grpc.Channel) -> None:
+    stub: Any = channel.stream_stream(
+        f"/{codec.SERVICE}/ModelStreamInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelStreamInferResponse.FromString,
+    )
+    requests = [affine(index, 0, 0) for index in range(200)]
+    for index, request in enumerate(requests):
+        request.id = str(index)
+    requests[7].model_name = "nope"
+    answers = list(stub(iter(requests), timeout=30))
+    assert [answer.infer_response.id for answer in answers] == [str(index) for index in range(200)]
+    assert "nope" in answers[7].error_message
+    found = [
+        answer.infer_response.outputs[0].contents.fp32_contents[0] for answer in answers if answer is not answers[7]
+    ]
+    assert found == [2 * index + 1 for index in range(200) if index != 7]
+
+
+def test_messages_of_several_mib_both_ways(channel: grpc.Channel) -> None:
+    request = pb.ModelInferRequest(model_name="identity-bytes")
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
+    request.raw_input_contents.append(2 * ((1 << 20).to_bytes(4, "little") + b"0123456789abcdef" * (1 << 16)))
+    calls = [
+        channel.unary_unary(
+            f"/{codec.SERVICE}/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        ).future(request, timeout=60)
+        for _ in range(8)
+    ]
+    assert all(call.result().raw_output_contents[0] == request.raw_input_contents[0] for call in calls)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests(channel: grpc.Channel, compression: grpc.Compression) -> None:
+    stub: Any = channel.unary_unary(
+        f"/{codec.SERVICE}/ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    request = pb.ModelInferRequest(model_name="identity-bytes")
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
+    request.raw_input_contents.append(2 * ((100_000).to_bytes(4, "little") + b"x" * 100_000))
+    answer = stub(request, timeout=30, compression=compression)
+    assert answer.raw_output_contents[0] == request.raw_input_contents[0]
+    request.raw_input_contents[0] = b"x" * (5 << 20)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub(request, timeout=30, compression=compression)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_an_unknown_method(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, "ModelTrain", pb.ServerLiveRequest(), pb.ServerLiveResponse)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

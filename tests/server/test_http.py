@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ from tests import onnx_models
 from tests.server.samples import sample
 
 LENGTH = "Inference-Header-Content-Length"
+
+
+@pytest.fixture(scope="module", params=["connection", "fastapi"])
+def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """Whoever answers, the connection itself or FastAPI: the contract is one."""
+    url = (
+        request.getfixturevalue("app_url") if request.param == "fastapi" else request.getfixturevalue("server").http_url
+    )
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        yield client
 
 
 def tensor(name: str = "x", datatype: str = "FP32", shape: Any = (1, 3), **rest: Any) -> dict[str, Any]:
@@ -394,7 +405,9 @@ def test_errors_are_counted(http: httpx.Client) -> None:
 
     before = count()
     http.get("/v2/models/nope")
-    assert count() == before + 1
+    http.get("/nowhere")
+    http.post("/v2/models/nope/infer", json=affine())
+    assert count() == before + 3
 
 
 def test_the_openapi_description_names_the_bodies(http: httpx.Client) -> None:

@@ -44,7 +44,8 @@ _importing = Lock()
 class OpenVinoEngine:
     """A compiled OpenVINO model. It computes integers of 64 bits in 32; an index out of range reads zeros.
 
-    ``compiled`` is the ``openvino.CompiledModel``, which tells what became of each layer.
+    ``compiled`` is the ``openvino.CompiledModel``, which tells what became of each layer. ``compiles`` tells that the
+    first call with inputs of a new shape is slow, since code is compiled for it.
 
     Args:
         path: the graph; its external data lies beside it.
@@ -57,6 +58,7 @@ class OpenVinoEngine:
 
     platform = "openvino_onnx"
     device = "cpu"
+    compiles = True
     compiles_shapes = True  # so that shapes are rounded where they may be
 
     def __init__(self, path: Path, *, threads: int | None = None):

@@ -35,6 +35,7 @@ class OrtEngine:
         optimized: the graph was written by :func:`.ort_session.save_prepacked`.
         packed: bring the weights into the order in which the processor reads them best. Without, the engine is there
             at once and takes no memory for weights, but takes some 2 to 4 times as long with batches.
+        bound: on a GPU, bind inputs and outputs; see :class:`.ort_binding.Binding`.
 
     Raises:
         InvalidArgument: the file is not a model that ONNX Runtime can run, or ``library`` is no such library.
@@ -52,6 +53,7 @@ class OrtEngine:
         library: Path | None = None,
         optimized: bool = False,
         packed: bool = True,
+        bound: bool = True,
     ):
         ort = ort_session.package()
         options = ort_session.options_of(ort, path, library)
@@ -86,7 +88,7 @@ class OrtEngine:
         kinds = {spec.dtype for spec in (*self._inputs, *self._outputs)}
         self._by_value = DType.BF16 in kinds
         self._binding: Binding | None = None
-        if self.device == "cuda" and not kinds & {DType.BF16, DType.BYTES}:
+        if bound and self.device == "cuda" and not kinds & {DType.BF16, DType.BYTES}:
             self._binding = Binding(self._session, self._output_names)
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,9 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from ingot.errors import IngotError, InternalError, public_text
+from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec, reflected
+from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service, parse
 from ingot.server.listening import bracketed
 from ingot.server.tls import Tls
@@ -91,6 +93,7 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
     )
     service = Service(plane)
     handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}
+    handlers["ModelStreamInfer"] = _infer_stream(service)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, handlers),))
     health_service = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -120,3 +123,16 @@ def _unary(
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
     )
+
+
+def _infer_stream(service: Service) -> grpc.RpcMethodHandler[Any, Any]:
+    async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        requests = (parse(pb.ModelInferRequest, data) async for data in messages)
+        try:
+            async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
+        except InvalidArgument as error:
+            await context.abort(_STATUS[codec.STATUS[error.code]], public_text(error))
+
+    return grpc.stream_stream_rpc_method_handler(handle, request_deserializer=None, response_serializer=None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from ingot.errors import InvalidArgument
+from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec
@@ -16,6 +17,12 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import TensorSpec
 
 M = TypeVar("M", bound=Message)
+
+log = logging.getLogger(__name__)
+
+# How many requests of one stream are in work at once.
+_AHEAD = 64
+
 Unary = Callable[[Any], Awaitable[Message]]
 
 
@@ -49,17 +56,54 @@ class Service:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = extensions.configuration(self._plane, request.name, request.version)
-        return ParseDict({"config": config}, pb.ModelConfigResponse())
+        config = await extensions.configuration(self._plane, request.name, request.version)
+        return _filled(pb.ModelConfigResponse(), {"config": config})
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        counted = extensions.statistics(self._plane, request.name, request.version)
-        return ParseDict(counted, pb.ModelStatisticsResponse(), ignore_unknown_fields=True)
+        counted = await extensions.statistics(self._plane, request.name, request.version)
+        return _filled(pb.ModelStatisticsResponse(), counted)
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = codec.decode_request(request)
         response = await self._plane.infer(decoded, "grpc")
         return codec.encode_response(response, typed=not request.raw_input_contents)
+
+    async def model_stream_infer(
+        self, requests: AsyncIterator[pb.ModelInferRequest]
+    ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        """Answer requests in their order, errors in band; some are in work while the first is waited for."""
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(_AHEAD)
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    await answers.put(asyncio.create_task(self._in_band(request)))
+            finally:
+                await answers.put(None)
+
+        reading = asyncio.create_task(read())
+        answer: asyncio.Task[pb.ModelStreamInferResponse] | None = None
+        try:
+            while (answer := await answers.get()) is not None:
+                yield await answer
+            await reading
+        finally:
+            reading.cancel()
+            while answer is not None:
+                answer.cancel()
+                answer = None if answers.empty() else answers.get_nowait()
+
+    async def _in_band(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
+        try:
+            return pb.ModelStreamInferResponse(infer_response=await self.model_infer(request))
+        except IngotError as error:
+            failure = error
+        except Exception as error:
+            log.exception("a request of ModelStreamInfer failed")
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        self._plane.count_error("grpc", failure)
+        answered = pb.ModelInferResponse(id=request.id)
+        return pb.ModelStreamInferResponse(error_message=public_text(failure), infer_response=answered)
 
     def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
         """Return the calls that take and give one message, by name, with the type of what they take."""
@@ -73,6 +117,13 @@ class Service:
             "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
         }
+
+
+def _filled(message: M, content: dict[str, Any]) -> M:
+    """Return a message with the content of JSON of its form; what it has no field for is left out."""
+    from google.protobuf.json_format import ParseDict  # takes as long to import as all else of protobuf
+
+    return ParseDict(content, message, ignore_unknown_fields=True)
 
 
 def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -11,13 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import ingot
-from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
+# What the router refuses, in our own terms, for the metrics.
+_COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
@@ -47,6 +49,8 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
+        if (kind := _COUNTED.get(error.status_code)) is not None:
+            plane.count_error("http", kind(text))
         return _json({"error": text}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
@@ -68,17 +72,17 @@ def create_app(
 
     @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
     async def all_statistics() -> Response:
-        return _json(extensions.statistics(plane))
+        return _json(await extensions.statistics(plane))
 
     @app.get("/v2/models/{model}/versions/{version}/stats", response_model=schema.ModelStatistics)
     @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
     async def statistics(request: Request, model: str) -> Response:
-        return _json(extensions.statistics(plane, model, _version(request)))
+        return _json(await extensions.statistics(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}/config", response_model=schema.ModelConfiguration)
     @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
     async def configuration(request: Request, model: str) -> Response:
-        return _json(extensions.configuration(plane, model, _version(request)))
+        return _json(await extensions.configuration(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
@@ -102,7 +106,7 @@ def create_app(
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
+        return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
 

@@ -9,9 +9,17 @@ import httpx
 import pytest
 
 from ingot.server.grpc import open_inference_pb2 as pb
-from tests.server.outside import INFER, Service, affine, affine_of, floats, row
-from tests.server.outside import service as service
+from tests.server.outside import INFER, Service, affine, affine_of, floats, row, serving
 from tests.server.outside import still_answers as still_answers
+
+# What floods do to gRPC's core is mostly its own affair, so the suite that is run with every change leaves it out.
+SERVERS = [pytest.param("grpcio", marks=pytest.mark.long), "fast"]
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -35,8 +43,9 @@ def bounded_memory(service: Service) -> Iterator[None]:
     before = service.resident()
     yield
     grown = service.resident() - before
-    # What gRPC's core keeps is out of our hands: 400 MiB for 20 answers of 4 MiB that cannot be sent.
-    assert grown < (800 if service.kind == "grpcio" else 200) << 20, f"the server has grown by {grown >> 20} MiB"
+    # Forty calls of 4 MiB in work at once, with their answers, are the most that any test here can make it hold. What
+    # gRPC's core keeps besides is out of our hands.
+    assert grown < (800 if service.kind == "grpcio" else 400) << 20, f"the server has grown by {grown >> 20} MiB"
 
 
 class _Asking(threading.Thread):

@@ -39,7 +39,7 @@ MOST_WINDOW = (1 << 31) - 1
 # is its own affair, as long as it goes on serving others.
 REFUSED_BY_GRPCIO = {
     "4.1 flags that mean nothing",
-    "4.3 one byte of headers a frame",
+    "4.3 headers in many frames",
     "6.1 padded DATA",
     "6.2 padded HEADERS",
     "8.3.1 no :authority",
@@ -182,7 +182,7 @@ ODD: dict[str, Callable[[Peer], bytes]] = {
     "4.1 an unknown kind of frame": lambda p: frame(0xBE, 0xFF, 0, b"anything") + p.call(1, BODY),
     "4.1 flags that mean nothing": lambda p: frame(PING, 0x16, 0, bytes(8)) + p.call(1, BODY),
     "4.1 the reserved bit": lambda p: frame(PING, 0, 1 << 31, bytes(8)) + p.call(1, BODY),
-    "4.3 one byte of headers a frame": lambda p: bytewise(p) + frame(DATA, END_STREAM, 1, BODY),
+    "4.3 headers in many frames": lambda p: piecewise(p) + frame(DATA, END_STREAM, 1, BODY),
     "5.1 PRIORITY on an idle stream": lambda p: frame(PRIORITY, 0, 7, bytes(5)) + p.call(1, BODY),
     "5.3 HEADERS with a priority": lambda p: frame(HEADERS, 0x24, 1, bytes(4) + b"\xff" + p.block()) + last(),
     "6.1 padded DATA": lambda p: opened(p, frame(DATA, PADDED | END_STREAM, 1, b"\x07" + BODY + bytes(7))),
@@ -215,10 +215,11 @@ def end() -> bytes:
     return frame(DATA, END_STREAM, 1)
 
 
-def bytewise(peer: Peer) -> bytes:
+def piecewise(peer: Peer) -> bytes:
     block = peer.block()
-    middle = [frame(CONTINUATION, 0, 1, block[index : index + 1]) for index in range(1, len(block) - 1)]
-    return frame(HEADERS, 0, 1, block[:1]) + b"".join(middle) + frame(CONTINUATION, END_HEADERS, 1, block[-1:])
+    pieces = [block[start : start + 16] for start in range(0, len(block), 16)]
+    middle = [frame(CONTINUATION, 0, 1, piece) for piece in pieces[1:-1]]
+    return frame(HEADERS, 0, 1, pieces[0]) + b"".join(middle) + frame(CONTINUATION, END_HEADERS, 1, pieces[-1])
 
 
 def too_large(peer: Peer) -> bytes:

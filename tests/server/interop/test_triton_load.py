@@ -1,4 +1,4 @@
-"""NVIDIA's client under load, over gRPC: blocking, asynchronous and, where the server has it, as a stream."""
+"""NVIDIA's client under load, over gRPC: blocking, asynchronous and as a stream."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import Array
 from tests.server.outside import Service, affine_of, large, row, wait_until
 
 pytestmark = pytest.mark.usefixtures("still_answers")
 
 CALLS = 300
-
-streaming = pytest.mark.skipif(not hasattr(pb, "ModelStreamInferResponse"), reason="this version has no streams")
 
 
 @pytest.fixture
@@ -89,7 +86,7 @@ def test_4_mib_from_many_threads(client: triton.InferenceServerClient) -> None:
 
 def test_deadlines_and_cancellations(service: Service, client: triton.InferenceServerClient) -> None:
     slow = tensor(np.ones((64, 1024), np.float32))
-    with pytest.raises(InferenceServerException, match="Deadline"):
+    with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
         client.infer("slow", slow, client_timeout=0.02)
     answers = Answers()
     before = service.count("ingot_requests_total", model="slow", code="cancelled")
@@ -124,7 +121,6 @@ def test_asynchronous(service: Service) -> None:
     asyncio.run(work())
 
 
-@streaming
 def test_a_stream_answers_in_order_and_tells_errors_in_band(client: triton.InferenceServerClient) -> None:
     answers = Answers()
     client.start_stream(answers.callback())
@@ -142,7 +138,6 @@ def test_a_stream_answers_in_order_and_tells_errors_in_band(client: triton.Infer
     client.stop_stream()
 
 
-@streaming
 def test_a_stream_of_4_mib(client: triton.InferenceServerClient) -> None:
     answers = Answers()
     client.start_stream(answers.callback())
@@ -155,7 +150,6 @@ def test_a_stream_of_4_mib(client: triton.InferenceServerClient) -> None:
     client.stop_stream()
 
 
-@streaming
 def test_a_stream_that_is_cut_leaves_nothing(service: Service, client: triton.InferenceServerClient) -> None:
     answers = Answers()
     client.start_stream(answers.callback())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, public_text
@@ -141,6 +142,7 @@ class Calls:
             self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
 
     def _answer(self, outlet: Control, stream: Stream, typed: bool, outcome: InferResponse | IngotError) -> None:
+        stream.ticket = None  # an answer that cannot be sent yet must not hold its request, too
         if isinstance(outcome, IngotError):
             self._refuse(outlet, stream, outcome)
             return
@@ -186,12 +188,13 @@ class Calls:
 
     async def _stream(self, outlet: Control, stream: Stream, method: Method) -> None:
         if method.streaming is not None:
-            async for answer in method.streaming(self._messages(outlet, stream)):
-                outlet.send(stream, b"\0" + len(answer).to_bytes(4), answer)
-                await outlet.room(stream)
+            async with contextlib.aclosing(method.streaming(self._messages(outlet, stream))) as answers:
+                async for answer in answers:
+                    outlet.send(stream, b"\0" + len(answer).to_bytes(4), answer)
+                    await outlet.room(stream)
         outlet.end(stream, replies.ending(0, opened=stream.opened))
 
-    async def _messages(self, outlet: Control, stream: Stream) -> AsyncIterator[bytes]:
+    async def _messages(self, outlet: Control, stream: Stream) -> AsyncGenerator[bytes, None]:
         """Yield the messages of a request; only when one is taken may the client send more of them."""
         messages = stream.messages
         while messages is not None:

@@ -89,17 +89,21 @@ class Control(Outlet):
         if self._patience < 0:
             now = self.loop.time()
             self._patience += int((now - self._since) * _PATIENCE_A_SECOND)
-            self._patience += (self.finished - self._credited) * _PATIENCE_A_CALL
+            self._patience += (self.progress - self._credited) * _PATIENCE_A_CALL
             self._patience = min(self._patience, _PATIENCE)
-            self._since, self._credited = now, self.finished
-            if self._patience < 0:
+            self._since, self._credited = now, self.progress
+            # Calls that are open may have brought their frames already; gRPC's core sends two with each that it opens.
+            if self._patience + len(self.streams) * _PATIENCE_A_CALL < 0:
                 raise Fault(ErrorCode.ENHANCE_YOUR_CALM, what)
 
     def fail_with(self, fault: Fault) -> None:
         """End the stream that a fault is about, or else the connection."""
         self.failed(fault.code)
+        try:
+            self.spend(_COST_OF_RESET)
+        except Fault as flood:
+            fault = flood
         if fault.stream_id:
-            self._patience -= _COST_OF_RESET
             stream = self.streams.get(fault.stream_id)
             if stream is not None:
                 self.reset(stream, fault.code)

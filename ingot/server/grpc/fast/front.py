@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from google.protobuf.message import Message
 
 from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc import reflected
 from ingot.server.grpc.codec import SERVICE
 from ingot.server.grpc.fast.calls import Calls
@@ -16,12 +18,12 @@ from ingot.server.grpc.fast.connection import Connection
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.health import SERVICE as HEALTH
 from ingot.server.grpc.fast.health import Health
-from ingot.server.grpc.fast.method import Method
+from ingot.server.grpc.fast.method import Method, Streaming
 from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.fast.reflection import Reflection
 from ingot.server.grpc.service import Service, Unary, parse
 from ingot.server.limits import Budget
-from ingot.server.listening import listen
+from ingot.server.listening import BACKLOG, listen
 
 # How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
 _LOOK_SECONDS = 10.0
@@ -71,7 +73,10 @@ class FastFront:
         """
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls), sock=listen(host, port, shared=self._shared), ssl=self._tls
+            lambda: Connection(loop, self._calls),
+            sock=listen(host, port, shared=self._shared),
+            backlog=BACKLOG,  # which is set anew, and would be 100
+            ssl=self._tls,
         )
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
@@ -99,6 +104,7 @@ class FastFront:
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
         methods = {_path(name): Method(_unary(*call)) for name, call in service.unary().items()}
+        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service))
         methods[_path("Check", HEALTH)] = Method(self._health.check)
         methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
         reflection = Reflection((SERVICE, HEALTH, *REFLECTION), reflected.pool())
@@ -124,5 +130,17 @@ def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[
 
     async def call(data: bytes) -> bytes:
         return (await function(parse(kind, data))).SerializeToString()
+
+    return call
+
+
+def _infer_stream(service: Service) -> Streaming:
+    """Return the stream of inferences as one from bytes to bytes."""
+
+    async def call(messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        requests = (parse(pb.ModelInferRequest, data) async for data in messages)
+        async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
+            async for answer in answers:
+                yield answer.SerializeToString()
 
     return call

@@ -20,6 +20,7 @@ _REMEMBERED_BYTES = 1024
 _FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _UPPERCASE = re.compile(rb"[A-Z]")
+_NO_VALUE = re.compile(rb"[\0\r\n]")
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -57,6 +58,8 @@ def _fault(headers: Iterable[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -
                 return f"the pseudo-header {name!r} comes after others"
         elif name in _FORBIDDEN or (name == b"te" and value != b"trailers") or not name or _UPPERCASE.search(name):
             return f"the header {name!r} does not belong into HTTP/2"
+        if _NO_VALUE.search(value):
+            return f"the header {name!r} has a value with a line break or a NUL"
         fields[name] = value
     if not fields.get(b":method") or not fields.get(b":path") or not fields.get(b":scheme"):
         return "a pseudo-header is missing"

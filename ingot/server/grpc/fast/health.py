@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -47,7 +47,7 @@ class Health:
             raise NotFound(f"there is no service '{service}'")
         return self._answer(service)
 
-    async def watch(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def watch(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Answer ``Watch``: now, and whenever the answer changes."""
         async for data in messages:
             service = parse(HealthCheckRequest, data).service

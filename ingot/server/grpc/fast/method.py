@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 Unary = Callable[[bytes], Awaitable[bytes]]
-Streaming = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True, slots=True)

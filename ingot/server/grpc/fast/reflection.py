@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -34,7 +34,7 @@ class Reflection:
         self._services = sorted(services)
         self._pool = pool
 
-    async def info(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def info(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Answer ``ServerReflectionInfo``: each question in turn."""
         async for data in messages:
             request = parse(ServerReflectionRequest, data)

@@ -1,0 +1,1 @@
+"""What pinned memory and bound inputs and outputs gain on a GPU."""

@@ -1,0 +1,73 @@
+"""Times an ONNX model on a GPU by batch size, with and without binding: ``python -m benchmarks.gpu MODEL.onnx``.
+
+``plain`` is the session's own ``run`` from ordinary memory, ``bound`` is how Ingot runs it: inputs in pinned memory,
+outputs copied back at once. Both are called in turn, so that whatever disturbs one disturbs the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ingot.errors import InvalidArgument
+from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.profile import repeat, zeros
+from ingot.tensors import Array
+
+
+def time_in_turn(calls: list[Callable[[], object]], budget: float) -> list[float]:
+    """Return the median seconds of each, of as many calls as there is time for, but at least five."""
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    end = time.perf_counter() + budget
+    while len(times[0]) < 5 or time.perf_counter() < end:
+        for call, taken in zip(calls, times, strict=True):
+            began = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - began)
+    return [median(taken) for taken in times]
+
+
+def placed(engine: OrtEngine, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Return inputs where the engine takes them from fastest."""
+    found = {spec.name: engine.allocate(spec, inputs[spec.name].shape) for spec in engine.signature.inputs}
+    for name, array in found.items():
+        array[...] = inputs[name]
+    return found
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="cuda", help="cpu shows that the script works, and no more")
+    parser.add_argument("--batches", default="1,2,4,8,16,32,64,128", help="comma-separated")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each batch size")
+    options = parser.parse_args()
+    engine, plain_engine = (OrtEngine(options.model, device=options.device, bound=bound) for bound in (True, False))
+    if engine.signature.batch is None:
+        raise InvalidArgument(f"{options.model} has no batch dimension, which must be called batch or N")
+    table = Table("rows", "plain", "bound", "plain, samples/s", "bound, samples/s", "ratio", title=str(options.model))
+    for rows in map(int, options.batches.split(",")):
+        inputs = repeat(engine.signature, zeros(engine.signature), rows)
+        pinned = placed(engine, inputs)
+        for name, array in engine.run(pinned).items():
+            np.testing.assert_allclose(array, plain_engine.run(inputs)[name], rtol=1e-3, atol=1e-4)
+        plain, bound = time_in_turn([partial(plain_engine.run, inputs), partial(engine.run, pinned)], options.seconds)
+        rates = (f"{rows / plain:,.0f}", f"{rows / bound:,.0f}", f"{plain / bound:.2f}x")
+        table.add_row(str(rows), f"{plain * 1e6:,.0f} us", f"{bound * 1e6:,.0f} us", *rates)
+    Console().print(table)
+    print(", ".join(f"{name} {value}" for name, value in engine.settings.items()))
+
+
+if __name__ == "__main__":
+    main()

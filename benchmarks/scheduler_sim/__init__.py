@@ -1,0 +1,1 @@
+"""The scheduler beside other policies, in simulated time."""

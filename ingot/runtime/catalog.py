@@ -1,0 +1,99 @@
+"""Models by name and version, wherever they run: what a server needs of a model to put requests to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from ingot.errors import NotFound
+from ingot.model_store.references import version_key
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.model import Key
+from ingot.runtime.pending import Reply
+from ingot.runtime.statistics import Statistics
+from ingot.tensors import Array, Signature
+
+
+class Cancellable(Protocol):
+    """A request that was submitted."""
+
+    done: bool
+
+    def cancel(self) -> None:
+        """Forget the request, as its client left."""
+
+
+class Servable(Protocol):
+    """One version of a model, in this process or another; :class:`ingot.runtime.Model` describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def platform(self) -> str: ...
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+    @property
+    def signature(self) -> Signature: ...
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Key | None = None,
+    ) -> Cancellable: ...
+
+    async def ask_statistics(self) -> Statistics: ...
+
+
+ModelT_co = TypeVar("ModelT_co", bound=Servable, covariant=True)
+
+
+class Catalog(Generic[ModelT_co]):
+    """Models by name and version.
+
+    Args:
+        metrics: where all of them count.
+    """
+
+    def __init__(self, metrics: Metrics):
+        self.metrics = metrics
+        self._models: dict[str, dict[str, ModelT_co]] = {}
+        self._highest: dict[str, ModelT_co] = {}
+
+    def get(self, name: str, version: str = "") -> ModelT_co:
+        """Return a model; without a version, the highest one that is served.
+
+        Raises:
+            NotFound: no such name or version is served; the message lists what is.
+        """
+        versions = self._models.get(name)
+        if not versions:
+            raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
+        if not version:
+            return self._highest[name]
+        if version not in versions:
+            raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
+        return versions[version]
+
+    def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # only those who made the catalog add to it
+        versions = self._models.setdefault(model.name, {})
+        versions[model.version] = model
+        self._highest[model.name] = versions[max(versions, key=version_key)]
+
+    def versions(self, name: str) -> list[str]:
+        return sorted(self._models.get(name, ()), key=version_key)
+
+    def __iter__(self) -> Iterator[ModelT_co]:
+        return (model for versions in self._models.values() for model in versions.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are models and every one of them answers."""
+        models = list(self)
+        return bool(models) and all(model.ready for model in models)

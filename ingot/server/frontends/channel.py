@@ -1,0 +1,114 @@
+"""One end of the connection between a front process and the engine's: one write a tick of the event loop, both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from ingot.runtime import Key, key_of
+from ingot.server.frontends.arena import THRESHOLD, Incoming, Outgoing
+from ingot.server.frontends.records import HEADER, INLINE, NUMBER, TENSORS, Kind, Layout, Splitter
+from ingot.tensors import Array
+
+# Shapes that either end remembers of the other; when they are more, it begins anew.
+_MAX_LAYOUTS = 1024
+
+Receive = Callable[[int, memoryview], None]
+
+
+class Channel(asyncio.Protocol):
+    """Records and tensors to and from another process.
+
+    Args:
+        outgoing: the file descriptor of the arena that this end writes.
+        incoming: that of the other's.
+        receive: called with the kind and body of each record that is not the channel's own.
+        lost: called once when the other end has gone.
+    """
+
+    def __init__(self, outgoing: int, incoming: int, receive: Receive, lost: Callable[[], None]):
+        self._outgoing = Outgoing(outgoing)
+        self._incoming = Incoming(incoming, self._release)
+        self._receive = receive
+        self._lost = lost
+        self._splitter = Splitter()
+        self._out: list[bytes] = []
+        self._sent: dict[Key, tuple[int, Layout]] = {}
+        self._known: list[Layout] = []
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+
+    async def connect(self, connection: socket.socket) -> None:
+        """Use a connected socket, which now belongs to the channel."""
+        await self._loop.create_unix_connection(lambda: self, sock=connection)
+
+    def close(self) -> None:
+        """Send what waits, and end the connection."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def send(self, kind: Kind, *body: bytes) -> None:
+        """Send a record, with all others of this tick."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(HEADER.pack(sum(map(len, body)), kind))
+        self._out += body
+
+    def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array], key: Key | None = None) -> None:
+        """Send a record that ends in tensors; ``key`` is :func:`ingot.runtime.key_of` them, if it is known."""
+        number, layout = self._layout(key or key_of(values), values)
+        if layout.size >= THRESHOLD and (start := self._outgoing.take(layout.size)) is not None:
+            layout.write(values, self._outgoing.block(start))
+            self.send(kind, head, TENSORS.pack(number, start))
+        else:
+            self.send(kind, head, TENSORS.pack(number, INLINE), *layout.dump(values))
+
+    def tensors(self, body: memoryview) -> tuple[dict[str, Array], Key]:
+        """Return the tensors at the end of a record, and their key."""
+        number, start = TENSORS.unpack_from(body)
+        layout = self._known[number]
+        if start == INLINE:
+            return layout.read(body[TENSORS.size :]), layout.key
+        return layout.map(self._incoming.block(start, layout.size)), layout.key
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for kind, body in self._splitter.feed(data):
+            if kind == Kind.LAYOUT:
+                if body[0]:
+                    self._known = []
+                self._known.append(Layout.loads(bytes(body[1:])))
+            elif kind == Kind.FREE:
+                self._outgoing.free(*NUMBER.unpack(body))
+            else:
+                self._receive(kind, body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost()
+
+    def _layout(self, key: Key, values: Mapping[str, Array]) -> tuple[int, Layout]:
+        found = self._sent.get(key)
+        if found is None:
+            anew = len(self._sent) >= _MAX_LAYOUTS
+            if anew:
+                self._sent = {}
+            layout = Layout.of_arrays(values)
+            found = self._sent[key] = len(self._sent), layout
+            self.send(Kind.LAYOUT, b"\1" if anew else b"\0", layout.dumps())
+        return found
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None:
+            self._transport.write(b"".join(out))
+
+    def _release(self, start: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the other process with it
+            self._loop.call_soon_threadsafe(self.send, Kind.FREE, NUMBER.pack(start))

@@ -1,0 +1,129 @@
+"""The engine's end of the connection to one front: requests go from it to the models, and answers to it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ingot.errors import IngotError, InternalError
+from ingot.runtime import Cancellable, Model
+from ingot.runtime.scheduler import Outcome
+from ingot.server.dataplane import DataPlane
+from ingot.server.frontends import records
+from ingot.server.frontends.channel import Channel
+from ingot.server.frontends.records import Kind
+from ingot.server.frontends.state import dump_statistics
+from ingot.server.frontends.sums import Counts
+from ingot.tensors import Array
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Takes the requests of one front process.
+
+    Args:
+        plane: whose recorder keeps some of the requests.
+        models: in the order in which fronts number them.
+        handles: the file descriptors of the arena that is written here, and of the front's.
+        render: gives the metrics of all processes.
+        lost: called when the front has gone; its requests are cancelled already.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        models: Sequence[Model],
+        handles: tuple[int, int],
+        render: Callable[[], Awaitable[bytes]],
+        lost: Callable[[], None],
+    ):
+        self.channel = Channel(*handles, self._receive, self._gone)
+        self.counts: Counts = ()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._plane = plane
+        self._models = models
+        self._render = render
+        self._lost = lost
+        self._pending: dict[int, Cancellable] = {}
+        self._waiting: dict[Kind, list[asyncio.Future[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.alive = True
+
+    async def ask(self, kind: Kind, answer: Kind, body: bytes = b"") -> None:
+        """Send a record and wait for its answer, or for the front's end."""
+        if self.alive:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(answer, []).append(future)
+            self.channel.send(kind, body)
+            await future
+
+    def _receive(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.REQUEST:
+            self._submit(body)
+        elif kind == Kind.CANCEL:
+            (number,) = records.NUMBER.unpack(body)
+            pending = self._pending.pop(number, None)
+            if pending is not None:
+                pending.cancel()
+        elif kind == Kind.RENDER:
+            task = asyncio.create_task(self._send_metrics(bytes(body)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif kind == Kind.STATISTICS:
+            number, index = records.MODEL.unpack(body)
+            told = dump_statistics(self._models[index].statistics())
+            self.channel.send(Kind.TOLD, records.NUMBER.pack(number), told)
+        elif kind == Kind.FAILED:
+            self.started.set_exception(records.load_error(body))
+        elif kind == Kind.STARTED:
+            self.started.set_result(None)
+        else:
+            if kind == Kind.COUNTS:
+                self.counts = records.loads(body)
+            future = self._waiting[Kind(kind)].pop(0)
+            if not future.done():
+                future.set_result(None)
+
+    def _submit(self, body: memoryview) -> None:
+        number, index, deadline, priority = records.REQUEST.unpack_from(body)
+        model = self._models[index]
+        inputs, key = self.channel.tensors(body[records.REQUEST.size :])
+        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        reply = functools.partial(self._answer, number, model, inputs)
+        try:
+            self._pending[number] = model.submit(inputs, reply, timeout, priority, key)
+        except IngotError as error:
+            self._refuse(number, error)
+        except Exception as error:
+            log.exception("a request to model %s failed", model.name)
+            self._refuse(number, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _answer(self, number: int, model: Model, inputs: Mapping[str, Array], outcome: Outcome) -> None:
+        del self._pending[number]
+        if isinstance(outcome, IngotError):
+            self._refuse(number, outcome)
+            return
+        if self._plane.recorder is not None:
+            self._plane.recorder.offer(model.name, model.version, inputs, outcome)
+        self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
+
+    def _refuse(self, number: int, error: IngotError) -> None:
+        self.channel.send(Kind.ERROR, records.NUMBER.pack(number), records.dump_error(error))
+
+    async def _send_metrics(self, number: bytes) -> None:
+        self.channel.send(Kind.TOLD, number, await self._render())
+
+    def _gone(self) -> None:
+        self.alive = False
+        for pending in self._pending.values():
+            pending.cancel()
+        self._pending = {}
+        for future in (*(future for some in self._waiting.values() for future in some), self.started):
+            if not future.done():
+                future.cancel() if future is self.started else future.set_result(None)
+        self._lost()

@@ -1,0 +1,112 @@
+"""A front process: ``python -m ingot.server.frontends.process CONNECTION WRITTEN READ``, started by the engine's.
+
+The arguments are file descriptors: the connection, and the arenas that this process writes and reads. It ends when it
+is told to, or when the connection does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+
+import uvloop
+
+from ingot.errors import IngotError, InternalError
+from ingot.runtime import Metrics
+from ingot.server.config import ServerConfig
+from ingot.server.frontends import records, sums
+from ingot.server.frontends.channel import Channel
+from ingot.server.frontends.records import Kind
+from ingot.server.frontends.remote import EngineEnd, FrontPlane, RemoteCatalog
+from ingot.server.fronts import Listeners
+from ingot.server.tls import Tls
+
+log = logging.getLogger(__name__)
+
+
+class FrontProcess:
+    """What happens in a front process."""
+
+    def __init__(self, written: int, read: int):
+        self._channel = Channel(written, read, self._receive, self._lost)
+        self._stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._states: asyncio.Queue[bool] = asyncio.Queue()
+        self._config: asyncio.Future[ServerConfig] = asyncio.get_running_loop().create_future()
+
+    async def run(self, connection: socket.socket) -> None:
+        """Serve until the engine's process says stop."""
+        await self._channel.connect(connection)
+        config = await self._config
+        try:
+            listeners = Listeners(self._plane, config, Tls.load(config.tls_cert, config.tls_key), shared=True)
+            await listeners.start()
+        except IngotError as error:
+            self._channel.send(Kind.FAILED, records.dump_error(error))
+        except Exception as error:  # noqa: BLE001 - the engine's process tells the user
+            text = f"a front process could not start: {type(error).__name__}: {error}"
+            self._channel.send(Kind.FAILED, records.dump_error(InternalError(text)))
+        else:
+            self._channel.send(Kind.STARTED)
+            reporting = asyncio.create_task(self._report(listeners))
+            drain = await self._stop
+            reporting.cancel()
+            await listeners.stop(drain)
+        if not self._stop.done():
+            self._stop.set_result(0)
+        self._channel.close()
+
+    async def _report(self, listeners: Listeners) -> None:
+        while True:
+            await listeners.set_serving(await self._states.get())
+            self._channel.send(Kind.SEEN)
+
+    def _receive(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.HELLO:
+            self._hello(records.loads(body)["config"], records.loads(body)["log_level"])
+        elif kind == Kind.STATE:
+            state = records.loads(body)
+            self._catalog.update(state["models"])
+            self._plane.draining = state["draining"]
+            self._states.put_nowait(state["serving"])
+        elif kind == Kind.STOP:
+            if not self._stop.done():
+                self._stop.set_result(*records.SECONDS.unpack(body))
+        elif kind == Kind.COUNT:
+            self._channel.send(Kind.COUNTS, records.dumps(sums.counts_of(self._catalog.metrics)))
+        else:
+            self._engine.receive(kind, body)
+
+    def _hello(self, config: dict[str, object], log_level: int) -> None:
+        logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        found = ServerConfig.of(config)
+        self._engine = EngineEnd(self._channel, found.max_bodies_mb << 20)
+        self._catalog = RemoteCatalog(self._engine, Metrics())
+        self._plane = FrontPlane(self._catalog, self._engine)
+        self._config.set_result(found)
+
+    def _lost(self) -> None:
+        if not self._stop.done():
+            os._exit(1)  # the engine's process has ended: nobody is left to answer what waits
+
+
+async def _run(connection: int, written: int, read: int) -> None:
+    front = FrontProcess(written, read)
+    os.close(written)
+    os.close(read)
+    await front.run(socket.socket(fileno=connection))
+
+
+def main() -> None:
+    """Run a front process. The engine's process says when to stop, also where a signal goes to all of a group."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(*map(int, sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What a front process and the engine's process say to each other: records in a stream, tensors as raw bytes.
+
+A record is its body's length (4 bytes, little-endian), its kind (1 byte) and the body. Sender and receiver are the same
+program on the same machine, so nothing is checked but where one record ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ingot import arrays
+from ingot.errors import CLASSES, Code, IngotError
+from ingot.runtime import Key, key_of
+from ingot.tensors import Array, DType
+
+
+class Kind(IntEnum):
+    """What a record is; its body follows in words."""
+
+    HELLO = 0  # engine: settings, as JSON
+    STATE = 1  # engine: what is served, as JSON; answered by SEEN
+    SEEN = 2  # front
+    STARTED = 3  # front: its ports are open
+    FAILED = 4  # front: they could not be opened; the error
+    STOP = 5  # engine: seconds to drain
+    LAYOUT = 6  # both: names, datatypes and shapes of tensors, as JSON; they have the next number from now on
+    REQUEST = 7  # front: number, model, deadline, priority, tensors
+    CANCEL = 8  # front: number
+    OUTPUTS = 9  # engine: number, tensors
+    ERROR = 10  # engine: number, code, text
+    FREE = 11  # both: a block of the other's arena was read and is needed no more
+    COUNT = 12  # engine: asks for COUNTS
+    COUNTS = 13  # front: its metrics, as JSON
+    RENDER = 14  # front: number; asks for all metrics, as Prometheus' text
+    STATISTICS = 15  # front: number, model; asks for the model's statistics, as JSON
+    TOLD = 16  # engine: number, and what was asked for
+
+
+HEADER = struct.Struct("<IB")
+NUMBER = struct.Struct("<Q")
+SECONDS = struct.Struct("<d")
+MODEL = struct.Struct("<QH")
+REQUEST = struct.Struct("<QHdI")
+# The number of the layout, and where the data lies: an offset in the sender's arena, or INLINE.
+TENSORS = struct.Struct("<IQ")
+INLINE = (1 << 64) - 1
+
+_ALIGN = 64
+_CODES = tuple(Code)
+
+
+@dataclass
+class Layout:
+    """The names, datatypes and shapes of some tensors, and where each lies in their joint data.
+
+    ``size`` is that data's, in bytes; of tensors with text it is only known from the values, and is -1.
+    """
+
+    tensors: tuple[tuple[str, DType, tuple[int, ...], int], ...]  # the last is an offset
+    size: int
+    key: Key = ()
+
+    @classmethod
+    def of(cls, tensors: Iterator[tuple[str, DType, tuple[int, ...]]]) -> Layout:
+        placed, end, text = [], 0, False
+        for name, dtype, shape in tensors:
+            placed.append((name, dtype, shape, end))
+            text = text or dtype is DType.BYTES
+            end += -(-prod(shape) * dtype.numpy.itemsize // _ALIGN) * _ALIGN
+        return cls(tuple(placed), -1 if text else end)
+
+    @classmethod
+    def of_arrays(cls, values: Mapping[str, Array]) -> Layout:
+        return cls.of((name, DType.of(array), array.shape) for name, array in values.items())
+
+    def dumps(self) -> bytes:
+        return orjson.dumps([[name, dtype.value, shape] for name, dtype, shape, _ in self.tensors])
+
+    @classmethod
+    def loads(cls, raw: bytes) -> Layout:
+        return cls.of((name, DType(dtype), tuple(shape)) for name, dtype, shape in orjson.loads(raw))
+
+    def write(self, values: Mapping[str, Array], place: Array) -> None:
+        """Copy tensors into a block of bytes."""
+        for name, dtype, shape, start in self.tensors:
+            size = prod(shape) * dtype.numpy.itemsize
+            np.copyto(place[start : start + size].view(dtype.numpy).reshape(shape), values[name])
+
+    def dump(self, values: Mapping[str, Array]) -> list[bytes]:
+        """Return tensors as bytes that :meth:`read` reads when they are joined."""
+        parts: list[bytes] = []
+        for name, dtype, _, _ in self.tensors:
+            if dtype is DType.BYTES:
+                raw = arrays.to_bytes(values[name])
+                parts += (NUMBER.pack(len(raw)), raw)
+            else:
+                parts.append(values[name].tobytes())
+        return parts
+
+    def read(self, data: memoryview) -> dict[str, Array]:
+        """Return tensors that :meth:`dump` made bytes of, as views where they are no text."""
+        values: dict[str, Array] = {}
+        at = 0
+        for name, dtype, shape, _ in self.tensors:
+            if dtype is DType.BYTES:
+                (size,) = NUMBER.unpack_from(data, at)
+                at += NUMBER.size
+                values[name] = arrays.from_bytes(name, dtype, shape, data[at : at + size])
+            else:
+                size = prod(shape) * dtype.numpy.itemsize
+                values[name] = np.frombuffer(data[at : at + size], dtype.numpy).reshape(shape)
+            at += size
+        return self._keyed(values)
+
+    def map(self, place: Array) -> dict[str, Array]:
+        """Return tensors that :meth:`write` wrote, as views on the block."""
+        values: dict[str, Array] = {}
+        for name, dtype, shape, start in self.tensors:
+            size = prod(shape) * dtype.numpy.itemsize
+            values[name] = place[start : start + size].view(dtype.numpy).reshape(shape)
+        return self._keyed(values)
+
+    def _keyed(self, values: dict[str, Array]) -> dict[str, Array]:
+        if not self.key:
+            self.key = key_of(values)
+        return values
+
+
+class Splitter:
+    """Cuts a stream into records, without copying those that arrive in one piece."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._needed = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Yield the kinds and bodies of the records that are complete now."""
+        if self._parts:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._needed:
+                return
+            data = b"".join(self._parts)
+            self._parts = []
+        view, at, end = memoryview(data), 0, len(data)
+        needed = HEADER.size
+        while end - at >= HEADER.size:
+            size, kind = HEADER.unpack_from(data, at)
+            needed = HEADER.size + size
+            if end - at < needed:
+                break
+            yield kind, view[at + HEADER.size : at + needed]
+            at += needed
+            needed = HEADER.size
+        if at < end:
+            self._parts = [data[at:]]
+            self._size, self._needed = end - at, needed
+
+
+def dump_error(error: IngotError) -> bytes:
+    """Return an error's code and text."""
+    return bytes([_CODES.index(error.code)]) + str(error).encode()
+
+
+def load_error(body: memoryview) -> IngotError:
+    """Return the error that :func:`dump_error` made bytes of, as the class that stands for its code."""
+    return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode())
+
+
+def dumps(content: Any) -> bytes:
+    """Return what a record holds as JSON."""
+    return orjson.dumps(content)
+
+
+def loads(body: memoryview) -> Any:
+    """Return the JSON that a record holds."""
+    return orjson.loads(body)

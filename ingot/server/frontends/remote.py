@@ -1,0 +1,217 @@
+"""Models that run in another process, as a front's data plane sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ingot import tensors
+from ingot.errors import IngotError, Unavailable
+from ingot.runtime import Catalog, Key, Metrics, key_of
+from ingot.runtime.pending import Reply
+from ingot.runtime.scheduler import size_of
+from ingot.runtime.statistics import Statistics
+from ingot.server.dataplane import DataPlane
+from ingot.server.frontends import records
+from ingot.server.frontends.channel import Channel
+from ingot.server.frontends.records import Kind
+from ingot.server.frontends.state import ModelState, load_statistics
+from ingot.tensors import Array, Signature
+
+_MAX_FITS = 1024
+
+
+class RemotePending:
+    """A request that the engine's process has."""
+
+    __slots__ = ("_leave", "_number", "done", "nbytes", "reply")
+
+    def __init__(self, number: int, nbytes: int, reply: Reply, leave: Callable[[int], None]):
+        self._number = number
+        self._leave = leave
+        self.nbytes = nbytes
+        self.reply = reply
+        self.done = False
+
+    def cancel(self) -> None:
+        """Forget the request, as its client left; the reply is not called any more."""
+        if not self.done:
+            self.done = True
+            self._leave(self._number)
+
+
+class EngineEnd:
+    """The engine's process, as a front sees it: requests go there, answers come back.
+
+    Args:
+        channel: the connection to it.
+        most_bytes: how much the requests that are not answered may hold; more are refused.
+    """
+
+    def __init__(self, channel: Channel, most_bytes: int):
+        self._channel = channel
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, RemotePending] = {}
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+
+    def submit(
+        self,
+        model: int,
+        inputs: Mapping[str, Array],
+        key: Key,
+        reply: Reply,
+        timeout: float | None,
+        priority: int,
+    ) -> RemotePending:
+        """Send a request; the reply is called in a later tick.
+
+        Raises:
+            Unavailable: the requests that are not answered hold too much already.
+        """
+        size = sum(size_of(array) for array in inputs.values())
+        if self._bytes and self._bytes + size > self._most_bytes:
+            raise Unavailable("the server holds as many requests as it may; try later, or see --max-bodies-mb")
+        number = next(self._numbers)
+        # One clock for both processes: what a request waits between them counts too.
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._channel.send_tensors(Kind.REQUEST, records.REQUEST.pack(number, model, deadline, priority), inputs, key)
+        self._bytes += size
+        pending = self._pending[number] = RemotePending(number, size, reply, self._cancel)
+        return pending
+
+    async def render(self) -> bytes:
+        """Return the metrics of all processes."""
+        number = next(self._numbers)
+        return await self._ask(number, Kind.RENDER, records.NUMBER.pack(number))
+
+    async def statistics(self, model: int) -> Statistics:
+        """Return what a model has done."""
+        number = next(self._numbers)
+        return load_statistics(await self._ask(number, Kind.STATISTICS, records.MODEL.pack(number, model)))
+
+    async def _ask(self, number: int, kind: Kind, body: bytes) -> bytes:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        self._channel.send(kind, body)
+        return await future
+
+    def receive(self, kind: int, body: memoryview) -> None:
+        """Take a record that is an answer."""
+        (number,) = records.NUMBER.unpack_from(body)
+        if kind == Kind.TOLD:
+            future = self._asked.pop(number)
+            if not future.done():
+                future.set_result(bytes(body[records.NUMBER.size :]))
+            return
+        if kind == Kind.OUTPUTS:
+            outputs, _ = self._channel.tensors(body[records.NUMBER.size :])
+            outcome: Mapping[str, Array] | IngotError = outputs
+        else:
+            outcome = records.load_error(body[records.NUMBER.size :])
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._bytes -= pending.nbytes
+            pending.done = True
+            pending.reply(outcome)
+
+    def _cancel(self, number: int) -> None:
+        self._bytes -= self._pending.pop(number).nbytes
+        self._channel.send(Kind.CANCEL, records.NUMBER.pack(number))
+
+
+class RemoteModel:
+    """One version of a model that runs in the engine's process; :class:`ingot.runtime.Model` describes it."""
+
+    def __init__(self, index: int, state: ModelState, engine: EngineEnd):
+        self._index = index
+        self._engine = engine
+        self._fits: set[Key] = set()
+        self.state = state
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def version(self) -> str:
+        return self.state.version
+
+    @property
+    def ready(self) -> bool:
+        return self.state.ready
+
+    @property
+    def platform(self) -> str:
+        return self.state.platform
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.state.properties
+
+    @property
+    def signature(self) -> Signature:
+        if self.state.signature is None:
+            raise self._unavailable()
+        return self.state.signature
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Key | None = None,
+    ) -> RemotePending:
+        """Take a request in, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
+        if not self.state.ready:
+            raise self._unavailable()
+        key = key or key_of(inputs)
+        if key not in self._fits:
+            tensors.check_inputs(self.signature, inputs)
+            if len(self._fits) >= _MAX_FITS:
+                self._fits.clear()
+            self._fits.add(key)
+        return self._engine.submit(self._index, inputs, key, reply, timeout, priority)
+
+    async def ask_statistics(self) -> Statistics:
+        return await self._engine.statistics(self._index)
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.state}")
+
+
+class RemoteCatalog(Catalog[RemoteModel]):
+    """The models of the engine's process."""
+
+    def __init__(self, engine: EngineEnd, metrics: Metrics):
+        super().__init__(metrics)
+        self._engine = engine
+        self._listed: list[RemoteModel] = []
+
+    def update(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take in what the engine's process says of its models; their order stays the same."""
+        for index, content in enumerate(states):
+            state = ModelState.loads(content)
+            if index < len(self._listed):
+                self._listed[index].state = state
+            else:
+                model = RemoteModel(index, state, self._engine)
+                self._listed.append(model)
+                self._list(model)
+
+
+class FrontPlane(DataPlane):
+    """The data plane of a front process: the models run elsewhere, and what is counted is summed up there."""
+
+    def __init__(self, repository: RemoteCatalog, engine: EngineEnd):
+        super().__init__(repository)
+        self._engine = engine
+
+    async def render_metrics(self) -> bytes:
+        return await self._engine.render()

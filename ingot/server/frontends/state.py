@@ -1,0 +1,89 @@
+"""What the engine's process tells its fronts of the models that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from ingot.errors import IngotError
+from ingot.runtime import Model
+from ingot.runtime.statistics import Duration, Stages, Statistics
+from ingot.tensors import DType, Range, Signature, TensorSpec
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One version of a model, as fronts describe it and check requests against it."""
+
+    name: str
+    version: str
+    state: str
+    ready: bool
+    platform: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    signature: Signature | None = None
+
+    @classmethod
+    def of(cls, model: Model) -> ModelState:
+        try:
+            signature: Signature | None = model.signature
+        except IngotError:  # it is not loaded yet
+            signature = None
+        return cls(
+            model.name, model.version, model.state.value, model.ready, model.platform, model.properties, signature
+        )
+
+    @classmethod
+    def loads(cls, content: Mapping[str, Any]) -> ModelState:
+        signature = content["signature"]
+        return cls(**{**content, "signature": None if signature is None else _signature(signature)})
+
+    def dumps(self) -> dict[str, Any]:
+        """Return what :meth:`loads` takes, ready for JSON."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "state": self.state,
+            "ready": self.ready,
+            "platform": self.platform,
+            "properties": dict(self.properties),
+            "signature": None if self.signature is None else _content(self.signature),
+        }
+
+
+def dump_statistics(statistics: Statistics) -> bytes:
+    """Return what :func:`load_statistics` takes."""
+    content = asdict(statistics)
+    return orjson.dumps({**content, "by_rows": list(content["by_rows"].items())}, option=orjson.OPT_NON_STR_KEYS)
+
+
+def load_statistics(raw: bytes) -> Statistics:
+    """Return a model's statistics as they were when they were dumped."""
+    content = orjson.loads(raw)
+    durations = {name: Duration(**content[name]) for name in ("answered", "failed", "queued")}
+    by_rows = {rows: _stages(stages) for rows, stages in content["by_rows"]}
+    return Statistics(**{**content, **durations, "stages": _stages(content["stages"]), "by_rows": by_rows})
+
+
+def _stages(content: Mapping[str, Any]) -> Stages:
+    return Stages(**{name: Duration(**duration) for name, duration in content.items()})
+
+
+def _content(signature: Signature) -> dict[str, Any]:
+    return {
+        "inputs": [[spec.name, spec.dtype.value, spec.shape] for spec in signature.inputs],
+        "outputs": [[spec.name, spec.dtype.value, spec.shape] for spec in signature.outputs],
+        "batch": signature.batch,
+        "ranges": {name: [bounds.low, bounds.high, bounds.step] for name, bounds in signature.ranges.items()},
+    }
+
+
+def _signature(content: Mapping[str, Any]) -> Signature:
+    def specs(side: str) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, DType(dtype), tuple(shape)) for name, dtype, shape in content[side])
+
+    ranges = {name: Range(*bounds) for name, bounds in content["ranges"].items()}
+    return Signature(specs("inputs"), specs("outputs"), content["batch"], ranges)

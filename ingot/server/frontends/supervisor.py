@@ -1,0 +1,161 @@
+"""Front processes on the same two ports: started together, kept alive, told what is served, stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Sequence
+
+from ingot.errors import IngotError
+from ingot.runtime import Model, Repository
+from ingot.server.config import ServerConfig
+from ingot.server.dataplane import DataPlane
+from ingot.server.frontends import records, sums
+from ingot.server.frontends.child import Child
+from ingot.server.frontends.records import Kind
+from ingot.server.frontends.state import ModelState
+from ingot.server.listening import reserve
+
+log = logging.getLogger(__name__)
+
+# Between the end of a front and the start of the next: doubled each time, until one has lived a while.
+_FIRST_WAIT = 0.1
+_LONGEST_WAIT = 5.0
+_LONG_LIFE = 30.0
+# How often it is looked whether a model's state has changed, and how long fronts may take to take notice.
+_LOOK_SECONDS = 0.25
+_NOTICE_SECONDS = 5.0
+_COUNT_SECONDS = 1.0
+
+
+class FrontProcesses:
+    """The listeners of a server in processes of their own; see :class:`ingot.server.fronts.Fronts`.
+
+    Args:
+        plane: the server's behaviour.
+        repository: its models.
+        config: addresses and limits; the fronts share out what all may hold.
+    """
+
+    def __init__(self, plane: DataPlane, repository: Repository, config: ServerConfig):
+        self.http_port = config.http_port
+        self.grpc_port = config.grpc_port
+        self._plane = plane
+        self._models: Sequence[Model] = list(repository)
+        self._metrics = repository.metrics
+        self._config = config
+        self._bodies_mb = max(1, config.max_bodies_mb // max(1, config.frontends))
+        self._serving = False
+        self._told = b""
+        self._past: sums.Counts = ()
+        self._holders: list[socket.socket] = []
+        self._children: list[Child] = []
+        self._metrics.fronts.set_function(lambda: sum(child.listens for child in self._children))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        try:
+            for protocol in ("HTTP", "gRPC"):
+                name = f"{protocol.lower()}_port"
+                holder = reserve(protocol, self._config.host, getattr(self, name))
+                self._holders.append(holder)
+                setattr(self, name, holder.getsockname()[1])
+            self._told = self._state()
+            starting = [asyncio.create_task(self._launch()) for _ in range(self._config.frontends)]
+            try:
+                children = await asyncio.gather(*starting)
+            except BaseException:
+                await asyncio.gather(*starting, return_exceptions=True)
+                raise
+        except BaseException:
+            await self.stop(0)
+            raise
+        self._tasks = [asyncio.create_task(self._keep(child)) for child in children]
+        self._tasks.append(asyncio.create_task(self._look()))
+
+    async def set_serving(self, serving: bool) -> None:
+        self._serving = serving
+        await self._tell()
+
+    async def stop(self, drain: float) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(child.stop(drain) for child in self._children))
+        for holder in self._holders:
+            holder.close()
+        self._tasks, self._children, self._holders = [], [], []
+
+    async def _launch(self) -> Child:
+        child = Child(self._plane, self._models, self._bodies_mb << 20, self._render)
+        self._children.append(child)
+        try:
+            await child.start(self._hello(), self._state())
+        except BaseException:
+            self._children.remove(child)
+            child.kill()
+            await child.wait()
+            raise
+        return child
+
+    async def _keep(self, child: Child) -> None:
+        """Start a front again whenever it ends by itself."""
+        wait = _FIRST_WAIT
+        while True:
+            began = time.monotonic()
+            await child.ended.wait()
+            self._children.remove(child)
+            self._past = sums.add(self._past, sums.lasting(child.desk.counts))
+            self._metrics.front_restarts.inc()
+            log.error("a front process ended with exit code %d; another is started", await child.wait())
+            wait = _FIRST_WAIT if time.monotonic() - began > _LONG_LIFE else min(2 * wait, _LONGEST_WAIT)
+            while True:
+                await asyncio.sleep(wait)
+                try:
+                    child = await self._launch()
+                    break
+                except (IngotError, OSError) as error:
+                    log.error("a front process cannot be started: %s", error)
+                    wait = min(2 * wait, _LONGEST_WAIT)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._state() != self._told:
+                await self._tell()
+
+    async def _tell(self) -> None:
+        """Tell every front what is served, and wait until it knows."""
+        state = self._told = self._state()
+        telling = [child.desk.ask(Kind.STATE, Kind.SEEN, state) for child in self._children]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*telling), _NOTICE_SECONDS)
+
+    def _state(self) -> bytes:
+        return records.dumps(
+            {
+                "serving": self._serving,
+                "draining": self._plane.draining,
+                "models": [ModelState.of(model).dumps() for model in self._models],
+            }
+        )
+
+    def _hello(self) -> bytes:
+        config = self._config.model_copy(
+            update={"http_port": self.http_port, "grpc_port": self.grpc_port, "max_bodies_mb": self._bodies_mb}
+        )
+        level = logging.getLogger().getEffectiveLevel()
+        return records.dumps({"config": config.model_dump(mode="json"), "log_level": level})
+
+    async def _render(self) -> bytes:
+        """Return the metrics of all processes; of a front that does not answer in time, those that it gave last."""
+        children = list(self._children)
+        with contextlib.suppress(TimeoutError):
+            asking = [child.desk.ask(Kind.COUNT, Kind.COUNTS) for child in children]
+            await asyncio.wait_for(asyncio.gather(*asking), _COUNT_SECONDS)
+        return sums.render(
+            sums.add(sums.counts_of(self._metrics), self._past, *(child.desk.counts for child in children))
+        )

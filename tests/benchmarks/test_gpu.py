@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from tests import onnx_models
+
+
+def test_it_prints_a_row_for_each_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the CPU, where nothing is gained; on a GPU it is the same program."""
+    path = onnx_models.affine(tmp_path)
+    arguments = [str(path), "--device", "cpu", "--batches", "1,4", "--seconds", "0.01"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
+    gpu.main()
+    printed = capsys.readouterr().out
+    assert printed.count("x \u2502") == 2
+    assert "io_binding off" in printed

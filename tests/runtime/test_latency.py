@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.runtime.latency import Latencies, Latency
+
+PAYS = {1: 0.004, 2: 0.0045, 4: 0.005, 8: 0.006, 16: 0.009, 32: 0.015}
+
+Seconds = st.floats(1e-6, 1.0)
+Profile = st.dictionaries(st.integers(1, 200), Seconds, max_size=8)
+Calls = st.lists(st.tuples(st.integers(1, 300), Seconds), max_size=60)
+
+
+@given(profile=Profile, calls=Calls, sure=st.booleans())
+def test_more_rows_are_never_expected_to_take_less(
+    profile: dict[int, float], calls: list[tuple[int, float]], sure: bool
+) -> None:
+    latency = Latency(profile, sure=sure)
+    for rows, seconds in calls:
+        latency.learn(rows, seconds)
+    expected = [latency(rows) for rows in range(1, 400)]
+    assert all(before <= after * (1 + 1e-9) for before, after in pairwise(expected))
+    assert 1 <= latency.best(64) <= 64
+    assert len(latency.known) <= 8 + 10
+
+
+@given(profile=Profile, calls=Calls, seconds=Seconds)
+def test_what_fits_within_a_time_takes_no_longer(
+    profile: dict[int, float], calls: list[tuple[int, float]], seconds: float
+) -> None:
+    latency = Latency(profile)
+    for rows, taken in calls:
+        latency.learn(rows, taken)
+    rows = latency.within(seconds)
+    if rows and latency.known:
+        assert latency(rows) <= seconds * (1 + 1e-9)
+        assert latency(rows + 2) >= seconds * (1 - 1e-9)
+
+
+def test_a_stall_changes_little() -> None:
+    latency = Latency(PAYS)
+    latency.learn(8, 60.0)
+    assert latency(8) < 1.1 * PAYS[8]
+    assert latency.best(32) == 32
+
+
+def test_a_machine_that_is_often_disturbed_is_known_by_its_usual_speed() -> None:
+    latency = Latency(PAYS)
+    noise = random.Random(1)
+    for _ in range(2000):
+        latency.learn(8, PAYS[8] * noise.uniform(0.95, 1.05) * (50 if noise.random() < 0.05 else 1))
+    assert latency(8) == pytest.approx(PAYS[8], rel=0.1)
+
+
+def test_a_machine_that_slows_down_does_so_at_sizes_that_are_not_seen() -> None:
+    latency = Latency(PAYS)
+    for _ in range(100):
+        latency.learn(32, 3 * PAYS[32])
+    assert latency(32) == pytest.approx(3 * PAYS[32], rel=0.05)
+    assert latency(1) > 1.5 * PAYS[1]
+
+
+def test_a_size_that_was_measured_wrong_is_corrected_by_itself() -> None:
+    latency = Latency({**PAYS, 32: 0.04})
+    for _ in range(200):
+        for rows in (1, 8, 32):
+            latency.learn(rows, PAYS[rows])
+    for rows in (1, 8, 32):
+        assert latency(rows) == pytest.approx(PAYS[rows], rel=0.05)
+
+
+def test_an_unlucky_first_call_at_a_size_does_not_end_its_use() -> None:
+    latency = Latency({1: 0.004})
+    for rows, seconds in ((2, 0.5), (4, 0.5), (8, 0.5), (16, 0.5), (32, 0.5)):
+        assert latency.best(32) >= rows
+        latency.learn(rows, seconds)
+        for _ in range(3):
+            latency.learn(rows, PAYS[rows])
+    assert latency.best(32) == 32
+    assert latency(32) == pytest.approx(PAYS[32], rel=0.1)
+
+
+def test_nothing_known_takes_as_many_as_wait_and_learns_both_ends() -> None:
+    latency = Latency()
+    assert (latency(7), latency.best(64), latency.within(0.001) >= 64) == (0.0, 64, True)
+    latency.learn(64, 0.03)
+    latency.learn(1, 0.004)
+    assert latency(1) == pytest.approx(0.004)
+    assert latency(64) == pytest.approx(0.03)
+
+
+def test_growth_stops_where_it_does_not_pay() -> None:
+    latency = Latency({1: 0.03})
+    for _ in range(100):
+        rows = latency.best(64)
+        latency.learn(rows, 0.03 * rows)
+    tried = []
+    for _ in range(2000):
+        rows = latency.best(64)
+        tried.append(rows)
+        latency.learn(rows, 0.03 * rows)
+    assert set(tried) <= {1, 2}
+    assert tried.count(2) < 0.02 * len(tried)
+
+
+def test_a_model_whose_batches_no_longer_pay_is_found_out() -> None:
+    latency = Latency(PAYS)
+    for call in range(4000):
+        rows = latency.best(32) if call % 10 else 1
+        latency.learn(rows, 0.004 * rows**1.1)
+    assert latency.best(32) <= 2
+    assert latency(1) == pytest.approx(0.004, rel=0.05)
+
+
+def test_a_call_that_took_no_time_teaches_nothing() -> None:
+    latency = Latency(PAYS)
+    latency.learn(1, 0.0)
+    assert latency(1) == PAYS[1]
+
+
+def test_rows_of_another_weight_are_guessed_in_proportion_and_then_learnt() -> None:
+    short = Latency({1: 0.01, 8: 0.02})
+    latencies = Latencies(short, weight=1000)
+    assert latencies.of(1050) is short
+    long = latencies.of(4000)
+    assert long(1) == pytest.approx(0.04)
+    long.learn(1, 0.08)  # attention takes more than in proportion
+    assert long(8) == pytest.approx(0.16)
+    assert latencies.of(8000)(1) == pytest.approx(0.16)
+    assert short(1) == 0.01
+
+
+def test_there_are_few_classes_of_weights() -> None:
+    latencies = Latencies(Latency(PAYS))
+    assert len({id(latencies.of(weight)) for weight in range(1, 1_000_000, 7)}) < 90

@@ -1,0 +1,136 @@
+"""A connection of the fast gRPC server without a socket: bytes in, frames out, an echo behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from hpack import Decoder, Encoder
+
+from ingot.runtime import Metrics
+from ingot.server.dataplane import InferRequest, InferResponse
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.fast import frames
+from ingot.server.grpc.fast.connection import Connection
+from ingot.server.grpc.fast.front import FastFront
+from ingot.tensors import DType
+
+LIMIT = 100_000
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+class EchoTicket:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class EchoPlane:
+    """A data plane that answers with the inputs; requests to the model ``never`` are not answered."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.metrics = Metrics()
+        self.requests: list[InferRequest] = []
+        self.tickets: list[EchoTicket] = []
+        self.errors: list[Exception] = []
+        self.ready = True
+        self._loop = loop
+
+    def submit(self, request: InferRequest, _: str, reply: Any) -> EchoTicket:
+        self.requests.append(request)
+        ticket = EchoTicket()
+        self.tickets.append(ticket)
+        outputs = tuple((name, DType.of(array), array) for name, array in request.inputs)
+        if request.model != "never":
+            response = InferResponse(request.model, "1", request.id, outputs)
+            self._loop.call_soon(lambda: None if ticket.cancelled else reply(response))
+        return ticket
+
+    def count_error(self, _: str, error: Exception) -> None:
+        self.errors.append(error)
+
+
+class Wire:
+    """What the connection takes for its socket."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closed = self.aborted = self.reading_paused = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = self.closed = True
+
+    def pause_reading(self) -> None:
+        self.reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.reading_paused = False
+
+
+class Peer:
+    """A client of one connection, which can send what no client should. Use it inside a running event loop."""
+
+    def __init__(self, *, begin: bool = True):
+        loop = asyncio.get_running_loop()
+        self.plane = EchoPlane(loop)
+        self.front = FastFront(self.plane, LIMIT, 4 * LIMIT)  # type: ignore[arg-type] # an echo has no more than this
+        self.connection = Connection(loop, self.front._calls)
+        self.wire = Wire()
+        self.connection.connection_made(self.wire)  # type: ignore[arg-type]
+        self._encoder = Encoder()
+        self._decoder = Decoder()
+        if begin:
+            self.send(frames.PREFACE + frames.settings({}))
+
+    def send(self, data: bytes) -> None:
+        if not self.wire.closed:
+            self.connection.data_received(data)
+
+    def head(self, stream_id: int, path: str = INFER, flags: int = frames.END_HEADERS, **more: str) -> bytes:
+        fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+        fields |= {"content-type": "application/grpc", **{name.replace("_", "-"): text for name, text in more.items()}}
+        return frames.frame(frames.HEADERS, flags, stream_id, self._encoder.encode(list(fields.items())))
+
+    def call(self, stream_id: int, message: bytes, **more: str) -> bytes:
+        return self.head(stream_id, INFER, frames.END_HEADERS, **more) + data(
+            stream_id, prefixed(message), frames.END_STREAM
+        )
+
+    async def received(self) -> list[tuple[int, int, int, bytes]]:
+        """Return the frames that came since the last time: type, flags, stream and payload."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        found = []
+        while self.wire.written:
+            head, flags, stream_id = frames.HEAD.unpack_from(self.wire.written)
+            size = head >> 8
+            found.append((head & 0xFF, flags, stream_id, bytes(self.wire.written[9 : 9 + size])))
+            del self.wire.written[: 9 + size]
+        return found
+
+    def headers(self, block: bytes) -> dict[str, str]:
+        return {str(name): str(value) for name, value in self._decoder.decode(block)}
+
+
+def request(*values: float, model: str = "m", request_id: str = "") -> bytes:
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    message.inputs.add(name="x", datatype="FP32", shape=[1, len(values)])
+    message.raw_input_contents.append(np.array(values, np.float32).tobytes())
+    return message.SerializeToString()
+
+
+def prefixed(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4, "big") + message
+
+
+def data(stream_id: int, payload: bytes, flags: int = 0) -> bytes:
+    return frames.frame(frames.DATA, flags, stream_id, payload)

@@ -1,0 +1,322 @@
+"""Front processes as clients and operators see them. The contract of HTTP and gRPC is tested beside this folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
+from ingot.server.dataplane import InferRequest
+from ingot.server.http import codec as http_codec
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.server.test_lifecycle import running
+
+
+def fronts_of(pid: int) -> list[int]:
+    """Return the front processes that a process has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+                command = (folder / "cmdline").read_bytes()
+            except OSError:  # it has just ended
+                continue
+            if parent == pid and b"ingot.server.frontends.process" in command:
+                found.append(int(folder.name))
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    made = [onnx_models.affine(folder), onnx_models.pair(folder), onnx_models.slow(folder, repeats=100)]
+    with ingot.serve(*map(str, made), http_port=0, grpc_port=0, frontends=2) as running:
+        yield running
+
+
+def counted(server: RunningServer, metric: str) -> float:
+    """Return a metric's value; 0 if it has none yet, and -1 if the front that was asked has just gone."""
+    with ingot.Client(server.http_url) as client:
+        try:
+            lines = client.metrics().splitlines()
+        except Unavailable:
+            return -1
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("size", [1, 8000, 16_384, 1_200_000])
+def test_many_clients_each_get_their_own_answer_at_any_size(server: RunningServer, protocol: str, size: int) -> None:
+    """Of some bytes, which go through the socket, of either side of the threshold, and of several MiB."""
+    url = getattr(server, f"{protocol}_url")
+
+    def ask(seed: int) -> None:
+        a, b = np.random.default_rng(seed).standard_normal((2, 1, size + seed)).astype(np.float32)
+        with ingot.Client(url) as client:
+            for _ in range(3):
+                np.testing.assert_array_equal(client.infer("pair", {"a": a, "b": b})["y"], a + b)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+
+
+def test_requests_of_many_shapes_do_not_get_mixed_up(server: RunningServer) -> None:
+    """More shapes than either end of the connection remembers."""
+    with ingot.Client(server.http_url) as client:
+        for size in [*range(1, 1100), *range(1, 20)]:
+            a = np.full((1, size), size, np.float32)
+            assert client.infer("pair", {"a": a, "b": a})["y"].tolist() == [[2 * size] * size]
+
+
+def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServer) -> None:
+    metric = 'ingot_requests_total{code="ok",model="pair",protocol="http",version="1"}'
+    before = counted(server, metric)
+    one = np.ones((1, 1), np.float32)
+    for _ in range(20):  # each on a connection of its own, which the kernel gives to either front
+        with ingot.Client(server.http_url) as client:
+            client.infer("pair", {"a": one, "b": one})
+    assert {counted(server, metric) for _ in range(8)} == {before + 20}
+
+
+def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(server: RunningServer) -> None:
+    fronts = fronts_of(os.getpid())
+    assert len(fronts) == 2
+    before = counted(server, "ingot_front_restarts_total")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+    outcomes: dict[int, list[bool]] = {index: [] for index in range(8)}
+    stop = threading.Event()
+
+    def ask(index: int) -> None:
+        with httpx.Client(base_url=server.http_url, trust_env=False, timeout=60) as client:
+            while not stop.is_set():
+                try:
+                    answer = client.post("/v2/models/affine/infer", json=body)
+                except httpx.TransportError:
+                    outcomes[index].append(False)
+                else:
+                    outcomes[index].append(answer.json()["outputs"][0]["data"] == [3, 5, 7])
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in outcomes]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: all(len(asked) > 5 for asked in outcomes.values()), "answers")
+        os.kill(fronts[0], signal.SIGKILL)
+        until(lambda: counted(server, "ingot_front_restarts_total") == before + 1, "the count")
+        until(lambda: counted(server, "ingot_fronts") == 2, "a new front")
+        assert fronts[0] not in fronts_of(os.getpid())
+        counts = {index: len(asked) for index, asked in outcomes.items()}
+        until(lambda: all(len(asked) > counts[index] + 5 for index, asked in outcomes.items()), "more answers")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert all(all(asked[-5:]) for asked in outcomes.values())
+    assert any(all(asked) for asked in outcomes.values())
+
+
+def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None:
+    """Its requests are cancelled, and the other front's are answered."""
+    in_flight = 'ingot_in_flight_requests{model="slow",version="1"}'
+    x = np.ones((64, 1024), np.float32)
+    results: list[Any] = []
+
+    def ask() -> None:
+        with ingot.Client(server.http_url) as client:
+            try:
+                results.append(client.infer("slow", {"x": x})["y"].shape)
+            except Unavailable as error:
+                results.append(error)
+
+    fronts = fronts_of(os.getpid())
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: counted(server, in_flight) > 1, "requests")
+    os.kill(fronts[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    until(lambda: counted(server, in_flight) == 0, "silence")
+    until(lambda: counted(server, "ingot_fronts") == 2, "a new front")
+    assert len(results) == 8
+    assert all(isinstance(result, Unavailable) or result == (64, 1024) for result in results)
+    with ingot.Client(server.http_url) as client:
+        assert client.infer("slow", {"x": x[:1]})["y"].shape == (1, 1024)
+
+
+def test_a_timeout_counts_in_the_other_process_too(server: RunningServer) -> None:
+    x = np.ones((512, 1024), np.float32)
+    for url in (server.http_url, server.grpc_url):
+        with ingot.Client(url) as client, pytest.raises(DeadlineExceeded):
+            client.infer("slow", {"x": x}, parameters={"timeout": 2000})
+
+
+def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningServer) -> None:
+    x = np.ones((64, 1024), np.float32)
+    body, length = http_codec.encode_request(InferRequest("slow", (("x", x),)), binary=True)
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    port = int(server.http_url.rpartition(":")[2])
+    cancelled = 'ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"}'
+    in_flight = 'ingot_in_flight_requests{model="slow",version="1"}'
+    before = counted(server, cancelled)
+    with socket.create_connection(("127.0.0.1", port)) as leaving:
+        leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
+        until(lambda: counted(server, in_flight) == 1, "the request")
+    until(lambda: counted(server, cancelled) == before + 1, "its cancellation")
+    until(lambda: counted(server, in_flight) == 0, "silence")
+
+
+def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
+    """It asks for megabytes and does not read them; the others' answers come as ever."""
+    one = np.ones((1, 1_000_000), np.float32)
+    body, length = http_codec.encode_request(InferRequest("pair", (("a", one), ("b", one))), binary=True)
+    head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    request = f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body
+    port = int(server.http_url.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as first,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as second,
+    ):
+        for slow in (first, second):
+            slow.sendall(request)
+        for _ in range(20):
+            with ingot.Client(server.http_url) as client:
+                assert client.infer("pair", {"a": one[:, :2], "b": one[:, :2]})["y"].tolist() == [[2, 2]]
+        for slow in (first, second):
+            answer = slow.recv(1 << 20)
+            assert answer.startswith(b"HTTP/1.1 200")
+            size = int(answer.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            left = size - len(answer.partition(b"\r\n\r\n")[2])
+            while left > 0:
+                left -= len(slow.recv(1 << 20))
+            assert left == 0
+
+
+def test_what_fronts_have_asked_for_and_not_got_is_bounded(folder: Path) -> None:
+    model = onnx_models.slow(folder, repeats=100)
+    x = np.ones((64, 1024), np.float32)  # a quarter of a MiB
+
+    def ask(url: str) -> str:
+        with ingot.Client(url) as client:
+            try:
+                return str(client.infer("slow", {"x": x})["y"].shape)
+            except Unavailable as error:
+                return str(error)
+
+    with (
+        ingot.serve(str(model), http_port=0, grpc_port=0, frontends=1, max_bodies_mb=1) as server,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        answers = list(pool.map(ask, [server.grpc_url] * 12))
+    assert "(64, 1024)" in answers
+    assert any("--max-bodies-mb" in answer for answer in answers)
+
+
+def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    x = np.arange(3, dtype=np.float32).reshape(1, 3)
+    settings: dict[str, Any] = {"record": folder / "traffic", "record_share": 1.0, "frontends": 2}
+    with ingot.serve(model, http_port=0, grpc_port=0, **settings) as server:
+        for url in (server.http_url, server.grpc_url) * 3:
+            with ingot.Client(url) as client:
+                client.infer("affine", {"x": x})
+    from ingot.model_store import goldens
+
+    files = sorted((folder / "traffic" / "affine" / "1").iterdir())
+    cases = [case for file in files for case in goldens.decode(file.read_bytes())]
+    assert [case.inputs["x"].tolist() for case in cases] == [x.tolist()] * 6
+    assert [case.outputs["y"].tolist() for case in cases] == [(2 * x + 1).tolist()] * 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_requests_in_flight_finish_when_the_command_is_stopped(folder: Path, number: signal.Signals) -> None:
+    model = onnx_models.slow(folder, repeats=200)
+    x = np.ones((64, 1024), np.float32)
+    answers: list[Any] = []
+    with running(str(model), "--frontends", "2", home=folder) as (process, addresses):
+
+        def ask(url: str) -> None:
+            with ingot.Client(url) as client:
+                answers.append(client.infer("slow", {"x": x})["y"].shape)
+
+        asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
+        for thread in asking:
+            thread.start()
+        with ingot.Client(addresses["http"]) as client:
+            while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
+                assert len(answers) < 2
+        fronts = fronts_of(process.pid)
+        for pid in (process.pid, *fronts):  # as systemd signals all of a service
+            os.kill(pid, number)
+        for thread in asking:
+            thread.join()
+        assert process.wait(60) == 0
+    assert answers == [(64, 1024)] * 2
+    assert not any(alive(pid) for pid in fronts)
+
+
+def test_fronts_end_with_the_process_of_the_models(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with running(model, "--frontends", "2", home=folder) as (process, addresses):
+        fronts = fronts_of(process.pid)
+        assert len(fronts) == 2
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+        until(lambda: not any(alive(pid) for pid in fronts), "their end")
+        with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
+            client.ready()
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
+def test_a_busy_port_is_named_with_the_remedy_before_any_front_starts(folder: Path, protocol: str) -> None:
+    model = str(onnx_models.affine(folder))
+    with ingot.serve(model, http_port=0, grpc_port=0, frontends=1) as first:
+        url = first.http_url if protocol == "HTTP" else first.grpc_url
+        ports: dict[str, Any] = {
+            "http_port": 0,
+            "grpc_port": 0,
+            f"{protocol.lower()}_port": int(url.rpartition(":")[2]),
+        }
+        for frontends in (0, 1):
+            with pytest.raises(InvalidArgument, match=f"for {protocol}: Address already in use"):
+                ingot.serve(model, frontends=frontends, **ports)
+        assert len(fronts_of(os.getpid())) >= 1
+        with ingot.Client(first.http_url) as client:
+            assert client.ready()
+
+
+def test_a_model_that_does_not_load_ends_the_fronts_too(folder: Path) -> None:
+    before = set(fronts_of(os.getpid()))
+    broken = folder / "broken.onnx"
+    broken.write_bytes(b"not a model")
+    with pytest.raises(IngotError, match="cannot load"):
+        ingot.serve(str(broken), http_port=0, grpc_port=0, frontends=2)
+    assert set(fronts_of(os.getpid())) <= before

@@ -1,0 +1,407 @@
+"""The fast gRPC server frame by frame, without a socket; tests/server/test_grpc.py asks it what clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.fast import frames
+from ingot.server.grpc.fast.frames import ErrorCode
+from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
+
+Frame = tuple[int, int, int, bytes]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 30)
+
+    asyncio.run(bounded())
+
+
+def content(found: list[Frame], stream_id: int) -> bytes:
+    return b"".join(payload for kind, _, of, payload in found if kind == frames.DATA and of == stream_id)
+
+
+def echoed(found: list[Frame], stream_id: int) -> list[float]:
+    answer = pb.ModelInferResponse.FromString(content(found, stream_id)[5:])
+    return list(np.frombuffer(answer.raw_output_contents[0], np.float32))
+
+
+def endings(peer: Peer, found: list[Frame]) -> dict[int, dict[str, str]]:
+    """Return the last headers of each stream, decoded."""
+    return {of: peer.headers(payload) for kind, _, of, payload in found if kind == frames.HEADERS}
+
+
+def goaway(found: list[Frame]) -> ErrorCode | None:
+    codes = [payload[4:8] for kind, _, _, payload in found if kind == frames.GOAWAY]
+    return ErrorCode(int.from_bytes(codes[0], "big")) if codes else None
+
+
+def resets(found: list[Frame]) -> dict[int, ErrorCode]:
+    return {of: ErrorCode(int.from_bytes(p, "big")) for kind, _, of, p in found if kind == frames.RST_STREAM}
+
+
+def test_calls_of_one_tick_are_answered_each_with_its_own() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(b"".join(peer.call(1 + 2 * index, request(index, 1)) for index in range(50)))
+        found = await peer.received()
+        assert [echoed(found, 1 + 2 * index) for index in range(50)] == [[index, 1] for index in range(50)]
+        assert {ending["grpc-status"] for ending in endings(peer, found).values()} == {"0"}
+
+    run(test)
+
+
+def test_bytes_one_by_one() -> None:
+    async def test() -> None:
+        peer = Peer(begin=False)
+        for byte in frames.PREFACE + frames.settings({}) + peer.call(1, request(1, 2)):
+            peer.send(bytes((byte,)))
+        assert echoed(await peer.received(), 1) == [1, 2]
+
+    run(test)
+
+
+def test_ids_and_tensors_differ_while_the_rest_is_remembered() -> None:
+    async def test() -> None:
+        peer = Peer()
+        for index, name in enumerate(["", "a", "b", "", "longer", "b"]):
+            peer.send(peer.call(1 + 2 * index, request(index, request_id=name)))
+            answer = pb.ModelInferResponse.FromString(content(await peer.received(), 1 + 2 * index)[5:])
+            assert answer.id == name
+            assert answer.raw_output_contents[0] == np.float32(index).tobytes()
+
+    run(test)
+
+
+def test_answers_wait_for_a_window_of_one_byte() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}) + peer.call(1, request(1, 2)))
+        found = await peer.received()
+        assert len(content(found, 1)) == 1
+        parts = [content(found, 1)]
+        while len(parts) < 500 and not any(kind == frames.HEADERS and flags & 1 for kind, flags, _, _ in found):
+            peer.send(frames.window_update(1, 1))
+            found = await peer.received()
+            parts.append(content(found, 1))
+        assert {len(part) for part in parts} <= {0, 1}
+        answer = pb.ModelInferResponse.FromString(b"".join(parts)[5:])
+        assert list(np.frombuffer(answer.raw_output_contents[0], np.float32)) == [1, 2]
+
+    run(test)
+
+
+def test_the_connection_window_is_shared_in_turn() -> None:
+    async def test() -> None:
+        peer = Peer()
+        values = [float(index) for index in range(15_000)]
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
+        for stream_id in (1, 3):
+            message = prefixed(request(*values))
+            peer.send(peer.head(stream_id))
+            for start in range(0, len(message), 16_000):
+                last = start + 16_000 >= len(message)
+                peer.send(data(stream_id, message[start : start + 16_000], frames.END_STREAM if last else 0))
+        found = await peer.received()
+        sizes = [len(content(found, stream_id)) for stream_id in (1, 3)]
+        assert sum(sizes) == frames.DEFAULT_WINDOW
+        assert abs(sizes[0] - sizes[1]) <= frames.DEFAULT_FRAME
+        peer.send(frames.window_update(0, 1 << 20))
+        found += await peer.received()
+        assert echoed(found, 1) == echoed(found, 3) == values
+
+    run(test)
+
+
+def test_a_smaller_initial_window_holds_for_open_streams() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(peer.head(1) + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+        peer.send(data(1, prefixed(request(1)), frames.END_STREAM))
+        assert content(await peer.received(), 1) == b""
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 100}))
+        assert echoed(await peer.received(), 1) == [1]
+
+    run(test)
+
+
+FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
+    "ping": lambda peer, _: frames.frame(frames.PING, 0, 0, bytes(8)),
+    "settings": lambda peer, _: frames.settings({}),
+    "priority": lambda peer, _: frames.frame(frames.PRIORITY, 0, 1, bytes(5)),
+    "unknown": lambda peer, _: frames.frame(99, 0, 0, b"x"),
+    "reset": lambda peer, index: (
+        peer.call(3 + 2 * index, request(1, model="never")) + frames.reset(3 + 2 * index, ErrorCode.CANCEL)
+    ),
+    "empty data": lambda peer, index: (peer.head(3) if index == 0 else b"") + data(3, b""),
+    "window": lambda peer, _: frames.window_update(0, 1),
+    "refused": lambda peer, index: peer.head(3 + 2 * index, Upper="case"),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_floods_end_the_connection(kind: str) -> None:
+    async def test() -> None:
+        peer = Peer()
+        for index in range(3000):
+            peer.send(FLOODS[kind](peer, index))
+        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+        assert peer.wire.closed
+        assert all(ticket.cancelled for ticket in peer.plane.tickets)
+
+    run(test)
+
+
+def test_a_client_that_works_may_ping_more() -> None:
+    async def test() -> None:
+        peer = Peer()
+        for index in range(3000):
+            peer.send(peer.call(1 + 2 * index, request(1)) + frames.frame(frames.PING, 0, 0, bytes(8)))
+            if index % 100 == 0:
+                await peer.received()
+        assert goaway(await peer.received()) is None
+
+    run(test)
+
+
+BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
+    "a frame that is too large": (lambda peer: data(1, bytes(20_000)), ErrorCode.FRAME_SIZE_ERROR),
+    "data on an idle stream": (lambda peer: data(1, b"x"), ErrorCode.PROTOCOL_ERROR),
+    "an even stream": (lambda peer: peer.head(2), ErrorCode.PROTOCOL_ERROR),
+    "a stream of an older number": (lambda peer: peer.head(3) + peer.head(1), ErrorCode.STREAM_CLOSED),
+    "a reset of an idle stream": (lambda peer: frames.reset(1, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
+    "a window that grows by nothing": (lambda peer: frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+    "a window over 2^31": (lambda peer: frames.window_update(0, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
+    "an initial window over 2^31": (
+        lambda peer: frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 31}),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
+    "settings of half a value": (lambda peer: frames.frame(frames.SETTINGS, 0, 0, b"xxx"), ErrorCode.FRAME_SIZE_ERROR),
+    "a ping of seven bytes": (lambda peer: frames.frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+    "a push": (lambda peer: frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+    "a continuation of nothing": (lambda peer: frames.frame(frames.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR),
+    "something amid headers": (
+        lambda peer: peer.head(1, flags=0) + frames.frame(frames.PING, 0, 0, bytes(8)),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "endless headers": (
+        lambda peer: peer.head(1, flags=0) + 9 * frames.frame(frames.CONTINUATION, 0, 1, bytes(8000)),
+        ErrorCode.ENHANCE_YOUR_CALM,
+    ),
+    "endless empty headers": (
+        lambda peer: peer.head(1, flags=0) + 2000 * frames.frame(frames.CONTINUATION, 0, 1),
+        ErrorCode.ENHANCE_YOUR_CALM,
+    ),
+    "no HPACK": (lambda peer: frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+    "a header that unfolds to much": (
+        lambda peer: frames.frame(frames.HEADERS, 4, 1, b"\x40\x01x\x7f\xa1\x1e" + 4000 * b"v" + 60 * b"\xbe"),
+        ErrorCode.ENHANCE_YOUR_CALM,
+    ),
+    "padding longer than the frame": (
+        lambda peer: peer.head(1) + data(1, b"\x09xx", frames.PADDED),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_breaks_http2_ends_the_connection_with_its_code(case: str) -> None:
+    async def test() -> None:
+        peer = Peer()
+        send, code = BROKEN[case]
+        peer.send(send(peer))
+        assert goaway(await peer.received()) is code
+        assert peer.wire.closed
+        labels = peer.plane.metrics.grpc_faults.labels(code.name.lower())
+        assert labels._value.get() == 1
+
+    run(test)
+
+
+STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
+    "an uppercase header": (lambda peer: peer.head(1, Upper="x"), ErrorCode.PROTOCOL_ERROR),
+    "a header of HTTP/1": (lambda peer: peer.head(1, connection="close"), ErrorCode.PROTOCOL_ERROR),
+    "no path": (lambda peer: peer.head(1, path=""), ErrorCode.PROTOCOL_ERROR),
+    "a wrong content-length": (
+        lambda peer: peer.head(1, content_length="3") + data(1, b"xx", frames.END_STREAM),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "a window over 2^31": (
+        lambda peer: peer.head(1) + frames.window_update(1, (1 << 31) - 1),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
+    "data behind the end": (
+        lambda peer: peer.call(1, request(1, model="never")) + data(1, b"x"),
+        ErrorCode.STREAM_CLOSED,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STREAM_ERRORS)
+def test_what_breaks_one_stream_ends_that_alone(case: str) -> None:
+    async def test() -> None:
+        peer = Peer()
+        send, code = STREAM_ERRORS[case]
+        peer.send(send(peer))
+        found = await peer.received()
+        assert resets(found) == {1: code}
+        peer.send(peer.call(3, request(1)))
+        assert echoed(await peer.received(), 3) == [1]
+
+    run(test)
+
+
+REFUSED: dict[str, tuple[Callable[[Peer], bytes], int, str]] = {
+    "too large": (lambda peer: peer.head(1) + data(1, b"\0" + (LIMIT + 1).to_bytes(4, "big")), 8, "--max-body-mb"),
+    "cut off": (lambda peer: peer.head(1) + data(1, b"\0\0\0\0\x09abc", frames.END_STREAM), 3, "ended"),
+    "nothing": (lambda peer: peer.head(1) + data(1, b"", frames.END_STREAM), 3, "ended"),
+    "two messages": (
+        lambda peer: peer.head(1) + data(1, prefixed(request(1)) + prefixed(request(2)), frames.END_STREAM),
+        3,
+        "one message",
+    ),
+    "an unknown flag": (lambda peer: peer.head(1) + data(1, prefixed(b"", 7), frames.END_STREAM), 3, "begins with 7"),
+    "an unknown compression": (
+        lambda peer: peer.head(1, grpc_encoding="br") + data(1, prefixed(b"x", 1), frames.END_STREAM),
+        12,
+        "gzip",
+    ),
+    "a bomb": (
+        lambda peer: (
+            peer.head(1, grpc_encoding="deflate")
+            + data(1, prefixed(zlib.compress(bytes(1 << 20)), 1), frames.END_STREAM)
+        ),
+        8,
+        "--max-body-mb",
+    ),
+    "an unknown method": (lambda peer: peer.head(1, path="/x/y"), 12, "/x/y"),
+    "too much metadata": (lambda peer: peer.head(1, more="0" * 24_000, flags=frames.END_HEADERS), 8, "metadata"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_with_a_call_is_its_status(case: str) -> None:
+    async def test() -> None:
+        peer = Peer()
+        send, status, says = REFUSED[case]
+        peer.send(send(peer))
+        for _ in range(20):
+            if found := endings(peer, await peer.received()):
+                break
+            await asyncio.sleep(0.01)
+        assert found[1]["grpc-status"] == str(status)
+        assert says in found[1]["grpc-message"]
+        peer.send(peer.call(3, request(1)))
+        assert echoed(await peer.received(), 3) == [1]
+
+    run(test)
+
+
+def test_a_call_that_is_no_grpc_gets_an_answer_of_http() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(peer.head(1, content_type="text/plain"))
+        assert endings(peer, await peer.received())[1][":status"] == "415"
+        browser = Peer(begin=False)
+        browser.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert bytes(browser.wire.written).startswith(b"HTTP/1.1 400 ")
+        assert browser.wire.closed
+
+    run(test)
+
+
+def test_a_client_that_cancels_or_leaves_is_forgotten() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(peer.call(1, request(1, model="never")) + peer.call(3, request(1, model="never")))
+        peer.send(frames.reset(1, ErrorCode.CANCEL))
+        assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, False]
+        peer.connection.connection_lost(None)
+        assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, True]
+        assert not peer.connection.streams
+
+    run(test)
+
+
+def test_a_deadline_counts_while_the_request_arrives() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(peer.head(1, grpc_timeout="20m"))
+        await asyncio.sleep(0.05)
+        assert endings(peer, await peer.received())[1]["grpc-status"] == "4"
+        peer.send(peer.call(3, request(1), grpc_timeout="10S"))
+        await peer.received()
+        assert 9e6 < peer.plane.requests[-1].parameters["timeout"] <= 10e6
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_is_not_read() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.connection.pause_writing()
+        assert peer.wire.reading_paused
+        peer.connection.resume_writing()
+        assert not peer.wire.reading_paused
+
+    run(test)
+
+
+def test_a_server_that_stops_answers_what_was_sent_before_it_was_known() -> None:
+    async def test() -> None:
+        peer = Peer()
+        await peer.received()
+        stopping = asyncio.create_task(peer.front.stop(20))
+        found = await peer.received()
+        assert goaway(found) is ErrorCode.NO_ERROR
+        [ping] = [payload for kind, flags, _, payload in found if kind == frames.PING and not flags]
+        peer.send(peer.call(1, request(1)))
+        peer.send(frames.frame(frames.PING, frames.ACK, 0, ping) + peer.head(3))
+        found = await peer.received()
+        assert echoed(found, 1) == [1]
+        assert resets(found) == {3: ErrorCode.REFUSED_STREAM}
+        assert peer.wire.closed
+        peer.connection.connection_lost(None)
+        await stopping
+
+    run(test)
+
+
+def test_a_client_that_is_silent_is_asked_and_then_left() -> None:
+    async def test() -> None:
+        peer = Peer()
+        await peer.received()
+        for _ in range(3):
+            peer.connection.look(3, 5)
+        assert [kind for kind, _, _, _ in await peer.received()] == [frames.PING]
+        peer.connection.look(3, 5)
+        assert not peer.wire.aborted
+        peer.connection.look(3, 5)
+        assert peer.wire.aborted
+
+    run(test)
+
+
+def test_headers_are_remembered_only_while_they_mean_the_same() -> None:
+    async def test() -> None:
+        peer = Peer()
+        # \x44 puts a path into the table, and \xbe is whatever was put there last.
+        first = b"\x44" + bytes((len(INFER),)) + INFER.encode()
+        peer.send(frames.frame(frames.HEADERS, 4, 1, b"\x83\x86" + first + b"\x0f\x10\x10application/grpc"))
+        peer.send(frames.frame(frames.HEADERS, 4, 3, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+        peer.send(frames.frame(frames.HEADERS, 4, 5, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+        other = b"\x44\x04/a/b"
+        peer.send(frames.frame(frames.HEADERS, 4, 7, b"\x83\x86" + other + b"\x0f\x10\x10application/grpc"))
+        peer.send(frames.frame(frames.HEADERS, 4, 9, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+        found = endings(peer, await peer.received())
+        assert set(found) == {7, 9}
+        assert "/a/b" in found[9]["grpc-message"]
+
+    run(test)

@@ -1,0 +1,219 @@
+"""What connections that answer inference themselves must not get wrong: heads that look alike, order, departures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.support import run_python
+
+PATH = b"/v2/models/affine/infer"
+
+
+def body(*values: float) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": values}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+BODY = body(1, 2, 3)
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+PLAIN = b"POST " + PATH + b" HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\r\n"
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def exchange(url: str, *parts: bytes) -> bytes:
+    """Send parts, each in a packet of its own, and return all that comes back until the server closes."""
+    with connect(url) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(ConnectionError):  # refused, and closed
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(0.01)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                received += part
+    return received
+
+
+def statuses(received: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1\.1 (\d+)", received)
+
+
+LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def known(server: RunningServer) -> Iterator[str]:
+    """A server that has met the plain head, whose connections answer by it without parsing."""
+    assert statuses(exchange(server.http_url, PLAIN + BODY, PLAIN + BODY, LAST)) == [b"200"] * 3
+    yield server.http_url
+    assert b'"data":[3.0,5.0,7.0]' in exchange(server.http_url, PLAIN + BODY, LAST)
+
+
+def test_a_known_head_says_nothing_of_the_body(known: str) -> None:
+    bodies = [body(n, 0, 0) for n in range(1, 9)]
+    assert {len(each) for each in bodies} == {len(BODY)}
+    received = exchange(known, *(PLAIN + each for each in bodies), PLAIN + b"{" * len(BODY), PLAIN + BODY, LAST)
+    assert re.findall(rb'"y",[^\[]*\[1,3\],"data":\[([\d.]+)', received) == [
+        b"%.1f" % (2 * n + 1) for n in (*range(1, 9), 1)
+    ]
+    assert statuses(received) == [b"200"] * 8 + [b"400", b"200", b"200"]
+
+
+@pytest.mark.parametrize(
+    "cut", [1, 20, len(PLAIN) - 3, len(PLAIN) - 1, len(PLAIN), len(PLAIN) + 1, len(PLAIN + BODY) - 1]
+)
+def test_a_known_request_in_two_packets(known: str, cut: int) -> None:
+    request = PLAIN + BODY
+    assert statuses(exchange(known, request[:cut], request[cut:], request, LAST)) == [b"200"] * 3
+
+
+def test_known_unknown_and_bad_requests_in_one_packet_are_answered_in_order(known: str) -> None:
+    nope = PLAIN.replace(b"affine", b"nope") + BODY
+    other = b"GET /v2/models/affine HTTP/1.1\r\nHost: x\r\n\r\n"
+    bad = PLAIN + b"x" * len(BODY)
+    requests = [PLAIN + BODY, nope, other, PLAIN + BODY, bad, bad, other, PLAIN + BODY]
+    wanted = [b"200", b"404", b"200", b"200", b"400", b"400", b"200", b"200"]
+    received = exchange(known, b"".join(requests * 20) + LAST)
+    assert statuses(received) == [*(wanted * 20), b"200"]
+
+
+ODD = {
+    "two lengths": PLAIN.replace(LENGTH, LENGTH + b"Content-Length: 5\r\n"),
+    "the same length twice": PLAIN.replace(LENGTH, LENGTH + LENGTH),
+    "length and chunks": PLAIN.replace(LENGTH, LENGTH + b"Transfer-Encoding: chunked\r\n"),
+    "chunks and length": PLAIN.replace(LENGTH, b"Transfer-Encoding: chunked\r\n" + LENGTH),
+    "a signed length": PLAIN.replace(b"Length: ", b"Length: +"),
+    "a length of letters": PLAIN.replace(LENGTH, b"Content-Length: x\r\n"),
+    "a space before the colon": PLAIN.replace(b"Length:", b"Length :"),
+    "a folded header": PLAIN.replace(b"Host: x\r\n", b"Host: x\r\n y\r\n"),
+    "ends of lines without CR": PLAIN.replace(b"\r\n", b"\n"),
+    "an empty line first": b"\r\n" + PLAIN,
+    "two empty lines first": b"\r\n\r\n" + PLAIN,
+    "lower case": PLAIN.replace(b"Content-Length", b"content-length"),
+    "a lower-case method": PLAIN.replace(b"POST", b"post"),
+    "an escaped name": PLAIN.replace(b"affine", b"%61ffine"),
+    "an escaped slash": PLAIN.replace(b"affine", b"a%2fffine"),
+    "a query": PLAIN.replace(b"/infer", b"/infer?version=9"),
+    "a whole address": PLAIN.replace(PATH, b"http://other" + PATH),
+    "a slash too many": PLAIN.replace(b"/infer", b"/infer/"),
+    "bytes that are not ASCII": PLAIN.replace(b"affine", b"aff\xffine"),
+    "HTTP/1.0": PLAIN.replace(b"1.1", b"1.0"),
+    "HTTP/1.2": PLAIN.replace(b"1.1", b"1.2"),
+    "an expectation": PLAIN.replace(LENGTH, LENGTH + b"Expect: 100-continue\r\n"),
+    "a version": PLAIN.replace(b"/infer", b"/versions/1/infer"),
+    "another version": PLAIN.replace(b"/infer", b"/versions/7/infer"),
+    "the wrong method": PLAIN.replace(b"POST", b"PUT"),
+    "HEAD": PLAIN.replace(b"POST", b"HEAD"),
+}
+
+
+@pytest.mark.parametrize("head", ODD.values(), ids=ODD)
+def test_odd_heads_are_answered_as_fastapi_answers_them(known: str, app_url: str, head: bytes) -> None:
+    """Each twice on one connection, so that what was remembered of the first is met by the second."""
+
+    def told(url: str) -> list[bytes]:
+        return statuses(exchange(url, head + BODY, head + BODY, PLAIN + BODY, LAST))
+
+    assert told(known) == told(app_url)
+
+
+def test_an_offer_to_go_on_in_another_protocol_is_passed_over(known: str) -> None:
+    """Java's client makes one with its first request."""
+    head = PLAIN.replace(
+        LENGTH, LENGTH + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    )
+    assert statuses(exchange(known, head + BODY, head + BODY, LAST)) == [b"200"] * 3
+
+
+def test_thousands_of_bad_requests_in_one_packet(known: str) -> None:
+    """Each is answered at once, which must not nest."""
+    bad = b"POST /v2/models/affine/infer HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"
+    count = 3000
+    assert statuses(exchange(known, bad, bad * count + LAST)) == [b"400"] * (count + 1) + [b"200"]
+
+
+def test_a_request_hidden_in_the_body_of_a_known_one_is_not_answered(known: str) -> None:
+    hidden = PLAIN + BODY
+    head = PLAIN.replace(LENGTH, b"Content-Length: %d\r\n" % len(hidden))
+    received = exchange(known, head + hidden, head + hidden, LAST)
+    assert statuses(received) == [b"400", b"400", b"200"]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, bytes]]:
+    """A server, and a request whose answer takes some tenths of a second."""
+    model = onnx_models.slow(tmp_path_factory.mktemp("slow"), repeats=200)
+    x = np.ones((64, 1024), np.float32).tobytes()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [64, 1024], "parameters": {"binary_data_size": len(x)}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n" % len(header)
+    with ingot.serve(str(model), http_port=0, grpc_port=0) as server:
+        yield server, head + b"Content-Length: %d\r\n\r\n" % (len(header) + len(x)) + header + x
+
+
+class TestDepartures:
+    def test_a_client_that_only_shuts_its_own_side_gets_its_answer(self, slow: tuple[RunningServer, bytes]) -> None:
+        server, request = slow
+        with connect(server.http_url) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            received = b""
+            while part := connection.recv(1 << 20):
+                received += part
+        assert statuses(received)[-1] == b"200"
+        assert set(statuses(received)[:-1]) <= {b"100"}
+        assert len(received) > 64 * 1024 * 4
+
+    def test_and_so_it_does_for_every_request_that_it_sent(self, server: RunningServer) -> None:
+        with connect(server.http_url) as connection:
+            connection.sendall((PLAIN + BODY) * 5)
+            connection.shutdown(socket.SHUT_WR)
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+        assert [status for status in statuses(received) if status != b"100"] == [b"200"] * 5
+
+
+def test_refusals_say_when_to_ask_again(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with (
+        ingot.serve(model, http_port=0, grpc_port=0, max_bodies_mb=1) as server,
+        connect(server.http_url) as first,
+    ):
+        first.sendall(PLAIN.replace(LENGTH, b"Content-Length: 900000\r\n") + bytes(800_000))
+        for _ in range(200):  # until the server has read what the first one sent
+            answer = httpx.post(server.http_url + PATH.decode(), content=BODY + b" " * 500_000, trust_env=False)
+            if answer.status_code == 503:
+                break
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+def test_inference_and_health_checks_need_no_fastapi(folder: Path) -> None:
+    model = onnx_models.affine(folder)
+    code = f"""
+import sys, httpx, ingot
+with ingot.serve({str(model)!r}, http_port=0, grpc_port=0) as server:
+    ask = httpx.Client(base_url=server.http_url, trust_env=False)
+    answers = [ask.get("/v2/health/ready"), ask.post("/v2/models/affine/infer", content={BODY!r})]
+    print([answer.status_code for answer in answers], "fastapi" in sys.modules)
+    print(ask.get("/v2/models/affine").status_code, "fastapi" in sys.modules)
+"""
+    assert run_python(code).splitlines() == ["[200, 200] False", "200 True"]
