@@ -68,7 +68,9 @@ class Process:
         return Usage(cpu, memory)
 
     def wait(self, port: int, request: bytes, *, refusals: bool = False) -> tuple[float, bytes]:
-        """Ask until it answers 200, or refuses if that will do (503: it loads); return the seconds since it was started, and the body.
+        """Ask until it answers 200; return the seconds since it was started, and the body.
+
+        With ``refusals`` it may also refuse (not by 503, which is said while a model loads).
 
         Raises:
             NoAnswer: it ended, or took too long; the message has the end of its log.
