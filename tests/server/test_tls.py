@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,10 +54,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture(scope="module")
-def encrypted(tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]) -> Iterator[RunningServer]:
+KINDS: dict[str, dict[str, Any]] = {
+    "grpcio": {"grpc_server": "grpcio"},
+    "fast": {"grpc_server": "fast"},
+    "fronts": {"grpc_server": "fast", "frontends": 2},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def encrypted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]
+) -> Iterator[RunningServer]:
     model = onnx_models.affine(tmp_path_factory.mktemp("models"))
-    with ingot.serve(str(model), http_port=0, grpc_port=0, tls_cert=files[0], tls_key=files[1]) as server:
+    kind = {"tls_cert": files[0], "tls_key": files[1], **KINDS[request.param]}
+    with ingot.serve(str(model), http_port=0, grpc_port=0, **kind) as server:
         yield server
 
 
