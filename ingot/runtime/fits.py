@@ -25,10 +25,14 @@ def key_of(inputs: Mapping[str, Array]) -> Key:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with."""
+    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with.
+
+    ``nbytes`` is what the inputs hold; -1 where that is not the same for all of these types and shapes.
+    """
 
     rows: int
     group: tuple[Any, ...] = ()
+    nbytes: int = -1
 
 
 class Fits:
@@ -58,12 +62,14 @@ class Fits:
             return found
         sizes = tensors.check_inputs(self._signature, inputs)
         batch = self._signature.batch
+        texts = any(array.dtype == object for array in inputs.values())
+        nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
         if batch is None:
-            fit = Fit(1)
+            fit = Fit(1, (), nbytes)
         elif self._mixer is not None:
-            fit = Fit(sizes.get(batch, 1), self._mixer.group(inputs))
+            fit = Fit(sizes.get(batch, 1), self._mixer.group(inputs), nbytes)
         else:
-            fit = Fit(sizes.get(batch, 1), group_of(self._signature, inputs))
+            fit = Fit(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes)
         if self._by_shape:
             if len(self._known) >= _MOST:
                 self._known.clear()

@@ -21,6 +21,9 @@ _CLIP = 1.5
 _GROWTH = 2
 # Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine.
 _TRIES = 3
+# What was measured while the model was loaded may have been disturbed, so of so many first calls those that take less
+# are believed: else a model that seems too slow for every deadline would be given no request to learn better from.
+_EARLY = 8
 # After so many calls the best size is looked for anew; after so many, the size next to it is tried in a few.
 _REFRESH = 16
 _EXPLORE = 256
@@ -122,6 +125,9 @@ class Latency:
             self._insert(rows, min(seconds, expected or seconds))
         elif self._tries[place] < _TRIES:
             self._try(place, seconds / expected)
+        elif seconds < expected and self._calls <= _EARLY:
+            self._seconds[place] *= seconds / expected
+            self._straighten(place)
         else:
             factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
             self.spread += 0.05 * (abs(factor - 1) - self.spread)

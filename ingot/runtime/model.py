@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
-_TICK = 100e-6
+_TICK = 250e-6
 
 
 class State(Enum):
@@ -123,6 +123,7 @@ class Model:
         self._idle: list[Instance] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
+        self._inline = False
         self._linger: asyncio.TimerHandle | None = None
         self._in_flight = 0
         self._quiet = asyncio.Event()
@@ -301,8 +302,9 @@ class Model:
         now = time.perf_counter()
         limit = self._settings.slo if timeout is None else timeout
         pending = Pending(reply, self._left, self._scheduler.discard, now)
+        if not self._in_flight:
+            self._quiet.clear()
         self._in_flight += 1
-        self._quiet.clear()
         try:
             self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
         except IngotError as error:
@@ -322,7 +324,7 @@ class Model:
     ) -> None:
         most = self._scheduler.limits.max_batch
         if fit.rows <= most or not self._scheduler.batching:
-            entry = Entry(inputs, fit.rows, pending.settle, now, fit.group, deadline, priority)
+            entry = Entry(inputs, fit.rows, pending.settle, now, fit.group, deadline, priority, fit.nbytes)
             pending.entries = (entry,)
             self._scheduler.offer(entry, now)
             return
@@ -392,11 +394,19 @@ class Model:
             for entry in batch:
                 self._queue_seconds.observe(now - entry.arrived)
             instance = self._idle.pop()
-            if self.device == "cpu" and 0 < scheduler.expected(batch) < _TICK:
-                # A thread's wakeups would take longer than the call itself. A GPU's time is not its caller's.
+            if self._runs_inline(scheduler.expected(batch)):
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
             instance.start(batch)
+
+    def _runs_inline(self, seconds: float) -> bool:
+        """Tell whether a call of so many seconds runs in the event loop, where a thread's wakeups would cost more.
+
+        In a thread calls seem longer, as they wait for the interpreter lock: once inline, they stay so for longer.
+        """
+        # A GPU's time is not its caller's.
+        self._inline = self.device == "cpu" and 0 < seconds < (2 * _TICK if self._inline else _TICK)
+        return self._inline
 
     def _done(self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float) -> None:
         # In the instance's thread: one wakeup of the loop answers the whole batch.

@@ -138,3 +138,9 @@ def test_rows_of_another_weight_are_guessed_in_proportion_and_then_learnt() -> N
 def test_there_are_few_classes_of_weights() -> None:
     latencies = Latencies(Latency(PAYS))
     assert len({id(latencies.of(weight)) for weight in range(1, 1_000_000, 7)}) < 90
+
+
+def test_a_measurement_that_was_disturbed_is_corrected_by_the_first_call() -> None:
+    latency = Latency({1: 0.1})
+    latency.learn(1, 0.03)
+    assert latency(1) == pytest.approx(0.03)
