@@ -18,6 +18,7 @@ from benchmarks.serving.processes import LOAD_CORE
 from benchmarks.serving.rounds import Plan, Run
 from ingot.runtime import devices
 
+ROUNDS = 3
 BUILD = Path("build/serving")
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,7 +31,7 @@ def main() -> None:
     peers, absent = _peers(options)
     for name in options.models:
         model(name, options.build)
-    about = {"machine": devices.describe(), "command": f"python -m benchmarks.serving {' '.join(sys.argv[1:])}".strip()}
+    about = {"machine": devices.describe(), "command": _command(options)}
     about |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), **report.versions(options.build, peers)}
     os.sched_setaffinity(0, {LOAD_CORE})
     if options.quick:
@@ -41,7 +42,7 @@ def main() -> None:
     for number in range(plan.rounds):
         run.round(number)
     found = {"generated": "by python -m benchmarks.serving; do not edit", "about": about, "failures": run.failures}
-    found["absent"] = {**absent, **{name: why.splitlines()[0] for name, why in run.absent.items()}}
+    found["absent"] = {**absent, **{name: _reason(why) for name, why in run.absent.items()}}
     options.out.mkdir(parents=True, exist_ok=True)
     records = "[\n" + ",\n".join(json.dumps(record) for record in run.records) + "\n]"
     head = json.dumps(found, indent=1)[:-2]
@@ -57,13 +58,27 @@ def _options() -> argparse.Namespace:
     names = list(contestants())
     parser.add_argument("--peers", type=_names(names), default=names, help="comma-separated; Ingot always takes part")
     parser.add_argument("--models", type=_names([*SPECS]), default=[*SPECS], help="comma-separated")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="one short round: that it works, not what it finds")
     parser.add_argument("--build", type=Path, default=BUILD, help="models and environments")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.build = options.build.absolute()
     return options
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command without the folders of this machine."""
+    given = [f"--{key} {','.join(value)}" for key, value in (("peers", options.peers), ("models", options.models))]
+    whole = (options.peers == list(contestants()), options.models == list(SPECS))
+    parts = [part for part, all_of_them in zip(given, whole, strict=True) if not all_of_them]
+    parts += ["--quick"] if options.quick else [] if options.rounds == ROUNDS else [f"--rounds {options.rounds}"]
+    return " ".join(["python -m benchmarks.serving", *parts])
+
+
+def _reason(log: str) -> str:
+    """Return the line of a log that says most: the last that names an error."""
+    return next((line for line in reversed(log.splitlines()) if "Error: " in line), log.splitlines()[0])
 
 
 def _peers(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

@@ -23,15 +23,13 @@ import uvloop
 
 from benchmarks.serving.contestants import contestants
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import ask, body_of
+from benchmarks.serving.processes import REFUSED, ask, body_of
 from benchmarks.serving.wires import Wire
 
 # Connections of an open loop; requests that find none free wait in the generator, and their time runs.
 CONNECTIONS = 1024
 # How long answers are waited for after the last request was due.
 PATIENCE = 2.0
-# How servers say that they have too much to do, or cannot answer in time.
-REFUSED = (429, 503, 504)
 
 
 @dataclass

@@ -166,7 +166,7 @@ class H2load:
             WrongAnswer: an answer is another request's, or there is none.
         """
         path = self._requests[0].path
-        run_h2load(path, self._body, self._log, self._port, clients, 0.4)
+        start_h2load(path, self._body, self._log, self._port, clients, 0.4).communicate()
         before = server.usage().cpu
         process = start_h2load(path, self._body, self._log, self._port, clients, seconds)
         checked = 0
@@ -189,11 +189,6 @@ class H2load:
         if not self._model.right(self._wire.answer(answer), number):
             raise WrongAnswer(f"{self._model.name}: the gRPC answer to sample {number} is another's")
         return answer
-
-
-def run_h2load(path: str, body: Path, log: Path, port: int, clients: int, seconds: float) -> Load:
-    """Run h2load alone; its answers' sizes are not looked at."""
-    return finish_h2load(start_h2load(path, body, log, port, clients, seconds), log, seconds, None)
 
 
 def start_h2load(path: str, body: Path, log: Path, port: int, clients: int, seconds: float) -> subprocess.Popen[str]:

@@ -20,6 +20,8 @@ _TOKEN = "INGOT_BENCHMARK"
 # The longest that a server may take to its first answer, and one of its answers.
 DEADLINE = 120.0
 ANSWER_SECONDS = 60.0
+# How servers say that they have too much to do, or cannot answer in time.
+REFUSED = (429, 503, 504)
 
 
 class NoAnswer(Exception):
@@ -65,8 +67,10 @@ class Process:
                 memory += _pss((folder / "smaps_rollup").read_text())
         return Usage(cpu, memory)
 
-    def wait(self, port: int, request: bytes) -> tuple[float, bytes]:
+    def wait(self, port: int, request: bytes, *, refusals: bool = False) -> tuple[float, bytes]:
         """Ask until it answers 200; return the seconds since it was started, and the body.
+
+        With ``refusals`` it may also refuse (not by 503, which is said while a model loads).
 
         Raises:
             NoAnswer: it ended, or took too long; the message has the end of its log.
@@ -75,7 +79,7 @@ class Process:
         while True:
             with contextlib.suppress(OSError):
                 status, body = ask(port, request)
-                if status == 200:
+                if status == 200 or (refusals and status in (429, 504)):
                     return time.perf_counter() - self.started, body
                 last = f"{status} {body[:300]!r}"
             took = time.perf_counter() - self.started

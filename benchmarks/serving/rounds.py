@@ -24,7 +24,6 @@ from benchmarks.serving.loads import (
     finish_h2load,
     open_loop,
     python_load,
-    run_h2load,
     start_h2load,
 )
 from benchmarks.serving.models import Model, model
@@ -54,8 +53,8 @@ class Plan:
     peers: Sequence[str]
     models: Sequence[str]
     rounds: int = 3
-    seconds: float = 1.5
-    open_seconds: float = 6.0
+    seconds: float = 1.2
+    open_seconds: float = 5.0
     clients: Sequence[int] = (1, 8, 32)
     goodput: Sequence[str] = ("wide", "minilm")
     formats: Sequence[str] = ("json", "binary", "grpc")
@@ -80,7 +79,10 @@ class Run:
             served = model(name, self.plan.build)
             self._raw(number, served)
             if name in ("tiny", "wide") and self.plan.wrk:
-                self._bare(number, served)
+                try:
+                    self._bare(number, served)
+                except (WrongAnswer, NoAnswer) as error:
+                    self._failed(f"bare transports, {served.name}: {error}")
             for contestant in (contestants()[peer] for peer in turned):
                 if contestant.name in self.absent:
                     continue
@@ -164,7 +166,7 @@ class Run:
         request = OpenGrpc().request(served, 0)
         body, log = work / "body", work / "h2load.log"
         body.write_bytes(framed(request.body))
-        run_h2load(request.path, body, log, port, 32, 0.4)
+        start_h2load(request.path, body, log, port, 32, 0.4).communicate()
         before = process.usage().cpu
         started = start_h2load(request.path, body, log, port, 32, self.plan.seconds)
         load = finish_h2load(started, log, self.plan.seconds, None)
@@ -237,7 +239,7 @@ def serving(
         process = Process(contestant.command(start), contestant.environment(start), log)
         try:
             wire = GREETING if form == "grpc" else contestant.wires[form]
-            seconds, _ = process.wait(start.port, wire.request(served, 0).http())
+            seconds, _ = process.wait(start.port, wire.request(served, 0).http(), refusals=slo_ms is not None)
             yield Server(process, start, seconds)
         finally:
             process.close()

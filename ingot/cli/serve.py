@@ -268,7 +268,7 @@ def _garbage_later() -> Iterator[Callable[[], None]]:
     """Collect no garbage until the yielded function is called, and never look again at what was loaded until then.
 
     Modules and models live as long as the server. Looking through them took a tenth of the time to start, and would
-    hold up all requests for some 20 ms every now and then.
+    hold up all requests for 25 ms every now and then.
     """
 
     def loaded() -> None:
