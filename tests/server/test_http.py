@@ -23,11 +23,13 @@ from tests.server.samples import sample
 LENGTH = "Inference-Header-Content-Length"
 
 
-@pytest.fixture(scope="module", params=["connection", "fastapi"])
+@pytest.fixture(scope="module", params=["connection", "fronts", "fastapi"])
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """Whoever answers, the connection itself or FastAPI: the contract is one."""
+    """Whoever answers, the connection itself, in this process or another, or FastAPI: the contract is one."""
     url = (
-        request.getfixturevalue("app_url") if request.param == "fastapi" else request.getfixturevalue("server").http_url
+        request.getfixturevalue("app_url")
+        if request.param == "fastapi"
+        else request.getfixturevalue("two_fronts" if request.param == "fronts" else "one_process").http_url
     )
     with httpx.Client(base_url=url, trust_env=False) as client:
         yield client

@@ -17,6 +17,11 @@ from tritonclient.utils import InferenceServerException
 
 from ingot.server.main import RunningServer
 
+# Its asyncio form leaves the answers to health checks unread, of which aiohttp complains when they are collected.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function Connection.__del__:pytest.PytestUnraisableExceptionWarning"
+)
+
 X = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
 FORMS = ["http", "http.aio", "grpc", "grpc.aio"]
 MODULES = {"http": triton_http, "http.aio": triton_http_aio, "grpc": triton_grpc, "grpc.aio": triton_grpc_aio}
