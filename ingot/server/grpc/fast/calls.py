@@ -142,6 +142,7 @@ class Calls:
             self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
 
     def _answer(self, outlet: Control, stream: Stream, typed: bool, outcome: InferResponse | IngotError) -> None:
+        stream.ticket = None  # an answer that cannot be sent yet must not hold its request, too
         if isinstance(outcome, IngotError):
             self._refuse(outlet, stream, outcome)
             return

@@ -30,9 +30,8 @@ from ingot.server.grpc.fast.stream import Stream
 
 _WINDOW = 16 << 20
 _MAX_STREAMS = 1024
-# A block of headers, in bytes and in frames.
+# A block of headers; in how many frames it comes is a matter of patience.
 _MAX_BLOCK = 32 << 10
-_MAX_BLOCK_FRAMES = 32
 # Answers that the client's windows hold up; while there are more, it gets no new streams.
 _MAX_QUEUED = 64 << 20
 
@@ -53,7 +52,6 @@ class Connection(Control, asyncio.Protocol):
         "_begun",
         "_block",
         "_block_flags",
-        "_block_frames",
         "_block_of",
         "_calls",
         "_fresh",
@@ -69,7 +67,7 @@ class Connection(Control, asyncio.Protocol):
         self._rest = b""
         self._begun = False
         self._block = b""
-        self._block_of = self._block_flags = self._block_frames = 0
+        self._block_of = self._block_flags = 0
         self._taken = 0
         self._fresh: list[Stream] = []
 
@@ -235,12 +233,12 @@ class Connection(Control, asyncio.Protocol):
         if flags & END_HEADERS:
             self._open(flags, stream_id, data[start:stop])
         else:
-            self._block, self._block_of, self._block_flags, self._block_frames = data[start:stop], stream_id, flags, 1
+            self._block, self._block_of, self._block_flags = data[start:stop], stream_id, flags
 
     def _continue(self, flags: int, part: bytes) -> None:
         self._block += part
-        self._block_frames += 1
-        if len(self._block) > _MAX_BLOCK or self._block_frames > _MAX_BLOCK_FRAMES:
+        self.spend(1)
+        if len(self._block) > _MAX_BLOCK:
             raise Fault(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too large")
         if flags & END_HEADERS:
             stream_id, block, self._block_of, self._block = self._block_of, self._block, 0, b""

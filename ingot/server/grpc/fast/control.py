@@ -89,9 +89,9 @@ class Control(Outlet):
         if self._patience < 0:
             now = self.loop.time()
             self._patience += int((now - self._since) * _PATIENCE_A_SECOND)
-            self._patience += (self.finished - self._credited) * _PATIENCE_A_CALL
+            self._patience += (self.progress - self._credited) * _PATIENCE_A_CALL
             self._patience = min(self._patience, _PATIENCE)
-            self._since, self._credited = now, self.finished
+            self._since, self._credited = now, self.progress
             # Calls that are open may have brought their frames already; gRPC's core sends two with each that it opens.
             if self._patience + len(self.streams) * _PATIENCE_A_CALL < 0:
                 raise Fault(ErrorCode.ENHANCE_YOUR_CALM, what)

@@ -31,8 +31,8 @@ _RECENT = 256
 class Outlet:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
-    ``queued`` is how many bytes of DATA wait, ``finished`` how many calls were answered, ``paused`` whether the socket
-    takes no more. All of it belongs to one event loop.
+    ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames that waited sent,
+    and ``paused`` says that the socket takes no more. All of it belongs to one event loop.
     """
 
     __slots__ = (
@@ -40,12 +40,12 @@ class Outlet:
         "_ended_first",
         "_out",
         "_ready",
-        "finished",
         "initial",
         "loop",
         "max_frame",
         "over",
         "paused",
+        "progress",
         "queued",
         "streams",
         "transport",
@@ -59,7 +59,7 @@ class Outlet:
         self.window = self.initial = DEFAULT_WINDOW
         self.max_frame = DEFAULT_FRAME
         self.queued = 0
-        self.finished = 0
+        self.progress = 0
         self.paused = self.over = False
         self._ended_first: dict[int, None] = {}
         self._out: list[bytes | memoryview] = []
@@ -96,7 +96,7 @@ class Outlet:
         if size + 5 <= min(self.window, self.initial + stream.credit, self.max_frame) and not self._ready:
             self.window -= size + 5
             self._out += replies.whole(stream.id, message, size)
-            self.finished += 1
+            self.progress += 1
             self._over(stream)
             self.write(b"")
             return
@@ -200,6 +200,7 @@ class Outlet:
         self.window -= size
         stream.credit -= size
         self.queued -= size
+        self.progress += 1
         self._out.append(HEAD.pack(size << 8 | DATA, 0, stream.id))
         self._out += parts
         if not queue and stream.ending is not None:
@@ -210,7 +211,7 @@ class Outlet:
 
     def _end(self, stream: Stream, block: bytes) -> None:
         self.write(frame(HEADERS, END_HEADERS | END_STREAM, stream.id, block))
-        self.finished += 1
+        self.progress += 1
         self._over(stream)
 
     def _over(self, stream: Stream) -> None:
