@@ -200,7 +200,13 @@ class Model:
         rehearsal_time = rehearsal.SHARE * warm_time
         if left := rehearsal.rehearse(engines, signature, self._examples, latency, most, rehearsal_time):
             log.info("model %s: %d batch sizes were not run within %.1f s", self.name, left, rehearsal_time)
-        self._scheduler = Scheduler(limits, batching=batching, latency=latency, engines=len(engines))
+        self._scheduler = Scheduler(
+            limits,
+            batching=batching,
+            latency=latency,
+            engines=len(engines),
+            row_bytes=warmup.row_bytes(signature, self._examples),
+        )
         if self._paddings and self._examples:
             self._mixer = mixing.of(engines[0], signature, self._paddings, self._examples[0], self._settings.warm_time)
         self._fits = Fits(signature, self._mixer)

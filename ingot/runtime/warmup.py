@@ -9,6 +9,7 @@ from ingot.errors import IngotError
 from ingot.model_store import Evidence
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
+from ingot.runtime.entry import size_of
 from ingot.runtime.latency import Latency
 from ingot.runtime.profile import repeat, zeros
 from ingot.tensors import Array, Signature
@@ -29,6 +30,13 @@ def recorded(evidence: Evidence) -> dict[int, float]:
     if evidence.machine != devices.describe():
         return {}
     return {item.rows: item.seconds for item in evidence.latency if 0 < item.rows <= _MOST_RECORDED}
+
+
+def row_bytes(signature: Signature, examples: Sequence[Mapping[str, Array]]) -> int:
+    """Return the bytes of one row of what :func:`measure` times."""
+    example = examples[0] if examples else zeros(signature)
+    row = repeat(signature, example, 1) if signature.batch is not None else example
+    return sum(size_of(array) for array in row.values())
 
 
 def measure(
