@@ -57,7 +57,7 @@ def read(path: Path) -> list[Arrival]:
     Raises:
         InvalidArgument: a line is not of three numbers.
     """
-    found = []
+    found: list[Arrival] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue

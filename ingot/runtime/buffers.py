@@ -30,34 +30,34 @@ class Buffers:
         self._always = self._allocate is not None and engine.device != "cpu"
         self._limit = limit
         self._kept: dict[str, Array] = {}
+        self.nbytes = 0  # what is held between batches
 
     def wants(self, nbytes: int) -> bool:
         """Whether an array of so many bytes is better taken from here than from numpy."""
         return self._always or nbytes >= _LARGE
 
-    @property
-    def nbytes(self) -> int:
-        """What is held between batches."""
-        return sum(buffer.nbytes for buffer in self._kept.values())
-
     def take(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
         """Return an array, whose content is arbitrary, for the next batch; that of the last is taken back by it."""
         count = math.prod(shape)
-        kept = self._kept.pop(spec.name, None)
-        if kept is None or kept.size < count:
-            kept = None  # freed before more is asked for
-            made: Array = (
-                np.empty(count, spec.dtype.numpy) if self._allocate is None else self._allocate(spec, (count,))
-            )
-            if made.dtype != object and self.nbytes + made.nbytes <= self._limit:
-                self._kept[spec.name] = made
-        else:
-            made = self._kept[spec.name] = kept
-        return made[:count].reshape(shape)
+        kept = self._kept.get(spec.name)
+        if kept is not None and kept.size >= count:
+            return kept[:count].reshape(shape)
+        del kept  # freed before more is asked for
+        self._drop(spec.name)
+        made: Array = np.empty(count, spec.dtype.numpy) if self._allocate is None else self._allocate(spec, (count,))
+        if self.nbytes + made.nbytes <= self._limit:
+            self._kept[spec.name] = made
+            self.nbytes += made.nbytes
+        return made.reshape(shape)
+
+    def _drop(self, name: str) -> None:
+        dropped = self._kept.pop(name, None)
+        if dropped is not None:
+            self.nbytes -= dropped.nbytes
 
     def part_from(self, outputs: Iterable[Array]) -> None:
         """Give up buffers that an engine's outputs lie in, which their readers need for longer than the batch."""
         for output in outputs:
             for name, buffer in list(self._kept.items()):
                 if np.may_share_memory(output, buffer):
-                    del self._kept[name]
+                    self._drop(name)

@@ -20,9 +20,11 @@ from ingot.runtime.profile import repeat
 from ingot.runtime.scheduler import Entry
 from ingot.tensors import Array, Signature
 
-# How much larger the second size is that is timed, and how often each is.
+# How many times as large each next size is that is timed, and how often each is.
 _LARGER = 8
 _CALLS = 4
+# Elements of one row beyond which none is made larger.
+_LARGEST = 1 << 16
 
 
 class Mixer:
@@ -119,7 +121,7 @@ def of(
 def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget: float) -> float | None:
     """Return how many elements take as long as what a call costs beside its elements, or None if it cannot be told.
 
-    One row is timed as it is and padded to a larger size.
+    One row is timed as it is, and padded until it takes twice as long or cannot be larger.
 
     Args:
         engine: the loaded model.
@@ -129,27 +131,39 @@ def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget
     """
     signature: Signature = padder.signature
     row = repeat(signature, example, 1) if signature.batch is not None else dict(example)
-    sizes = padder.sizes(row)
-    larger = [signature.range(dim).nearest(_LARGER * size) for dim, size in zip(padder.dims, sizes, strict=True)]
-    cases = [row, padder.pad(row, larger)]
-    small, large = (padder.elements(case) for case in cases)
-    if not budget or large < 2 * small:
-        return None
+    sizes, small = padder.sizes(row), padder.elements(row)
     end = time.perf_counter() + budget
-    times: list[list[float]] = [[], []]
+    worth, factor = None, _LARGER
+    while budget:
+        larger = [signature.range(dim).nearest(factor * size) for dim, size in zip(padder.dims, sizes, strict=True)]
+        case = padder.pad(row, larger)
+        large = padder.elements(case)
+        if large < 2 * small:
+            break
+        try:
+            fast, slow = _times(engine, (row, case), end)
+        except IngotError:
+            break  # the model rejects what was made up for it
+        each = (slow - fast) / (large - small)
+        worth = max(0.0, fast - each * small) / each if each > 0 else math.inf
+        following = [
+            signature.range(dim).nearest(_LARGER * factor * size) for dim, size in zip(padder.dims, sizes, strict=True)
+        ]
+        if slow >= 2 * fast or following == larger or large > _LARGEST or time.perf_counter() > end:
+            break
+        factor *= _LARGER
+    return worth
+
+
+def _times(engine: Engine, cases: Sequence[Mapping[str, Array]], end: float) -> list[float]:
+    """Return the least seconds of a call for each case, timed in turn."""
+    times: list[list[float]] = [[] for _ in cases]
     for call in range(_CALLS):
         for case, taken in zip(cases, times, strict=True):
             start = time.perf_counter()
-            try:
-                engine.run(case)
-            except IngotError:
-                return None
+            engine.run(case)
             if call:  # the first may compile or allocate
                 taken.append(time.perf_counter() - start)
         if call and time.perf_counter() > end:
             break
-    fast, slow = (min(taken) for taken in times)
-    if slow <= fast:
-        return math.inf
-    each = (slow - fast) / (large - small)
-    return max(0.0, fast - each * small) / each
+    return [min(taken) for taken in times]

@@ -68,7 +68,10 @@ class Peer:
         self._data: dict[int, bytearray] = {}
         self._room: dict[int, int] = {}  # of a stream: without its first window
         if settings is not None:
-            self.send(PREFACE, frame(SETTINGS, 0, 0, settings))
+            self.begin(settings)
+
+    def begin(self, settings: bytes = b"") -> None:
+        self.send(PREFACE, frame(SETTINGS, 0, 0, settings))
 
     def __enter__(self) -> Peer:
         return self

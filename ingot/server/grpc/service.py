@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
@@ -57,12 +56,14 @@ class Service:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = extensions.configuration(self._plane, request.name, request.version)
-        return ParseDict({"config": config}, pb.ModelConfigResponse())
+        return _filled(
+            pb.ModelConfigResponse(),
+            {"config": extensions.configuration(self._plane, request.name, request.version)},
+        )
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         counted = extensions.statistics(self._plane, request.name, request.version)
-        return ParseDict(counted, pb.ModelStatisticsResponse(), ignore_unknown_fields=True)
+        return _filled(pb.ModelStatisticsResponse(), counted)
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = codec.decode_request(request)
@@ -118,6 +119,13 @@ class Service:
             "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
         }
+
+
+def _filled(message: M, content: dict[str, Any]) -> M:
+    """Return a message with the content of JSON of its form; what it has no field for is left out."""
+    from google.protobuf.json_format import ParseDict  # takes as long to import as all else of protobuf
+
+    return ParseDict(content, message, ignore_unknown_fields=True)
 
 
 def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

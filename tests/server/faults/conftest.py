@@ -9,9 +9,17 @@ import httpx
 import pytest
 
 from ingot.server.grpc import open_inference_pb2 as pb
-from tests.server.outside import INFER, Service, affine, affine_of, floats, row
-from tests.server.outside import service as service
+from tests.server.outside import INFER, Service, affine, affine_of, floats, row, serving
 from tests.server.outside import still_answers as still_answers
+
+# What floods do to gRPC's core is mostly its own affair, so the suite that is run with every change leaves it out.
+SERVERS = [pytest.param("grpcio", marks=pytest.mark.long), "fast"]
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
 
 
 @pytest.fixture

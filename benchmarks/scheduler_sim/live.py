@@ -1,0 +1,168 @@
+"""The live scheduler beside the simulated one, on one trace: ``python -m benchmarks.scheduler_sim.live``.
+
+A model is served in this process, by :class:`ingot.runtime.model.Model`, its event loop and its engine's thread; each
+request of a trace is submitted at its time. The simulator is given the same trace and the latency that was measured.
+An engine that sleeps as long as a profile says shows the scheduler alone, a real one all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks.scheduler_sim import contest, profiles, traces
+from benchmarks.scheduler_sim.profiles import Profile
+from benchmarks.scheduler_sim.simulation import Result, Simulation
+from benchmarks.serving.graphs import perceptron
+from ingot.errors import IngotError
+from ingot.runtime import warmup
+from ingot.runtime.choice import only
+from ingot.runtime.engine import Engine
+from ingot.runtime.form import Form
+from ingot.runtime.latency import Latency
+from ingot.runtime.loader import load_engine
+from ingot.runtime.model import Model
+from ingot.runtime.scheduler import Outcome
+from ingot.runtime.settings import Settings
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+_WIDTH = 256
+_BUDGET = 3.0
+
+
+class Sleeper:
+    """An engine that takes as long as a profile says, and computes nothing."""
+
+    platform = "sleeper"
+    device = "cpu"
+    settings: Mapping[str, str] = {}
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", _WIDTH)),), (TensorSpec("y", DType.FP32, ("batch", _WIDTH)),), "batch"
+    )
+
+    def __init__(self, seconds: Mapping[int, float]):
+        self._latency = Latency(seconds)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        array = inputs["x"]
+        time.sleep(self._latency(len(array)))
+        return {"y": array.copy()}
+
+    def close(self) -> None: ...
+
+
+async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
+    """Submit each request of a trace at its time, and return what became of them."""
+    loop = asyncio.get_running_loop()
+    name = model.signature.inputs[0].name
+    inputs = {name: np.zeros((1, _WIDTH), np.float32)}
+    result = Result(span=traces.span(arrivals))
+    left = len(arrivals)
+    over = asyncio.Event()
+
+    def send(arrival: traces.Arrival, due: float) -> None:
+        def reply(outcome: Outcome) -> None:
+            if not isinstance(outcome, IngotError):
+                taken = loop.time() - due
+                result.latencies.append(taken)
+                result.on_time += taken <= arrival.timeout
+            end()
+
+        result.offered += 1
+        try:
+            model.submit(inputs, reply, arrival.timeout)
+        except IngotError:
+            end()
+
+    def end() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            over.set()
+
+    start = loop.time() + 0.1
+    for arrival in arrivals:
+        loop.call_at(start + arrival.time, send, arrival, start + arrival.time)
+    await asyncio.wait_for(over.wait(), 2 * arrivals[-1].time + 60)
+    return result
+
+
+class Watched:
+    """An engine that notes the sizes of its batches."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.sizes: list[int] = []
+        self.signature, self.platform, self.device = engine.signature, engine.platform, engine.device
+        self.settings = engine.settings
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.sizes.append(len(next(iter(inputs.values()))))
+        return self.engine.run(inputs)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def compare(name: str, engine: Engine, slo: float, loads: Sequence[float], seconds: float) -> list[str]:
+    """Return rows of the table: live figures as ratios of the simulated ones."""
+    watched = Watched(engine)
+    known = warmup.measure(watched, engine.signature, [], 64, _BUDGET).known
+    profile = Profile(name, known, slo, "this machine, now")
+    model = Model(name, "1", only(Form(lambda device, threads: watched)), settings=Settings(warm_time=_BUDGET))
+    model.load()
+    rows = []
+    for load in loads:
+        rate = load * profile.capacity
+        arrivals = traces.poisson(rate, max(50, int(rate * seconds)), slo)
+        watched.sizes.clear()
+        live = asyncio.run(replay(model, arrivals))
+        live.batches = list(watched.sizes)
+        told = Simulation(contest.ours(profile), profile.seconds).replay(arrivals)
+        told.span = live.span
+        pairs = [
+            (live.throughput, told.throughput),
+            (live.goodput, told.goodput),
+            (live.batch, told.batch),
+            (live.percentile(0.5), told.percentile(0.5)),
+        ]
+        cells = [f"{mine / other:.2f}" if other else "-" for mine, other in pairs]
+        rows.append(f"| {name} | {load:g} | {' | '.join(cells)} | {told.goodput / profile.capacity:.2f} |")
+    model.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler_sim.live", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each trace is")
+    parser.add_argument("--loads", default="0.5,1,2,3", help="shares of capacity, apart by commas")
+    parser.add_argument("--slow", type=float, default=1.0, help="by how much sleeping engines and their SLO are slowed")
+    parser.add_argument("--models", default="sleeping wide,sleeping gpu,wide", help="names, apart by commas")
+    options = parser.parse_args()
+    loads = [float(load) for load in options.loads.split(",")]
+    print("Live, as a ratio of what the simulator says of the same trace.\n")
+    print("| model | load | throughput | goodput | mean batch | p50 | simulated goodput of capacity |")
+    print("|---" * 7 + "|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.models.split(","):
+            known = next(item for item in profiles.PROFILES if item.name == name.split()[-1])
+            slo = known.slo
+            if name.startswith("sleeping"):
+                slo *= options.slow
+                engine: Engine = Sleeper({rows: options.slow * taken for rows, taken in known.seconds.items()})
+            else:
+                path = Path(folder) / f"{name}.onnx"
+                onnx.save(perceptron(name, (_WIDTH, 3072, 3072, 3072, 10)), path)
+                engine = load_engine(path, device="cpu", threads=1)
+            print("\n".join(compare(name, engine, slo, loads, options.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""One request that a connection answers itself, from its head to its answer."""
+
+from __future__ import annotations
+
+import functools
+
+from ingot.errors import IngotError, Unavailable
+from ingot.server.dataplane import Ticket
+from ingot.server.http import exchange
+from ingot.server.http.exchange import Answer
+from ingot.server.http.front import Front
+from ingot.server.http.heads import Head
+from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.limits import check_size
+
+
+class Cycle:
+    """One request and its answer, in the place of uvicorn's ``RequestResponseCycle``.
+
+    Args:
+        protocol: its connection.
+        front: what all connections share.
+        head: what it says of itself.
+        keep_alive: whether the connection is to be kept after it.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_error",
+        "_front",
+        "_held",
+        "_parts",
+        "_protocol",
+        "_started",
+        "_ticket",
+        "disconnected",
+        "head",
+        "keep_alive",
+        "response_complete",
+    )
+
+    def __init__(self, protocol: BoundedProtocol, front: Front, head: Head, keep_alive: bool):
+        self.head = head
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self._protocol = protocol
+        self._front = front
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._complete = False
+        self._started = False
+        self._error: IngotError | None = None
+        self._ticket: Ticket | None = None
+
+    @property
+    def message_event(self) -> Cycle:
+        """uvicorn sets its cycle's event when a connection is lost; here that is :meth:`leave`."""
+        return self
+
+    def set(self) -> None:
+        """Nothing; see :attr:`message_event`."""
+
+    def take(self, part: bytes) -> None:
+        """Take a part of the body in."""
+        if self._error is not None or self.response_complete:
+            return
+        try:
+            check_size(self._held + len(part), self._front.max_body_bytes)
+            self._front.budget.change(len(part))
+        except IngotError as error:
+            self._refuse(error)
+            return
+        self._held += len(part)
+        self._parts.append(part)
+
+    def complete(self) -> None:
+        """Note that the body is whole."""
+        self._complete = True
+        if self._started and not self.response_complete:
+            self._begin()
+
+    def start(self) -> None:
+        """Go: every request before this one is answered."""
+        self._started = True
+        if self._error is None and self.head.length is not None:
+            try:
+                check_size(self.head.length, self._front.max_body_bytes)
+            except IngotError as error:
+                self._refuse(error)
+                return
+        if self._error is not None:
+            self.answer(exchange.refusal(self._front.plane, self._error))
+        elif self._complete:
+            self._begin()
+        elif self.head.expects:
+            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _begin(self) -> None:
+        front, head = self._front, self.head
+        if head.probe is not None:
+            self.answer(head.probe(front.plane))
+            return
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._ticket = exchange.begin(front.plane, head.asked, body, front.max_body_bytes, self.answer)
+
+    def _refuse(self, error: IngotError) -> None:
+        """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
+        self._error = error
+        self._parts.clear()
+        self.keep_alive = False
+        if self._started:
+            self.answer(exchange.refusal(self._front.plane, error))
+
+    def answer(self, answer: Answer) -> None:
+        """Send the answer, and let the connection go on."""
+        if self.disconnected or self.response_complete:
+            return
+        self._release()
+        self.response_complete = True
+        protocol = self._protocol
+        transport = protocol.transport
+        parts = self._front.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
+        if not self.keep_alive:
+            protocol.tasks.discard(self)
+            transport.close()
+        protocol.on_response_complete()
+
+    def cancel(self, msg: str = "") -> None:
+        """Answer that the server stops; uvicorn calls this when the time to drain is over."""
+        error = Unavailable("the server is stopping; ask again elsewhere or later")
+        self._protocol.loop.call_soon(functools.partial(self._stop, error))
+
+    def _stop(self, error: IngotError) -> None:
+        if self._ticket is not None:
+            self._ticket.cancel()
+        self.answer(exchange.refusal(self._front.plane, error))
+
+    def leave(self) -> None:
+        """Forget the request: its connection is gone."""
+        if self.response_complete or self.disconnected:
+            return
+        self.disconnected = True
+        self._protocol.tasks.discard(self)
+        self._parts.clear()
+        self._release()
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+    def _release(self) -> None:
+        if self._held:
+            self._front.budget.change(-self._held)
+            self._held = 0

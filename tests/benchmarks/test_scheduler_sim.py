@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.scheduler_sim import contest, report, traces
+from benchmarks.scheduler_sim.policies import Fixed
+from benchmarks.scheduler_sim.profiles import PROFILES, Profile
+from benchmarks.scheduler_sim.simulation import Loop, Simulation
+from ingot.errors import InvalidArgument
+
+WIDE, GPU = (next(item for item in PROFILES if item.name == name) for name in ("wide", "gpu"))
+
+
+@pytest.mark.parametrize("profile", [WIDE, GPU])
+def test_under_overload_nearly_all_of_the_capacity_is_answers_in_time(profile: Profile) -> None:
+    rate = 3 * profile.capacity
+    arrivals = traces.poisson(rate, int(rate), profile.slo)
+    ours = Simulation(contest.ours(profile), profile.seconds).replay(arrivals)
+    assert ours.goodput > 0.95 * profile.capacity
+    fixed = Simulation(Fixed(), profile.seconds).replay(arrivals)
+    assert fixed.goodput < 0.5 * ours.goodput
+
+
+def test_clients_that_wait_for_their_answers_stay_together() -> None:
+    result = Simulation(contest.ours(WIDE), WIDE.seconds).closed(Loop(8, 0.0002, 2000))
+    assert result.batch > 7.5
+    assert len(result.latencies) == result.offered >= 1990
+
+
+def test_one_request_alone_never_waits() -> None:
+    result = Simulation(contest.ours(WIDE), WIDE.seconds, noise=0).closed(Loop(1, 0.001, 100))
+    assert result.percentile(0.99) == pytest.approx(WIDE.seconds[1])
+
+
+def test_a_report_holds_every_policy_on_every_load(tmp_path: Path) -> None:
+    rows = list(contest.contest(WIDE, loads=(1.0,), scale=0.1))
+    report.keep(rows, "a test", tmp_path)
+    assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(rows) == 5 * (2 + 3)
+    assert "| wide | 1 |" in (tmp_path / "report.md").read_text()
+    assert ElementTree.parse(tmp_path / "goodput.svg").getroot().tag.endswith("svg")
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    arrivals = [traces.Arrival(0.0, 1, 0.05), traces.Arrival(0.25, 3)]
+    traces.write(path, arrivals)
+    assert traces.read(path) == arrivals
+    assert {row.policy for row in contest.replay(WIDE, traces.read(path))} == set(contest.POLICIES)
+    path.write_text("# a comment\n0.0 one 2\n")
+    with pytest.raises(InvalidArgument, match="line 2"):
+        traces.read(path)
