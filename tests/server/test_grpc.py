@@ -77,6 +77,18 @@ def test_the_standard_health_service(channel: grpc.Channel) -> None:
         assert status == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_the_health_service_tells_at_once_and_goes_on_watching(channel: grpc.Channel) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    for service, status in [("", "SERVING"), ("nobody's", "SERVICE_UNKNOWN")]:
+        watching = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
+        assert next(watching).status == health_pb2.HealthCheckResponse.ServingStatus.Value(status)
+        assert watching.is_active()
+        watching.cancel()
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="nobody's"), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 def test_reflection_tells_the_services_and_their_messages(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) >= {codec.SERVICE, "grpc.health.v1.Health"}
