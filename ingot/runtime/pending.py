@@ -48,26 +48,40 @@ class Pending:
     def settle(self, outcome: Outcome) -> None:
         """Answer, unless the request is over already."""
         if not self.done:
-            self.done = True
-            self._leave(self, outcome)
-            self._reply(outcome)
+            self._end(outcome)(outcome)
 
     def cancel(self) -> None:
         """Forget the request, as its client left; the reply is not called any more."""
         if not self.done:
-            self.done = True
-            self._leave(self, None)
-            self._drop()
+            entries = self.entries
+            self._end(None)
+            self._drop(entries)
 
     def fail(self, error: IngotError) -> None:
         """Answer with an error, and let the engine skip what is left."""
         if not self.done:
+            entries = self.entries
             self.settle(error)
-            self._drop()
+            self._drop(entries)
 
-    def _drop(self) -> None:
-        for entry in self.entries:
+    def _end(self, outcome: Outcome | None) -> Reply:
+        """Note that the request is over, and return its reply.
+
+        Nothing is held any more after that: entries and replies lead back here, and what refers to itself, with all of
+        a request's bytes, would wait for the garbage collector.
+        """
+        self.done = True
+        reply, self._reply, self.entries = self._reply, _ignore, ()
+        self._leave(self, outcome)
+        return reply
+
+    def _drop(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
             self._discard(entry)
+
+
+def _ignore(_: Outcome) -> None:
+    """Take the place of a reply that was called."""
 
 
 class Gather:

@@ -118,6 +118,7 @@ class Cycle:
         if self.disconnected or self.response_complete:
             return
         self._release()
+        self._ticket = None  # which leads back here; see Pending
         self.response_complete = True
         protocol = self._protocol
         transport = protocol.transport
