@@ -13,7 +13,7 @@ from ingot.server.dataplane import InferRequest, InferResponse
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.connection import Connection
-from ingot.server.grpc.fast.front import FastFront
+from ingot.server.grpc.fast.listener import FastListener
 from ingot.tensors import DType
 
 LIMIT = 100_000
@@ -82,7 +82,7 @@ class Peer:
     def __init__(self, *, begin: bool = True):
         loop = asyncio.get_running_loop()
         self.plane = EchoPlane(loop)
-        self.front = FastFront(self.plane, LIMIT, 4 * LIMIT)  # type: ignore[arg-type] # an echo has no more than this
+        self.front = FastListener(self.plane, LIMIT, 4 * LIMIT)  # type: ignore[arg-type] # an echo has no more than this
         self.connection = Connection(loop, self.front._calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
