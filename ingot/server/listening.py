@@ -1,14 +1,35 @@
-"""Addresses that are listened on, and what is said where one is taken."""
+"""What listens, the addresses that it listens on, and what is said where one is taken."""
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import Protocol
 
 from ingot.errors import InvalidArgument
 
 # Connections that may wait to be taken; past it, clients try again a second later.
 BACKLOG = 2048
+
+
+class Listener(Protocol):
+    """What speaks one protocol at one port. It is made in the event loop that it is to serve in."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
+
+        Raises:
+            OSError: the port is taken or the address cannot be bound.
+        """
+        ...
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the protocol's own health service answers, if it has one."""
+        ...
+
+    async def stop(self, drain: float) -> None:
+        """Take no more requests, and finish those in flight within ``drain`` seconds."""
+        ...
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import ingot
-from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported
+from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
-from ingot.server.dataplane import DataPlane, ModelMetadata
+from ingot.server.dataplane import DataPlane, ModelMetadata, wrapped
 from ingot.server.http import codec, exchange, schema
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
@@ -55,7 +55,7 @@ def create_app(
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return _response(exchange.refusal(plane, InternalError(f"{type(error).__name__}: {error}")))
+        return _response(exchange.refusal(plane, wrapped(error)))
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:

@@ -8,9 +8,9 @@ from ingot.errors import IngotError, Unavailable
 from ingot.server.dataplane import Ticket
 from ingot.server.http import exchange
 from ingot.server.http.exchange import Answer
-from ingot.server.http.front import Front
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.shared import Shared
 from ingot.server.limits import check_size
 
 
@@ -19,7 +19,7 @@ class Cycle:
 
     Args:
         protocol: its connection.
-        front: what all connections share.
+        shared: what all connections share.
         head: what it says of itself.
         keep_alive: whether the connection is to be kept after it.
     """
@@ -27,10 +27,10 @@ class Cycle:
     __slots__ = (
         "_complete",
         "_error",
-        "_front",
         "_held",
         "_parts",
         "_protocol",
+        "_shared",
         "_started",
         "_ticket",
         "disconnected",
@@ -39,13 +39,13 @@ class Cycle:
         "response_complete",
     )
 
-    def __init__(self, protocol: BoundedProtocol, front: Front, head: Head, keep_alive: bool):
+    def __init__(self, protocol: BoundedProtocol, shared: Shared, head: Head, keep_alive: bool):
         self.head = head
         self.keep_alive = keep_alive
         self.response_complete = False
         self.disconnected = False
         self._protocol = protocol
-        self._front = front
+        self._shared = shared
         self._parts: list[bytes] = []
         self._held = 0
         self._complete = False
@@ -66,8 +66,8 @@ class Cycle:
         if self._error is not None or self.response_complete:
             return
         try:
-            check_size(self._held + len(part), self._front.max_body_bytes)
-            self._front.budget.change(len(part))
+            check_size(self._held + len(part), self._shared.max_body_bytes)
+            self._shared.budget.change(len(part))
         except IngotError as error:
             self._refuse(error)
             return
@@ -85,25 +85,25 @@ class Cycle:
         self._started = True
         if self._error is None and self.head.length is not None:
             try:
-                check_size(self.head.length, self._front.max_body_bytes)
+                check_size(self.head.length, self._shared.max_body_bytes)
             except IngotError as error:
                 self._refuse(error)
                 return
         if self._error is not None:
-            self.answer(exchange.refusal(self._front.plane, self._error))
+            self.answer(exchange.refusal(self._shared.plane, self._error))
         elif self._complete:
             self._begin()
         elif self.head.expects:
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _begin(self) -> None:
-        front, head = self._front, self.head
+        shared, head = self._shared, self.head
         if head.probe is not None:
-            self.answer(head.probe(front.plane))
+            self.answer(head.probe(shared.plane))
             return
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
-        self._ticket = exchange.begin(front.plane, head.asked, body, front.max_body_bytes, self.answer)
+        self._ticket = exchange.begin(shared.plane, head.asked, body, shared.max_body_bytes, self.answer)
 
     def _refuse(self, error: IngotError) -> None:
         """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
@@ -111,7 +111,7 @@ class Cycle:
         self._parts.clear()
         self.keep_alive = False
         if self._started:
-            self.answer(exchange.refusal(self._front.plane, error))
+            self.answer(exchange.refusal(self._shared.plane, error))
 
     def answer(self, answer: Answer) -> None:
         """Send the answer, and let the connection go on."""
@@ -122,7 +122,7 @@ class Cycle:
         self.response_complete = True
         protocol = self._protocol
         transport = protocol.transport
-        parts = self._front.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
+        parts = self._shared.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
         if len(parts) == 1:
             transport.write(parts[0])
         else:
@@ -140,7 +140,8 @@ class Cycle:
     def _stop(self, error: IngotError) -> None:
         if self._ticket is not None:
             self._ticket.cancel()
-        self.answer(exchange.refusal(self._front.plane, error))
+            self._ticket = None
+        self.answer(exchange.refusal(self._shared.plane, error))
 
     def leave(self) -> None:
         """Forget the request: its connection is gone."""
@@ -152,8 +153,9 @@ class Cycle:
         self._release()
         if self._ticket is not None:
             self._ticket.cancel()
+            self._ticket = None
 
     def _release(self) -> None:
         if self._held:
-            self._front.budget.change(-self._held)
+            self._shared.budget.change(-self._held)
             self._held = 0

@@ -1,4 +1,4 @@
-"""One exchange over HTTP: a request's headers and body in, the answer's out. HTTP fronts call only this."""
+"""One exchange over HTTP: a request's headers and body in, the answer's out. Whoever answers HTTP calls only this."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ingot.errors import Code, IngotError, InternalError, InvalidArgument, public_text
-from ingot.server.dataplane import DataPlane, InferResponse, Ticket
-from ingot.server.http import codec, compression
+from ingot.errors import Code, IngotError, InvalidArgument, public_text
+from ingot.server import compression
+from ingot.server.dataplane import DataPlane, InferResponse, Ticket, wrapped
+from ingot.server.http import codec
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def failure(plane: DataPlane, error: Exception) -> Answer:
     """Return any error as an answer; what is not ours to tell is logged."""
     if not isinstance(error, IngotError):
         log.error("a request failed", exc_info=error)
-        error = InternalError(f"{type(error).__name__}: {error}")
+        error = wrapped(error)
     return refusal(plane, error)
 
 

@@ -10,9 +10,9 @@ import httptools
 from ingot.server.http import heads
 from ingot.server.http.cycle import Cycle
 from ingot.server.http.departure import Departure
-from ingot.server.http.front import Front
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.shared import Shared
 
 _MAX_KNOWN_HEAD = 4 << 10
 _END = b"\r\n\r\n"
@@ -29,12 +29,12 @@ class FastProtocol(BoundedProtocol):
     it never sees them.
 
     Args:
-        front: what all connections share; the others are uvicorn's.
+        shared: what all connections share; the others are uvicorn's.
     """
 
-    def __init__(self, front: Front, *args: Any, **named: Any):
+    def __init__(self, shared: Shared, *args: Any, **named: Any):
         super().__init__(*args, **named)
-        self.front = front
+        self.shared = shared
         self._plain: Head | None = None
         self._departure: Departure | None = None
 
@@ -55,7 +55,7 @@ class FastProtocol(BoundedProtocol):
             super().data_received(data)
             return len(data)
         known = data[:end]
-        head = self.front.heads.get(known)
+        head = self.shared.heads.get(known)
         if head is None:
             self._learn(known)
             return end
@@ -66,7 +66,7 @@ class FastProtocol(BoundedProtocol):
         if self._expiry is not None:
             self._settle()
         self._in_head = False
-        cycle = Cycle(self, self.front, head, True)
+        cycle = Cycle(self, self.shared, head, True)
         self.cycle = cycle  # type: ignore[assignment]  # stands where uvicorn has its own
         cycle.take(data[end:stop])
         cycle.complete()
@@ -78,7 +78,7 @@ class FastProtocol(BoundedProtocol):
         self._plain = None
         super().data_received(_UPGRADE.sub(b"\r\nx-upgrade:", known))
         if self._plain is not None and not self.parsed and not self.transport.is_closing():
-            self.front.heads.keep(known, self._plain)
+            self.shared.heads.keep(known, self._plain)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -96,7 +96,7 @@ class FastProtocol(BoundedProtocol):
         keep_alive = modern and parser.should_keep_alive()
         if keep_alive and head.length and not head.expects and len(self.headers) == len(dict(self.headers)):
             self._plain = head
-        cycle: Any = Cycle(self, self.front, head, keep_alive)
+        cycle: Any = Cycle(self, self.shared, head, keep_alive)
         waits = self.cycle is not None and not self.cycle.response_complete
         self.cycle = cycle
         if waits or self.flow.write_paused:

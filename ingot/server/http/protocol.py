@@ -96,11 +96,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._advancing:  # by a request that was answered at once; the loop below goes on after it
             return
         self._advancing = True
-        while self.pipeline and self._answering.response_complete and not self.flow.write_paused:
-            if self.transport.is_closing():
-                break
-            self._start_asgi_task(*self.pipeline.pop())
-        self._advancing = False
+        try:
+            while self.pipeline and self._answering.response_complete and not self.flow.write_paused:
+                if self.transport.is_closing():
+                    break
+                self._start_asgi_task(*self.pipeline.pop())
+        finally:
+            self._advancing = False
         if not self.pipeline and not self.flow.write_paused:
             self.flow.resume_reading()
 

@@ -8,8 +8,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
-from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, public_text
-from ingot.server.dataplane import DataPlane, InferResponse
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, public_text
+from ingot.server.dataplane import DataPlane, InferResponse, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import Control
@@ -35,7 +35,7 @@ class Calls:
         methods: what can be called, by path.
         infer: the path of inference, which goes to the data plane without a coroutine.
         limit: the most bytes of a message.
-        budget: what messages may hold while they arrive and until they are answered.
+        budget: what messages that come in more than one frame may hold until their calls are over.
         count_fault: called with the reason when a client breaks HTTP/2.
     """
 
@@ -139,7 +139,7 @@ class Calls:
             self._refuse(outlet, stream, error)
         except Exception as error:
             log.exception("ModelInfer failed")
-            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse(outlet, stream, wrapped(error))
 
     def _answer(self, outlet: Control, stream: Stream, typed: bool, outcome: InferResponse | IngotError) -> None:
         stream.ticket = None  # an answer that cannot be sent yet must not hold its request, too
@@ -150,7 +150,7 @@ class Calls:
             outlet.answer(stream, *self._codec.encode(outcome, typed=typed))
         except Exception as error:
             log.exception("an answer of model %s could not be encoded", outcome.model)
-            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse(outlet, stream, wrapped(error))
 
     def _refuse(self, outlet: Control, stream: Stream, error: IngotError) -> None:
         if stream.closed:
@@ -160,6 +160,7 @@ class Calls:
         outlet.fail(stream, status, public_text(error), accepts=status == _UNIMPLEMENTED)
 
     def _late(self, outlet: Control, stream: Stream) -> None:
+        stream.timer = None  # which leads back here
         self._refuse(outlet, stream, DeadlineExceeded("the call's deadline passed"))
         stream.stop()
 
@@ -175,7 +176,7 @@ class Calls:
             self._refuse(outlet, stream, error)
         except Exception as error:
             log.exception("%s failed", stream.head.path.decode(errors="replace"))
-            self._refuse(outlet, stream, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse(outlet, stream, wrapped(error))
 
     async def _unary(self, outlet: Control, stream: Stream, method: Method, compressed: bool, data: bytes) -> None:
         if compressed:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
-from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument, Unsupported
+from ingot.server.compression import ENCODINGS, inflate
 from ingot.server.limits import check_size
 
 PREFIX = 5
-_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
 
 class Messages:
@@ -74,20 +72,10 @@ def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
     """
     if encoding == b"identity":
         raise InvalidArgument("a message is compressed, but grpc-encoding names no compression")
-    if encoding not in _WINDOW_BITS:
-        raise Unsupported(f"grpc-encoding {encoding.decode(errors='replace')!r} is not understood; use gzip or deflate")
-    decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        out = decompressor.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise InvalidArgument(f"a message is not {encoding.decode()}: {error}") from error
-    check_size(len(out), limit)
-    if not decompressor.eof or decompressor.unused_data:
-        raise InvalidArgument(f"a message of {encoding.decode()} is cut off, or goes on behind its end")
+    name = encoding.decode(errors="replace")
+    if name not in ENCODINGS:
+        raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
+    out, rest = inflate(data, name, limit)
+    if rest:
+        raise InvalidArgument(f"a message of {name} goes on behind its end")
     return out
-
-
-def frames(data: bytes) -> Iterator[bytes]:
-    """Yield the prefix of a message and the message."""
-    yield b"\0" + len(data).to_bytes(4)
-    yield data

@@ -73,6 +73,7 @@ class Stream:
         self.closed = True
         if self.ticket is not None:
             self.ticket.cancel()
+            self.ticket = None  # which leads back here
         if self.task is not None:
             self.task.cancel()
         if self.timer is not None:

@@ -1,4 +1,4 @@
-"""``Content-Encoding`` of requests and answers: gzip and deflate."""
+"""gzip and deflate: HTTP's ``Content-Encoding``, and the compressed messages of gRPC."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ingot.errors import InvalidArgument
 from ingot.server.limits import check_size
 
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's window bits: 16 more means a gzip header
+ENCODINGS = frozenset(_WINDOW)
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -25,17 +26,33 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while body or not parts:  # a gzip body may have several members
-        decoder = zlib.decompressobj(_WINDOW[encoding])
-        try:
-            parts.append(decoder.decompress(body, limit + 1 - size))
-        except zlib.error as error:
-            raise InvalidArgument(f"the body is not valid {encoding}: {error}") from error
-        size += len(parts[-1])
-        check_size(size, limit)
-        if not decoder.eof:
-            raise InvalidArgument(f"the {encoding} body is truncated")
-        body = decoder.unused_data
+        part, body = inflate(body, encoding, limit, size)
+        parts.append(part)
+        size += len(part)
     return b"".join(parts)
+
+
+def inflate(data: bytes, encoding: str, limit: int, before: int = 0) -> tuple[bytes, bytes]:
+    """Return what one compressed stream holds, and the bytes behind its end.
+
+    Args:
+        data: begins with the stream.
+        encoding: one of :data:`ENCODINGS`.
+        limit: the most bytes that may come out, with the ``before`` that came out of earlier streams.
+
+    Raises:
+        InvalidArgument: it is no such stream, or cut off.
+        TooLarge: it grows over the limit; no more than that was made of it.
+    """
+    decoder = zlib.decompressobj(_WINDOW[encoding])
+    try:
+        out = decoder.decompress(data, limit + 1 - before)
+    except zlib.error as error:
+        raise InvalidArgument(f"the body is not valid {encoding}: {error}") from error
+    check_size(before + len(out), limit)
+    if not decoder.eof:
+        raise InvalidArgument(f"the {encoding} body is truncated")
+    return out, decoder.unused_data
 
 
 def compress(body: bytes, encoding: str) -> bytes:
