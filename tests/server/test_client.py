@@ -85,4 +85,4 @@ def test_an_answer_of_another_kind_of_server_is_the_servers_fault() -> None:
                     client.infer("m", {"x": np.zeros(1)})
         finally:
             page.shutdown()
-            thread.join()
+            thread.join(120)
