@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import Protocol
@@ -84,12 +85,17 @@ def check_port(protocol: str, host: str, port: int) -> None:
 
 def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
     """Return the error for a port that cannot be had."""
-    why = os.strerror(error.errno) if error.errno else str(error)
     option = f"--{protocol.lower()}-port"
-    return InvalidArgument(
-        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
-        f"({option} 0 takes any free one)"
-    )
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        remedy = "give --host an address of this machine (127.0.0.1 is for itself alone, 0.0.0.0 is all)"
+    elif error.errno == errno.EACCES:
+        remedy = f"ports below 1024 need the system's leave; choose a higher one ({option} 0 takes any free one)"
+    else:
+        remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
+    # The number of a name's fault is none of the system's; create_server adds the address to the text of others.
+    known = error.errno and not isinstance(error, socket.gaierror)
+    why = os.strerror(error.errno) if known else error.strerror or str(error)
+    return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")
 
 
 def bracketed(host: str) -> str:
