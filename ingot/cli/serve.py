@@ -142,9 +142,7 @@ def serve(
     ] = None,
     max_bodies_mb: Annotated[
         int | None,
-        typer.Option(
-            help="Most MiB of HTTP request bodies held at once.", rich_help_panel=_LIMITS, show_default="1024"
-        ),
+        typer.Option(help="Most MiB of request bodies held at once.", rich_help_panel=_LIMITS, show_default="1024"),
     ] = None,
     ready_delay: Annotated[
         str | None,

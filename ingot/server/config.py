@@ -103,7 +103,7 @@ class ServerConfig(BaseModel):
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
-    max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of HTTP request bodies held at once.")
+    max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of request bodies held at once.")
     drain_timeout: _Seconds = Field(
         30.0, ge=0, allow_inf_nan=False, description="How long requests in flight may take to finish at shutdown."
     )

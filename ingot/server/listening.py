@@ -86,15 +86,15 @@ def check_port(protocol: str, host: str, port: int) -> None:
 def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
     """Return the error for a port that cannot be had."""
     option = f"--{protocol.lower()}-port"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+    number = error.errno or 0
+    if number < 0 or number == errno.EADDRNOTAVAIL:
         remedy = "give --host an address of this machine (127.0.0.1 is for itself alone, 0.0.0.0 is all)"
-    elif error.errno == errno.EACCES:
+    elif number == errno.EACCES:
         remedy = f"ports below 1024 need the system's leave; choose a higher one ({option} 0 takes any free one)"
     else:
         remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
-    # The number of a name's fault is none of the system's; create_server adds the address to the text of others.
-    known = error.errno and not isinstance(error, socket.gaierror)
-    why = os.strerror(error.errno) if known else error.strerror or str(error)
+    # A negative number is a fault of looking up a name. create_server adds the address to its text, as to all.
+    why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
     return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hpack import Decoder, Encoder
 
 from ingot.runtime import Metrics
-from ingot.server.dataplane import InferRequest, InferResponse
+from ingot.server.dataplane import DataPlane, InferRequest, InferResponse
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.connection import Connection
@@ -79,10 +79,11 @@ class Wire:
 class Peer:
     """A client of one connection, which can send what no client should. Use it inside a running event loop."""
 
-    def __init__(self, *, begin: bool = True):
+    def __init__(self, *, begin: bool = True, plane: DataPlane | None = None):
         loop = asyncio.get_running_loop()
         self.plane = EchoPlane(loop)
-        self.front = FastListener(self.plane, LIMIT, 4 * LIMIT)  # type: ignore[arg-type] # an echo has no more than this
+        behind: Any = plane or self.plane
+        self.front = FastListener(behind, LIMIT, 4 * LIMIT)
         self.connection = Connection(loop, self.front._calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
