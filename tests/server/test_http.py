@@ -225,7 +225,7 @@ def test_broken_json(http: httpx.Client, body: bytes) -> None:
     [
         ("INT64", "[18446744073709551616, 0]", "64 bits"),
         ("INT64", "[9223372036854775808, 0]", "range"),
-        ("INT64", "[1.5, 0]", "fractions"),
+        ("INT64", "[1.5, 0]", "whole numbers"),
         ("INT8", "[128, 0]", "-128 to 127"),
         ("UINT8", "[-1, 0]", "0 to 255"),
         ("UINT64", "[18446744073709551615, -1]", "range"),
