@@ -135,7 +135,7 @@ class Wrk:
 
 
 class H2load:
-    """``h2load`` on a gRPC server; a client of grpcio checks answers beside it, and the sizes of all are checked.
+    """``h2load`` on a gRPC server; a client of grpcio checks answers beside it, and of all the bytes together.
 
     Args:
         model: its samples are the requests.
@@ -212,7 +212,7 @@ def finish_h2load(process: subprocess.Popen[str], log: Path, seconds: float, siz
     """Read what h2load found.
 
     Raises:
-        WrongAnswer: some requests failed, or the answers were not all of the size that a right one has.
+        WrongAnswer: some requests failed, or all answers together had not, within 0.5%, the bytes of right ones.
     """
     text, _ = process.communicate()
     counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", text)

@@ -82,11 +82,26 @@ class Process:
                 if status == 200 or (refusals and status in (429, 504)):
                     return time.perf_counter() - self.started, body
                 last = f"{status} {body[:300]!r}"
-            took = time.perf_counter() - self.started
-            if self._process.poll() is not None or took > DEADLINE:
-                end = self._log.read_text(errors="replace")[-2000:]
-                raise NoAnswer(f"a server gave {last} in {took:.0f} s; the end of its log:\n{end}")
-            time.sleep(0.005)
+            self._pause(last)
+
+    def listens(self, port: int) -> None:
+        """Wait until it takes connections.
+
+        Raises:
+            NoAnswer: it ended, or took too long; the message has the end of its log.
+        """
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS):
+                return
+            self._pause("no connection")
+
+    def _pause(self, last: str) -> None:
+        """Wait a little, if there still is something to wait for."""
+        took = time.perf_counter() - self.started
+        if self._process.poll() is not None or took > DEADLINE:
+            end = self._log.read_text(errors="replace")[-2000:]
+            raise NoAnswer(f"a server gave {last} in {took:.0f} s; the end of its log:\n{end}")
+        time.sleep(0.005)
 
     def close(self) -> None:
         """Ask it to end, and end what is left of its processes."""

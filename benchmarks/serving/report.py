@@ -24,10 +24,11 @@ of all rounds is shown, and the least and the most; in a round the contestants t
 The peers marked * are measured in the first round only.
 
 Loads are closed loops: `wrk`, every answer compared to the bit with what belongs to its request; for gRPC `h2load` with
-8 streams a connection, the sizes of all answers checked, and 50 calls a second of grpcio beside it checked to the bit.
+8 streams a connection, the status of every answer checked and the bytes of all together (within 0.5%), and 50 calls a
+second of grpcio beside it checked to the bit.
 The answers of minilm and cnn, which depend on the batch a little, are compared by a client in Python. Goodput is of an
 open loop: requests at the times of a Poisson process, latencies from the moment when each was due; the capacity is the
-best closed-loop rate among Ingot (`--slo 50ms`) and mosec in the same round."""
+best closed-loop rate among Ingot and mosec in the same round, and Ingot is offered the load with `--slo 50ms`."""
 
 
 # The plots that the documentation links to.

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -247,12 +246,16 @@ def serving(
 
 @contextlib.contextmanager
 def bare(name: str, size: int, work: Path) -> Iterator[tuple[Process, int]]:
-    """Run a bare transport until the block ends."""
+    """Run a bare transport until the block ends.
+
+    Raises:
+        NoAnswer: it does not listen.
+    """
     port = free_port()
     command = [sys.executable, "-m", f"benchmarks.serving.limits.{name}", str(port), str(size)]
     process = Process(command, {}, work / "log")
     try:
-        time.sleep(0.5)
+        process.listens(port)
         yield process, port
     finally:
         process.close()

@@ -22,11 +22,11 @@ class Metrics:
         self.requests = Counts(
             "ingot_requests", "Inference requests answered, by outcome", (*_MODEL, "protocol", "code"), registry
         )
-        self.errors = Counter(
+        self.errors = Counts(
             "ingot_errors",
             "Answers that were errors, also to requests that could not be decoded or named no model",
             ("protocol", "code"),
-            registry=registry,
+            registry,
         )
         self.request_seconds = Spreads(
             "ingot_request_seconds",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import Catalog, Key, Metrics, Servable
-from ingot.runtime.scheduler import Outcome
+from ingot.runtime.entry import Outcome
 from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
 from ingot.server.recorder import Recorder
@@ -169,7 +169,9 @@ class DataPlane:
             ticket.cancel()  # which does nothing unless its client left
 
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
-        """Take a request in, and return at once. Everything that serves requests comes through here.
+        """Take a request in, and return at once. All that a client of this process asks comes through here.
+
+        What front processes took in came through theirs; their desks put it to the models.
 
         Args:
             request: the decoded request.
@@ -196,7 +198,7 @@ class DataPlane:
         except Exception as error:
             log.exception("a request to model %s failed", request.model)
             tally.count("internal", began)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+            raise wrapped(error) from error
         return ticket
 
 
@@ -238,12 +240,23 @@ class Ticket:
             self._tally.count(outcome.code.value, self._began)
             self._reply(outcome)
             return
-        self._tally.count("ok", self._began)
         model, request = self._model, self._request
-        if self._plane.recorder is not None:
-            self._plane.recorder.offer(model.name, model.version, self._inputs, outcome)
-        outputs = tuple((spec.name, spec.dtype, outcome[spec.name]) for spec in self._wanted)
+        try:
+            if self._plane.recorder is not None:
+                self._plane.recorder.offer(model.name, model.version, self._inputs, outcome)
+            outputs = tuple((spec.name, spec.dtype, outcome[spec.name]) for spec in self._wanted)
+        except Exception as error:  # the other requests of the batch wait behind this one
+            log.exception("an answer of model %s could not be taken", model.name)
+            self._tally.count("internal", self._began)
+            self._reply(wrapped(error))
+            return
+        self._tally.count("ok", self._began)
         self._reply(InferResponse(model.name, model.version, request.id, outputs))
+
+
+def wrapped(error: Exception) -> InternalError:
+    """Return what a client is told of an error that is ours."""
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 class _Tally:

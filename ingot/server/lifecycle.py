@@ -9,7 +9,7 @@ from ingot.runtime import Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
-from ingot.server.fronts import Fronts, Listeners
+from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed
 from ingot.server.recorder import Recorder
 from ingot.server.tls import Tls
@@ -34,7 +34,7 @@ class Server:
         self.config = config
         self._tls = Tls.load(config.tls_cert, config.tls_key)
         self._plane = DataPlane(repository)
-        self._fronts: Fronts = (
+        self._ports: Ports = (
             FrontProcesses(self._plane, repository, config)
             if config.frontends
             else Listeners(self._plane, config, self._tls)
@@ -43,12 +43,12 @@ class Server:
     @property
     def http_url(self) -> str:
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{bracketed(self.config.host)}:{self._fronts.http_port}"
+        return f"{scheme}://{bracketed(self.config.host)}:{self._ports.http_port}"
 
     @property
     def grpc_url(self) -> str:
         scheme = "grpc" if self._tls is None else "grpcs"
-        return f"{scheme}://{bracketed(self.config.host)}:{self._fronts.grpc_port}"
+        return f"{scheme}://{bracketed(self.config.host)}:{self._ports.grpc_port}"
 
     async def start(self) -> None:
         """Open both ports, then load every model.
@@ -60,14 +60,14 @@ class Server:
         """
         self._plane.recorder = self._recorder()
         try:
-            await self._fronts.start()
+            await self._ports.start()
         except BaseException:
             self._close_recorder()
             raise
         try:
             for model in self.repository:
                 await asyncio.to_thread(model.load)
-            await self._fronts.set_serving(True)
+            await self._ports.set_serving(True)
         except BaseException:
             await self._stop()
             raise
@@ -75,14 +75,14 @@ class Server:
     async def stop(self) -> None:
         """Stop taking requests, finish those in flight, free the models."""
         self._plane.draining = True
-        await self._fronts.set_serving(False)
+        await self._ports.set_serving(False)
         # A load balancer asks for readiness only so often, and sends requests here until it has.
         await asyncio.sleep(self.config.ready_delay)
         await self._stop()
 
     async def _stop(self) -> None:
         self._plane.draining = True
-        await self._fronts.stop(self.config.drain_timeout)
+        await self._ports.stop(self.config.drain_timeout)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)

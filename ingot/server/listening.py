@@ -1,14 +1,36 @@
-"""Addresses that are listened on, and what is said where one is taken."""
+"""What listens, the addresses that it listens on, and what is said where one is taken."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from typing import Protocol
 
 from ingot.errors import InvalidArgument
 
 # Connections that may wait to be taken; past it, clients try again a second later.
 BACKLOG = 2048
+
+
+class Listener(Protocol):
+    """What speaks one protocol at one port. It is made in the event loop that it is to serve in."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
+
+        Raises:
+            OSError: the port is taken or the address cannot be bound.
+        """
+        ...
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say what the protocol's own health service answers, if it has one."""
+        ...
+
+    async def stop(self, drain: float) -> None:
+        """Take no more requests, and finish those in flight within ``drain`` seconds."""
+        ...
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -63,12 +85,17 @@ def check_port(protocol: str, host: str, port: int) -> None:
 
 def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
     """Return the error for a port that cannot be had."""
-    why = os.strerror(error.errno) if error.errno else str(error)
     option = f"--{protocol.lower()}-port"
-    return InvalidArgument(
-        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
-        f"({option} 0 takes any free one)"
-    )
+    number = error.errno or 0
+    if number < 0 or number == errno.EADDRNOTAVAIL:
+        remedy = "give --host an address of this machine (127.0.0.1 is for itself alone, 0.0.0.0 is all)"
+    elif number == errno.EACCES:
+        remedy = f"ports below 1024 need the system's leave; choose a higher one ({option} 0 takes any free one)"
+    else:
+        remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
+    # A negative number is a fault of looking up a name. create_server adds the address to its text, as to all.
+    why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
+    return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")
 
 
 def bracketed(host: str) -> str:

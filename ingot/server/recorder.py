@@ -24,7 +24,7 @@ from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import Golden, goldens
 from ingot.model_store.files import atomic_file
 from ingot.runtime import Metrics
-from ingot.runtime.scheduler import size_of
+from ingot.runtime.entry import size_of
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)

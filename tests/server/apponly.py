@@ -31,5 +31,5 @@ def serve_app(sources: Sequence[str], max_body_bytes: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(120)
         repository.close()

@@ -9,11 +9,11 @@ import numpy as np
 from hpack import Decoder, Encoder
 
 from ingot.runtime import Metrics
-from ingot.server.dataplane import InferRequest, InferResponse
+from ingot.server.dataplane import DataPlane, InferRequest, InferResponse
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.connection import Connection
-from ingot.server.grpc.fast.front import FastFront
+from ingot.server.grpc.fast.listener import FastListener
 from ingot.tensors import DType
 
 LIMIT = 100_000
@@ -49,6 +49,11 @@ class EchoPlane:
             self._loop.call_soon(lambda: None if ticket.cancelled else reply(response))
         return ticket
 
+    async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
+        answered: asyncio.Future[InferResponse] = self._loop.create_future()
+        self.submit(request, protocol, answered.set_result)
+        return await answered
+
     def count_error(self, _: str, error: Exception) -> None:
         self.errors.append(error)
 
@@ -79,10 +84,11 @@ class Wire:
 class Peer:
     """A client of one connection, which can send what no client should. Use it inside a running event loop."""
 
-    def __init__(self, *, begin: bool = True):
+    def __init__(self, *, begin: bool = True, plane: DataPlane | None = None):
         loop = asyncio.get_running_loop()
         self.plane = EchoPlane(loop)
-        self.front = FastFront(self.plane, LIMIT, 4 * LIMIT)  # type: ignore[arg-type] # an echo has no more than this
+        behind: Any = plane or self.plane
+        self.front = FastListener(behind, LIMIT, 4 * LIMIT)
         self.connection = Connection(loop, self.front._calls)
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]

@@ -51,6 +51,6 @@ def test_a_neighbour_with_huge_values_changes_no_answer(
         finally:
             stop.set()
             for neighbour in neighbours:
-                neighbour.join()
+                neighbour.join(120)
     for own, among in zip(alone, answers, strict=True):
         np.testing.assert_array_equal(own, among)

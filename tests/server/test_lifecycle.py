@@ -32,13 +32,17 @@ def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str]
     environment = {**os.environ, "INGOT_HOME": str(home)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
+    late = threading.Timer(120, process.kill)  # which ends the line that is waited for
+    late.start()
     try:
         line = process.stdout.readline()
+        late.cancel()
         assert line, process.communicate()[1]
         yield process, json.loads(line)
     finally:
+        late.cancel()
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -56,11 +60,13 @@ def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, n
         for thread in asking:
             thread.start()
         with ingot.Client(addresses["http"]) as client:
+            deadline = time.monotonic() + 60
             while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
                 assert len(answers) < 2
+                assert time.monotonic() < deadline
         process.send_signal(number)
         for thread in asking:
-            thread.join()
+            thread.join(120)
         assert process.wait(30) == 0
     assert answers == [(64, 1024)] * 2
     with ingot.Client(addresses["http"]) as client, pytest.raises(Unavailable):
@@ -77,15 +83,16 @@ def test_a_second_signal_does_not_wait(folder: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
+        deadline = time.monotonic() + 60
         with ingot.Client(addresses["http"]) as client:
             while 'ingot_in_flight_requests{model="slow",version="1"} 1.0' not in client.metrics():
-                pass
+                assert time.monotonic() < deadline
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)  # it is waiting for the request
         process.send_signal(signal.SIGTERM)
         process.wait(20)  # else this raises
-        asking.join()
+        asking.join(120)
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
@@ -193,7 +200,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
             leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
             wait_for('ingot_in_flight_requests{model="slow",version="1"} 2.0')
         wait_for('ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"} 1.0')
-        staying.join()
+        staying.join(120)
         wait_for('ingot_in_flight_requests{model="slow",version="1"} 0.0')
         assert 'ingot_batch_requests_sum{model="slow",version="1"} 1.0' in client.metrics()
 
@@ -214,7 +221,7 @@ def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path) -> None:
                 assert time.monotonic() < deadline
         process.send_signal(signal.SIGTERM)
         process.wait(20)  # the engine call alone takes longer than that
-        asking.join()
+        asking.join(120)
 
 
 def test_settings_that_are_none(folder: Path) -> None:
@@ -223,6 +230,12 @@ def test_settings_that_are_none(folder: Path) -> None:
         ingot.serve(model, http_prot=0)
     with pytest.raises(InvalidArgument, match=r"--http-port .* is 70000"):
         ingot.serve(model, http_port=70000)
+
+
+def test_what_is_set_is_told_at_the_start(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with running(model, "--slo", "50ms", "--drain-timeout", "5s", home=folder) as (_, told):
+        assert told["settings"] == {"slo": 0.05, "drain_timeout": 5}
 
 
 def test_an_archive_is_served_as_it_is(digits_archive: Path) -> None:

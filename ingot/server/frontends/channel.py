@@ -40,9 +40,10 @@ class Channel(asyncio.Protocol):
         self._known: list[Layout] = []
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._over = False
 
     async def connect(self, connection: socket.socket) -> None:
-        """Use a connected socket, which now belongs to the channel."""
+        """Use a connected socket, which now belongs to the channel; what was sent before goes first."""
         await self._loop.create_unix_connection(lambda: self, sock=connection)
 
     def close(self) -> None:
@@ -53,6 +54,8 @@ class Channel(asyncio.Protocol):
 
     def send(self, kind: Kind, *body: bytes) -> None:
         """Send a record, with all others of this tick."""
+        if self._over:
+            return
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(HEADER.pack(sum(map(len, body)), kind))
@@ -77,6 +80,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._flush()
 
     def data_received(self, data: bytes) -> None:
         for kind, body in self._splitter.feed(data):
@@ -91,6 +95,8 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._over = True
+        self._out = []
         self._lost()
 
     def _layout(self, key: Key, values: Mapping[str, Array]) -> tuple[int, Layout]:
@@ -105,8 +111,8 @@ class Channel(asyncio.Protocol):
         return found
 
     def _flush(self) -> None:
-        out, self._out = self._out, []
-        if out and self._transport is not None:
+        if self._out and self._transport is not None:
+            out, self._out = self._out, []
             self._transport.write(b"".join(out))
 
     def _release(self, start: int) -> None:

@@ -60,15 +60,17 @@ class Child:
         Raises:
             IngotError: it cannot, or it ended.
         """
-        await self.desk.channel.connect(self._connection)
+        # Both before it is connected, and so before anything else that it may be told meanwhile.
         self.desk.channel.send(Kind.HELLO, hello)
         seen = self.desk.ask(Kind.STATE, Kind.SEEN, state)
+        await self.desk.channel.connect(self._connection)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(seen, self.desk.started)
                 self.listens = True
         except asyncio.CancelledError:
-            if not self.ended.is_set():
+            task = asyncio.current_task()
+            if not self.ended.is_set() or (task is not None and task.cancelling()):
                 raise
             code = await self.wait()
             raise InternalError(f"a front process ended with exit code {code} before it listened") from None

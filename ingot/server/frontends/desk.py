@@ -9,10 +9,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError
 from ingot.runtime import Cancellable, Model
-from ingot.runtime.scheduler import Outcome
-from ingot.server.dataplane import DataPlane
+from ingot.runtime.entry import Outcome
+from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
@@ -21,6 +21,9 @@ from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
+
+# Kinds that begin with a number, for which the front waits.
+_ANSWERED = frozenset((Kind.REQUEST, Kind.RENDER, Kind.STATISTICS))
 
 
 class Desk:
@@ -54,15 +57,26 @@ class Desk:
         self._tasks: set[asyncio.Task[None]] = set()
         self.alive = True
 
-    async def ask(self, kind: Kind, answer: Kind, body: bytes = b"") -> None:
-        """Send a record and wait for its answer, or for the front's end."""
+    def ask(self, kind: Kind, answer: Kind, body: bytes = b"") -> asyncio.Future[None]:
+        """Send a record; what is returned is done when it is answered, or when the front has ended."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.alive:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(answer, []).append(future)
             self.channel.send(kind, body)
-            await future
+        else:
+            future.set_result(None)
+        return future
 
     def _receive(self, kind: int, body: memoryview) -> None:
+        try:
+            self._take(kind, body)
+        except Exception as error:
+            log.exception("a record of a front process, of kind %d, could not be taken", kind)
+            if kind in _ANSWERED:
+                (number,) = records.NUMBER.unpack_from(body)
+                self._refuse(number, wrapped(error))
+
+    def _take(self, kind: int, body: memoryview) -> None:
         if kind == Kind.REQUEST:
             self._submit(body)
         elif kind == Kind.CANCEL:
@@ -79,15 +93,17 @@ class Desk:
             told = dump_statistics(self._models[index].statistics())
             self.channel.send(Kind.TOLD, records.NUMBER.pack(number), told)
         elif kind == Kind.FAILED:
-            self.started.set_exception(records.load_error(body))
+            if not self.started.done():
+                self.started.set_exception(records.load_error(body))
         elif kind == Kind.STARTED:
-            self.started.set_result(None)
+            if not self.started.done():
+                self.started.set_result(None)
         else:
-            if kind == Kind.COUNTS:
-                self.counts = records.loads(body)
             future = self._waiting[Kind(kind)].pop(0)
             if not future.done():
                 future.set_result(None)
+            if kind == Kind.COUNTS:
+                self.counts = records.loads(body)
 
     def _submit(self, body: memoryview) -> None:
         number, index, deadline, priority = records.REQUEST.unpack_from(body)
@@ -99,24 +115,30 @@ class Desk:
             self._pending[number] = model.submit(inputs, reply, timeout, priority, key)
         except IngotError as error:
             self._refuse(number, error)
-        except Exception as error:
-            log.exception("a request to model %s failed", model.name)
-            self._refuse(number, InternalError(f"{type(error).__name__}: {error}"))
 
     def _answer(self, number: int, model: Model, inputs: Mapping[str, Array], outcome: Outcome) -> None:
         del self._pending[number]
         if isinstance(outcome, IngotError):
             self._refuse(number, outcome)
             return
-        if self._plane.recorder is not None:
-            self._plane.recorder.offer(model.name, model.version, inputs, outcome)
-        self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
+        try:
+            if self._plane.recorder is not None:
+                self._plane.recorder.offer(model.name, model.version, inputs, outcome)
+            self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
+        except Exception as error:
+            log.exception("an answer of model %s could not be sent to its front process", model.name)
+            self._refuse(number, wrapped(error))
 
     def _refuse(self, number: int, error: IngotError) -> None:
         self.channel.send(Kind.ERROR, records.NUMBER.pack(number), records.dump_error(error))
 
     async def _send_metrics(self, number: bytes) -> None:
-        self.channel.send(Kind.TOLD, number, await self._render())
+        try:
+            self.channel.send(Kind.TOLD, number, await self._render())
+        except Exception as error:
+            log.exception("the metrics could not be rendered")
+            (asked,) = records.NUMBER.unpack(number)
+            self._refuse(asked, wrapped(error))
 
     def _gone(self) -> None:
         self.alive = False

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot import tensors
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import Unavailable
 from ingot.runtime import Catalog, Key, Metrics, key_of
+from ingot.runtime.entry import Outcome, size_of
 from ingot.runtime.pending import Reply
-from ingot.runtime.scheduler import size_of
 from ingot.runtime.statistics import Statistics
-from ingot.server.dataplane import DataPlane
+from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
 
 _MAX_FITS = 1024
 
@@ -102,23 +105,33 @@ class EngineEnd:
         return await future
 
     def receive(self, kind: int, body: memoryview) -> None:
-        """Take a record that is an answer."""
+        """Take a record that is an answer; one that cannot be read fails its own request alone."""
         (number,) = records.NUMBER.unpack_from(body)
-        if kind == Kind.TOLD:
-            future = self._asked.pop(number)
-            if not future.done():
-                future.set_result(bytes(body[records.NUMBER.size :]))
+        if number in self._asked:
+            self._told(self._asked.pop(number), kind, body[records.NUMBER.size :])
             return
-        if kind == Kind.OUTPUTS:
-            outputs, _ = self._channel.tensors(body[records.NUMBER.size :])
-            outcome: Mapping[str, Array] | IngotError = outputs
-        else:
-            outcome = records.load_error(body[records.NUMBER.size :])
+        outcome: Outcome
+        try:
+            if kind == Kind.OUTPUTS:
+                outcome, _ = self._channel.tensors(body[records.NUMBER.size :])
+            else:
+                outcome = records.load_error(body[records.NUMBER.size :])
+        except Exception as error:
+            log.exception("an answer of the engine's process could not be read")
+            outcome = wrapped(error)
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._bytes -= pending.nbytes
             pending.done = True
             pending.reply(outcome)
+
+    def _told(self, future: asyncio.Future[bytes], kind: int, body: memoryview) -> None:
+        if future.done():  # who asked has left
+            return
+        if kind == Kind.TOLD:
+            future.set_result(bytes(body))
+        else:
+            future.set_exception(records.load_error(body))
 
     def _cancel(self, number: int) -> None:
         self._bytes -= self._pending.pop(number).nbytes

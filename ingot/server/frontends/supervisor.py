@@ -32,7 +32,7 @@ _COUNT_SECONDS = 1.0
 
 
 class FrontProcesses:
-    """The listeners of a server in processes of their own; see :class:`ingot.server.fronts.Fronts`.
+    """The listeners of a server in processes of their own; see :class:`ingot.server.listeners.Ports`.
 
     Args:
         plane: the server's behaviour.
@@ -152,10 +152,9 @@ class FrontProcesses:
 
     async def _render(self) -> bytes:
         """Return the metrics of all processes; of a front that does not answer in time, those that it gave last."""
-        children = list(self._children)
         with contextlib.suppress(TimeoutError):
-            asking = [child.desk.ask(Kind.COUNT, Kind.COUNTS) for child in children]
+            asking = [child.desk.ask(Kind.COUNT, Kind.COUNTS) for child in self._children]
             await asyncio.wait_for(asyncio.gather(*asking), _COUNT_SECONDS)
-        return sums.render(
-            sums.add(sums.counts_of(self._metrics), self._past, *(child.desk.counts for child in children))
-        )
+        # Those that are here now: what one that ended meanwhile had counted is in the past already.
+        counts = [child.desk.counts for child in self._children]
+        return sums.render(sums.add(sums.counts_of(self._metrics), self._past, *counts))

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
-class GrpcioFront:
+class GrpcioListener:
     """A gRPC server without a port; its health service starts as not serving.
 
     Args:

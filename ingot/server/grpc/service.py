@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
+from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
 from ingot.server import extensions
-from ingot.server.dataplane import DataPlane
+from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import TensorSpec
@@ -39,7 +39,10 @@ class Service:
         return pb.ServerReadyResponse(ready=self._plane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
+        try:
+            return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
+        except NotFound:  # as Triton answers; tritonclient's is_model_ready() would raise
+            return pb.ModelReadyResponse(ready=False)
 
     async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**self._plane.server_metadata())
@@ -74,24 +77,29 @@ class Service:
         """Answer requests in their order, errors in band; some are in work while the first is waited for."""
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(_AHEAD)
 
+        working: set[asyncio.Task[pb.ModelStreamInferResponse]] = set()
+
         async def read() -> None:
             try:
                 async for request in requests:
-                    await answers.put(asyncio.create_task(self._in_band(request)))
-            finally:
+                    task = asyncio.create_task(self._in_band(request))
+                    working.add(task)
+                    task.add_done_callback(working.discard)
+                    await answers.put(task)
+            except Exception:
                 await answers.put(None)
+                raise
+            await answers.put(None)
 
         reading = asyncio.create_task(read())
-        answer: asyncio.Task[pb.ModelStreamInferResponse] | None = None
         try:
             while (answer := await answers.get()) is not None:
                 yield await answer
             await reading
         finally:
             reading.cancel()
-            while answer is not None:
-                answer.cancel()
-                answer = None if answers.empty() else answers.get_nowait()
+            for task in tuple(working):
+                task.cancel()
 
     async def _in_band(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
         try:
@@ -100,7 +108,7 @@ class Service:
             failure = error
         except Exception as error:
             log.exception("a request of ModelStreamInfer failed")
-            failure = InternalError(f"{type(error).__name__}: {error}")
+            failure = wrapped(error)
         self._plane.count_error("grpc", failure)
         answered = pb.ModelInferResponse(id=request.id)
         return pb.ModelStreamInferResponse(error_message=public_text(failure), infer_response=answered)

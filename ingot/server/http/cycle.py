@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 from ingot.errors import IngotError, Unavailable
-from ingot.server.dataplane import Ticket
 from ingot.server.http import exchange
-from ingot.server.http.exchange import Answer
-from ingot.server.http.front import Front
+from ingot.server.http.exchange import Answer, Work
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.shared import Shared
 from ingot.server.limits import check_size
+
+_SMALL_PART = 4 << 10
 
 
 class Cycle:
@@ -19,7 +20,7 @@ class Cycle:
 
     Args:
         protocol: its connection.
-        front: what all connections share.
+        shared: what all connections share.
         head: what it says of itself.
         keep_alive: whether the connection is to be kept after it.
     """
@@ -27,10 +28,10 @@ class Cycle:
     __slots__ = (
         "_complete",
         "_error",
-        "_front",
         "_held",
         "_parts",
         "_protocol",
+        "_shared",
         "_started",
         "_ticket",
         "disconnected",
@@ -39,19 +40,19 @@ class Cycle:
         "response_complete",
     )
 
-    def __init__(self, protocol: BoundedProtocol, front: Front, head: Head, keep_alive: bool):
+    def __init__(self, protocol: BoundedProtocol, shared: Shared, head: Head, keep_alive: bool):
         self.head = head
         self.keep_alive = keep_alive
         self.response_complete = False
         self.disconnected = False
         self._protocol = protocol
-        self._front = front
-        self._parts: list[bytes] = []
+        self._shared = shared
+        self._parts: list[bytes | bytearray] = []
         self._held = 0
         self._complete = False
         self._started = False
         self._error: IngotError | None = None
-        self._ticket: Ticket | None = None
+        self._ticket: Work | None = None
 
     @property
     def message_event(self) -> Cycle:
@@ -66,13 +67,28 @@ class Cycle:
         if self._error is not None or self.response_complete:
             return
         try:
-            check_size(self._held + len(part), self._front.max_body_bytes)
-            self._front.budget.change(len(part))
+            check_size(self._held + len(part), self._shared.max_body_bytes)
+            self._shared.budget.change(len(part))
         except IngotError as error:
-            self._refuse(error)
+            self.refuse(error)
             return
         self._held += len(part)
-        self._parts.append(part)
+        # Small parts are gathered: as an object each, they would take many times the memory of what is in them.
+        if not self._parts or len(part) >= _SMALL_PART:
+            self._parts.append(part)
+        elif isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
+
+    def _hold(self, size: int) -> None:
+        """Take memory into account, until the answer.
+
+        Raises:
+            Unavailable: it is too much.
+        """
+        self._shared.budget.change(size)
+        self._held += size
 
     def complete(self) -> None:
         """Note that the body is whole."""
@@ -85,33 +101,37 @@ class Cycle:
         self._started = True
         if self._error is None and self.head.length is not None:
             try:
-                check_size(self.head.length, self._front.max_body_bytes)
+                check_size(self.head.length, self._shared.max_body_bytes)
             except IngotError as error:
-                self._refuse(error)
+                self.refuse(error)
                 return
         if self._error is not None:
-            self.answer(exchange.refusal(self._front.plane, self._error))
+            self.answer(exchange.refusal(self._shared.plane, self._error))
         elif self._complete:
             self._begin()
         elif self.head.expects:
+            self._protocol.loop.call_soon(self._invite)  # unless the body is in the same packet as the head
+
+    def _invite(self) -> None:
+        if not (self._complete or self.response_complete or self.disconnected):
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _begin(self) -> None:
-        front, head = self._front, self.head
-        if head.probe is not None:
-            self.answer(head.probe(front.plane))
-            return
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._ticket = exchange.begin(front.plane, head.asked, body, front.max_body_bytes, self.answer)
-
-    def _refuse(self, error: IngotError) -> None:
+    def refuse(self, error: IngotError) -> None:
         """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
         self._error = error
         self._parts.clear()
         self.keep_alive = False
         if self._started:
-            self.answer(exchange.refusal(self._front.plane, error))
+            self.answer(exchange.refusal(self._shared.plane, error))
+
+    def _begin(self) -> None:
+        shared, head = self._shared, self.head
+        if head.probe is not None:
+            self.answer(head.probe(shared.plane))
+            return
+        body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._ticket = exchange.begin(shared.plane, head.asked, body, shared.max_body_bytes, self._hold, self.answer)
 
     def answer(self, answer: Answer) -> None:
         """Send the answer, and let the connection go on."""
@@ -122,7 +142,7 @@ class Cycle:
         self.response_complete = True
         protocol = self._protocol
         transport = protocol.transport
-        parts = self._front.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
+        parts = self._shared.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
         if len(parts) == 1:
             transport.write(parts[0])
         else:
@@ -140,7 +160,8 @@ class Cycle:
     def _stop(self, error: IngotError) -> None:
         if self._ticket is not None:
             self._ticket.cancel()
-        self.answer(exchange.refusal(self._front.plane, error))
+            self._ticket = None
+        self.answer(exchange.refusal(self._shared.plane, error))
 
     def leave(self) -> None:
         """Forget the request: its connection is gone."""
@@ -152,8 +173,9 @@ class Cycle:
         self._release()
         if self._ticket is not None:
             self._ticket.cancel()
+            self._ticket = None
 
     def _release(self) -> None:
         if self._held:
-            self._front.budget.change(-self._held)
+            self._shared.budget.change(-self._held)
             self._held = 0

@@ -12,7 +12,7 @@ import uvicorn
 
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.fast import FastProtocol
-from ingot.server.http.front import Front
+from ingot.server.http.shared import Shared
 from ingot.server.listening import listen
 from ingot.server.tls import Tls
 
@@ -38,10 +38,10 @@ class HttpListener:
         shared: bool = False,
     ):
         self._shared = shared
-        front = Front(plane, max_body_bytes, max_bodies_bytes)
+        common = Shared(plane, max_body_bytes, max_bodies_bytes)
         settings = uvicorn.Config(
-            front,
-            http=functools.partial(FastProtocol, front),  # type: ignore[arg-type]  # any callable will do
+            common,
+            http=functools.partial(FastProtocol, common),  # type: ignore[arg-type]  # any callable will do
             interface="asgi3",
             ws="none",
             lifespan="off",

@@ -64,7 +64,7 @@ class TestPipelining:
             sending.start()
             for number in range(count):
                 assert connection.answer().values == affine_of(row(number))
-            sending.join()
+            sending.join(120)
 
     def test_a_client_that_reads_none_of_its_answers(self, service: Service) -> None:
         """Each answer is 4 MiB: the server must stop taking requests from it, not keep the answers."""

@@ -138,7 +138,7 @@ def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(serv
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            thread.join(120)
     assert all(all(asked[-5:]) for asked in outcomes.values())
     assert any(all(asked) for asked in outcomes.values())
 
@@ -163,7 +163,7 @@ def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None
     until(lambda: counted(server, in_flight) > 1, "requests")
     os.kill(fronts[0], signal.SIGKILL)
     for thread in threads:
-        thread.join()
+        thread.join(120)
     until(lambda: counted(server, in_flight) == 0, "silence")
     until(lambda: counted(server, "ingot_fronts") == 2, "a new front")
     assert len(results) == 8
@@ -271,13 +271,15 @@ def test_requests_in_flight_finish_when_the_command_is_stopped(folder: Path, num
         for thread in asking:
             thread.start()
         with ingot.Client(addresses["http"]) as client:
+            deadline = time.monotonic() + 60
             while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
                 assert len(answers) < 2
+                assert time.monotonic() < deadline
         fronts = fronts_of(process.pid)
         for pid in (process.pid, *fronts):  # as systemd signals all of a service
             os.kill(pid, number)
         for thread in asking:
-            thread.join()
+            thread.join(120)
         assert process.wait(60) == 0
     assert answers == [(64, 1024)] * 2
     assert not any(alive(pid) for pid in fronts)

@@ -80,7 +80,7 @@ def test_4_mib_from_many_threads(client: triton.InferenceServerClient) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(120)
     assert right == [True] * 8
 
 

@@ -18,7 +18,7 @@ _MAX_HEADS = 1024
 _JOIN_BELOW = 32 << 10
 
 
-class Front:
+class Shared:
     """HTTP over a data plane: inference and health checks are answered by the connections themselves, all else by
     FastAPI, which is not imported before it is needed: that takes a third of a second.
 

@@ -1,4 +1,4 @@
-"""The listeners of a server: one for each protocol, behind one small interface."""
+"""Both ports of a server, and the listeners of one process: one for each protocol."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ from typing import Protocol
 
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.front import create_front
+from ingot.server.grpc.listener import create_listener
 from ingot.server.http.listener import HttpListener
-from ingot.server.listening import check_port, taken
+from ingot.server.listening import Listener, check_port, taken
 from ingot.server.tls import Tls
 
 
-class Front(Protocol):
-    """What speaks one protocol at one port. It is made in the event loop that it is to serve in."""
-
-    async def start(self, host: str, port: int) -> int:
-        """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
-
-        Raises:
-            OSError: the port is taken or the address cannot be bound.
-        """
-        ...
-
-    async def set_serving(self, serving: bool) -> None:
-        """Say what the protocol's own health service answers, if it has one."""
-        ...
-
-    async def stop(self, drain: float) -> None:
-        """Take no more requests, and finish those in flight within ``drain`` seconds."""
-        ...
-
-
-class Fronts(Protocol):
-    """All that listens for a server."""
+class Ports(Protocol):
+    """Both ports of a server, whichever processes listen there."""
 
     http_port: int
     grpc_port: int
@@ -73,7 +53,7 @@ class Listeners:
         self._config = config
         self._tls = tls
         self._shared = shared
-        self._open: list[Front] = []
+        self._open: list[Listener] = []
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
@@ -82,7 +62,7 @@ class Listeners:
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
                 check_port("gRPC", config.host, self.grpc_port)  # grpcio would log it to stderr, and not say why
-            grpc = create_front(
+            grpc = create_listener(
                 config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
             )
             self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
@@ -91,18 +71,18 @@ class Listeners:
             raise
 
     async def set_serving(self, serving: bool) -> None:
-        for front in self._open:
-            await front.set_serving(serving)
+        for listener in self._open:
+            await listener.set_serving(serving)
 
     async def stop(self, drain: float) -> None:
-        await asyncio.gather(*(front.stop(drain) for front in self._open))
+        await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
 
-    async def _opened(self, protocol: str, front: Front, port: int) -> int:
+    async def _opened(self, protocol: str, listener: Listener, port: int) -> int:
         host = self._config.host
         try:
-            port = await front.start(host, port)
+            port = await listener.start(host, port)
         except OSError as error:
             raise taken(protocol, host, port, error) from error
-        self._open.append(front)
+        self._open.append(listener)
         return port

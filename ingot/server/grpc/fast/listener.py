@@ -32,7 +32,7 @@ _WARN, _END = 6, 8
 _STEP = 0.02
 
 
-class FastFront:
+class FastListener:
     """A gRPC server that does not listen yet; its health service starts as not serving.
 
     Args:

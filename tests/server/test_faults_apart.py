@@ -1,0 +1,117 @@
+"""A fault is its own request's: neither the others of its batch, nor its connection, nor the server pay for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import InternalError
+from ingot.runtime import Repository
+from ingot.server.dataplane import DataPlane, InferRequest
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.service import Service
+from ingot.server.http.protocol import BoundedProtocol
+from tests import onnx_models
+
+
+@pytest.fixture
+def plane(folder: Path) -> Iterator[DataPlane]:
+    repository = Repository()
+    repository.add(str(onnx_models.affine(folder))).load()
+    yield DataPlane(repository)
+    repository.close(60)
+
+
+class FailingOnce:
+    def __init__(self) -> None:
+        self.offered = 0
+
+    def offer(self, *_: Any) -> None:
+        self.offered += 1
+        if self.offered == 1:
+            raise OSError("no recorder")
+
+
+def test_a_recorder_that_fails_hurts_none_of_the_batch(plane: DataPlane) -> None:
+    plane.recorder = FailingOnce()  # type: ignore[assignment]
+
+    async def ask(value: float) -> Any:
+        x = np.full((1, 3), value, np.float32)
+        return await plane.infer(InferRequest("affine", (("x", x),)), "http")
+
+    async def test() -> list[Any]:
+        return await asyncio.wait_for(asyncio.gather(*map(ask, range(3)), return_exceptions=True), 60)
+
+    first, *others = asyncio.run(test())
+    assert isinstance(first, InternalError)
+    assert [answer.outputs[0][2].tolist() for answer in others] == [[[3, 3, 3]], [[5, 5, 5]]]
+    assert 'ingot_requests_total{code="internal",model="affine",protocol="http",version="1"} 1.0' in (
+        plane.metrics.render().decode()
+    )
+
+
+class Endless:
+    """A data plane that never answers."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    async def infer(self, *_: Any) -> Any:
+        self.begun += 1
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.ended += 1
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 66, 100])
+def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None:
+    """Neither those that wait for their turn, nor the one beyond, for which there is no room."""
+    plane: Any = Endless()
+
+    async def requests() -> AsyncIterator[pb.ModelInferRequest]:
+        for _ in range(count):
+            yield pb.ModelInferRequest(model_name="affine")
+
+    async def test() -> None:
+        answers = Service(plane).model_stream_infer(requests())
+        waiting = asyncio.ensure_future(anext(answers))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert plane.begun == plane.ended > 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(test())
+
+
+def test_a_pipeline_goes_on_after_a_request_that_cannot_be_started() -> None:
+    started: list[Any] = []
+
+    def start(cycle: Any, _: Any) -> None:
+        if cycle == "bad":
+            raise ZeroDivisionError
+        started.append(cycle)
+
+    protocol: Any = SimpleNamespace(
+        _advancing=False,
+        _answering=SimpleNamespace(response_complete=True),
+        _start_asgi_task=start,
+        flow=SimpleNamespace(write_paused=False, resume_reading=lambda: None),
+        pipeline=[("good", None), ("bad", None)],
+        transport=SimpleNamespace(is_closing=lambda: False),
+    )
+    with pytest.raises(ZeroDivisionError):
+        BoundedProtocol._advance(protocol)
+    BoundedProtocol._advance(protocol)
+    assert started == ["good"]
