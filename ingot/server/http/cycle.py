@@ -68,7 +68,7 @@ class Cycle:
             return
         try:
             check_size(self._held + len(part), self._shared.max_body_bytes)
-            self._shared.budget.change(len(part))
+            self._shared.budget.change(len(part), self._held)
         except IngotError as error:
             self.refuse(error)
             return
@@ -87,7 +87,7 @@ class Cycle:
         Raises:
             Unavailable: it is too much.
         """
-        self._shared.budget.change(size)
+        self._shared.budget.change(size, self._held)
         self._held += size
 
     def complete(self) -> None:

@@ -75,6 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.parsed = True
         super().on_message_complete()
+        self.cycle.waiting_for_100_continue = False  # the body is there
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
