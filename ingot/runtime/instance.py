@@ -66,3 +66,4 @@ class Instance:
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
             self._done(self, entries, *self.run(entries))
+            del entries  # which would hold the tensors of these requests until the next

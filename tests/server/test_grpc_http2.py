@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.fast import frames
-from ingot.server.grpc.fast import calls
+from ingot.server.grpc.fast import calls, frames
 from ingot.server.grpc.fast import outlet as outlets
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import Messages, decompressed
@@ -382,7 +381,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert peer.connection.queued <= 100_000
         refused = len(peer.plane.errors)
         assert 0 < refused < 40
-        assert "windows" not in str(peer.plane.errors[0]) and "read" in str(peer.plane.errors[0])
+        assert "read what was asked for" in str(peer.plane.errors[0])
         peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}) + frames.window_update(0, 1 << 20))
         found = await peer.received()
         assert len({of for kind, _, of, _ in found if kind == frames.DATA}) == 40 - refused
