@@ -1,8 +1,13 @@
-"""Numbers and tables as people read them."""
+"""Numbers and tables as people read them, and times as they write them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# How a time is written, for texts that ask for one.
+TIMES = "50ms, 90s, 5m or 1h"
 
 
 def size(count: int) -> str:
@@ -18,6 +23,18 @@ def count(number: int) -> str:
 def duration(seconds: float) -> str:
     """Return a time."""
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def seconds(text: str) -> float | None:
+    """Return a time such as ``50us``, ``90s``, ``5m`` or ``1h`` in seconds; a bare number is seconds. Else None."""
+    match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) ?(us|ms|s|m|h)?", text.strip())
+    return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def written(seconds: float) -> str:
+    """Return a time as :func:`seconds` reads it: ``50ms``, ``90s``."""
+    unit = "us" if 0 < seconds < 1e-3 else "ms" if 0 < seconds < 1 else "s"
+    return f"{seconds / _UNITS[unit]:.6g}{unit}"
 
 
 def one_line(text: str, limit: int = 120) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ingot import layout
 from ingot.errors import InvalidArgument
 from ingot.layout import duration as duration
 from ingot.layout import size as size
@@ -81,13 +81,13 @@ def note(text: str) -> None:
     stderr().print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def seconds(text: str) -> float:
-    """Return a time such as ``50ms``, ``90s``, ``5m`` or ``1h``.
+def seconds(option: str, text: str) -> float:
+    """Return an option's time, such as ``50ms``, ``90s``, ``5m`` or ``1h``.
 
     Raises:
         InvalidArgument: it is none.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
-    if match is None:
-        raise InvalidArgument(f"'{text}' is no time; write it as 50ms, 90s, 5m or 1h")
-    return float(match[1]) * {None: 1, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}[match[2]]
+    found = layout.seconds(text)
+    if found is None:
+        raise InvalidArgument(f"{option} '{text}' is no time; write it as {layout.TIMES}")
+    return found

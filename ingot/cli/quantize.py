@@ -107,7 +107,7 @@ def quantize(
             batches=tuple(batch or (1, 8, 32)),
             threads=threads,
             engines=tuple(engine) if engine else None,  # type: ignore[arg-type]  # checked there
-            budget=seconds(budget) if budget is not None else None,
+            budget=seconds("--budget", budget) if budget is not None else None,
             seed=seed,
             force=force,
             allow_code=allow_code,

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.archives import StoreOption
-from ingot.cli.output import seconds
 from ingot.errors import InvalidArgument
 
 # The groups that --help shows the options in; those without one stand under its "Options".
@@ -54,12 +53,12 @@ def serve(
         typer.Option(
             help="PEM file of a certificate: both ports then speak TLS.",
             rich_help_panel=_ADDRESSES,
-            show_default="None",
+            show_default="no TLS",
         ),
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option(help="PEM file of the certificate's key.", rich_help_panel=_ADDRESSES, show_default="None"),
+        typer.Option(help="PEM file of the certificate's key.", rich_help_panel=_ADDRESSES, show_default="no TLS"),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MODELS, show_default="auto")
@@ -78,13 +77,13 @@ def serve(
         typer.Option(
             help="A trust policy: serve only what it trusts, digests checked.",
             rich_help_panel=_MODELS,
-            show_default="None",
+            show_default="all is served",
         ),
     ] = None,
     ort_library: Annotated[
         Path | None,
         typer.Option(
-            help="A library of custom operators for ONNX Runtime.", rich_help_panel=_MODELS, show_default="None"
+            help="A library of custom operators for ONNX Runtime.", rich_help_panel=_MODELS, show_default="none"
         ),
     ] = None,
     variant_choice: Annotated[
@@ -102,9 +101,9 @@ def serve(
     threads: Annotated[
         int | None,
         typer.Option(
-            help="CPU threads for one engine call; without, as many as pay.",
+            help="CPU threads for one engine call.",
             rich_help_panel=_BATCHING,
-            show_default="None",
+            show_default="as many as pay",
         ),
     ] = None,
     max_batch: Annotated[
@@ -113,15 +112,19 @@ def serve(
     slo: Annotated[
         str | None,
         typer.Option(
+            metavar="<time>",
             help="Time in which requests are to be answered, such as 50ms; later ones are refused.",
             rich_help_panel=_BATCHING,
-            show_default="None",
+            show_default="no limit",
         ),
     ] = None,
     max_delay: Annotated[
         str | None,
         typer.Option(
-            help="The longest that an idle engine waits for more rows.", rich_help_panel=_BATCHING, show_default="None"
+            metavar="<time>",
+            help="The longest that an idle engine waits for more rows, such as 2ms; 0 is not at all.",
+            rich_help_panel=_BATCHING,
+            show_default="by the profile",
         ),
     ] = None,
     max_queue: Annotated[
@@ -144,19 +147,27 @@ def serve(
     ready_delay: Annotated[
         str | None,
         typer.Option(
-            help="How long to go on answering at shutdown, while not ready.", rich_help_panel=_LIMITS, show_default="0"
+            metavar="<time>",
+            help="How long to go on answering at shutdown, while not ready.",
+            rich_help_panel=_LIMITS,
+            show_default="0s",
         ),
     ] = None,
     drain_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds for requests in flight at shutdown.", rich_help_panel=_LIMITS, show_default="30"),
+        str | None,
+        typer.Option(
+            metavar="<time>",
+            help="How long requests in flight may take to finish at shutdown.",
+            rich_help_panel=_LIMITS,
+            show_default="30s",
+        ),
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
             help="Write some requests and their answers, which are users' data, to this folder.",
             rich_help_panel=_RECORDING,
-            show_default="None",
+            show_default="nothing is recorded",
         ),
     ] = None,
     record_share: Annotated[
@@ -186,11 +197,12 @@ def serve(
         ),
     ] = None,
     choice_time: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            help="Seconds that each variant is timed at each batch size, if it must be.",
+            metavar="<time>",
+            help="How long each variant is timed at each batch size, if it must be.",
             rich_help_panel=_EXPERT,
-            show_default="0.3",
+            show_default="300ms",
         ),
     ] = None,
     derived_cache: Annotated[
@@ -204,7 +216,9 @@ def serve(
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     store: StoreOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print addresses, models and what is set as one line of JSON.")
+    ] = False,
 ) -> None:
     """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish.
 
@@ -228,13 +242,13 @@ def serve(
         "instances": instances,
         "threads": threads,
         "max_batch": max_batch,
-        "slo": None if slo is None else seconds(slo),
-        "max_delay": None if max_delay is None else seconds(max_delay),
+        "slo": slo,
+        "max_delay": max_delay,
         "max_queue": max_queue,
         "max_queue_mb": max_queue_mb,
         "max_body_mb": max_body_mb,
         "max_bodies_mb": max_bodies_mb,
-        "ready_delay": None if ready_delay is None else seconds(ready_delay),
+        "ready_delay": ready_delay,
         "drain_timeout": drain_timeout,
         "record": record,
         "record_share": record_share,
@@ -310,7 +324,7 @@ def _addresses(server: Any) -> dict[str, Any]:
         }
         for model in server.repository
     ]
-    return {"http": server.http_url, "grpc": server.grpc_url, "models": models}
+    return {"http": server.http_url, "grpc": server.grpc_url, "settings": server.config.changed, "models": models}
 
 
 def _print_addresses(server: Any) -> None:
@@ -318,4 +332,6 @@ def _print_addresses(server: Any) -> None:
     for model in server.repository:
         variant = f"{model.variant}, " if model.variant else ""
         print(f"{model.name} version {model.version} ({variant}{model.device}) is ready")
+    if told := server.config.told:
+        print(f"with  {told}")
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}\nCtrl-C stops", flush=True)

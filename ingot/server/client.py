@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -162,7 +163,7 @@ class _Http:
         except httpx.TimeoutException as error:
             raise errors.DeadlineExceeded(f"{self._client.base_url} did not answer in time") from error
         except httpx.HTTPError as error:
-            raise Unavailable(f"no server answers at {self._client.base_url}: {error}; is it running?") from error
+            raise _unreachable(str(self._client.base_url), str(error)) from error
         if answer.status_code in accept:
             return answer
         kind = _BY_STATUS.get(answer.status_code, errors.InternalError)
@@ -223,8 +224,8 @@ class _Grpc:
             return call(request, timeout=self._timeout)
         except grpc.RpcError as error:
             status, details = error.code(), error.details()
-            if status is grpc.StatusCode.UNAVAILABLE and "connect" in str(details).lower():
-                raise Unavailable(f"no server answers at {self._url}; is it running?") from error
+            if status is grpc.StatusCode.UNAVAILABLE and re.search("connect|resolving", str(details), re.IGNORECASE):
+                raise _unreachable(self._url, str(details).rpartition("last error: ")[2]) from error
             kind = _BY_GRPC_STATUS.get(status.value[0], errors.InternalError)
             raise kind(f"the server answered {status.name}: {details}") from error
 
@@ -236,6 +237,25 @@ def _parsing(url: str) -> Iterator[None]:
         yield
     except (InvalidArgument, ValueError, KeyError, TypeError, IndexError) as error:
         raise errors.InternalError(f"{url} gave no answer of the Open Inference Protocol: {error}") from error
+
+
+def _unreachable(url: str, why: str) -> Unavailable:
+    """Return the error for a connection that did not come about, with what can be done about that.
+
+    gRPC tells the cause in its text alone, so it is read there, of both protocols.
+    """
+    if re.search("mismatch|Hostname Verification", why):
+        remedy = "ask by a name or address that the server's certificate is made for"
+    elif re.search("self.signed|issuer", why):
+        remedy = "give the certificate that vouches for the server's: --ca-file, in Python ca_file"
+    elif "CERTIFICATE_VERIFY_FAILED" in why:
+        remedy = "the server needs another certificate"
+    elif re.search("refused|not known|resolving", why):
+        remedy = "is it running?"
+    else:
+        other = "HTTP" if url.startswith("grpc") else "gRPC"
+        remedy = f"is it running, is TLS as the server has it (https://, grpcs://), or is it the {other} port?"
+    return Unavailable(f"no server answers at {url}: {why}; {remedy}")
 
 
 def _path(model: str, version: str) -> str:

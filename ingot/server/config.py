@@ -5,13 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
+from ingot import layout
 from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Settings
 from ingot.runtime.settings import VariantChoice
+
+# The settings that are times, in seconds.
+TIMES = ("choice_time", "slo", "max_delay", "drain_timeout", "ready_delay")
+# Where a server listens. It is told as addresses, not as settings.
+_ADDRESSES = ("host", "http_port", "grpc_port")
+
+
+def _seconds(value: Any) -> Any:
+    """Return a time that is written, such as ``10s``, in seconds; numbers are seconds."""
+    if not isinstance(value, str):
+        return value
+    found = layout.seconds(value)
+    if found is None:
+        raise PydanticCustomError("time", "no time; write it as {times}", {"times": layout.TIMES})
+    return found
+
+
+def _unmistakable(value: Any) -> Any:
+    """The same where a number alone may be meant as milliseconds: as a text it needs its unit, unless it is 0."""
+    if isinstance(value, str) and value.strip()[-1:] in "0123456789." and _seconds(value):
+        raise PydanticCustomError("time", "write a unit: {number}ms or {number}s", {"number": value.strip()})
+    return _seconds(value)
+
+
+_Seconds = Annotated[float, BeforeValidator(_seconds)]
+_Unmistakable = Annotated[float | None, BeforeValidator(_unmistakable)]
 
 
 class ServerConfig(BaseModel):
@@ -49,8 +77,8 @@ class ServerConfig(BaseModel):
         description="Which variant of an archive is served if none is named, of those that run here: the fastest, or "
         "the archive's first.",
     )
-    choice_time: float = Field(
-        0.3, gt=0, le=60, description="Seconds that each variant is timed at each batch size, if it must be."
+    choice_time: _Seconds = Field(
+        0.3, gt=0, le=60, description="How long each variant is timed at each batch size, if it must be."
     )
     derived_cache: bool = Field(
         True, description="Keep packed weights of large models beside the store, where processes share them."
@@ -60,30 +88,30 @@ class ServerConfig(BaseModel):
         None, ge=1, le=1024, description="CPU threads for one engine call; None: as many as are measured to pay."
     )
     max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
-    slo: float | None = Field(
+    slo: _Unmistakable = Field(
         None,
         gt=0,
         le=3600,
-        description="Seconds in which requests without a timeout are to be answered; later ones are refused.",
+        description="Time in which requests without a timeout are to be answered; later ones are refused.",
     )
-    max_delay: float | None = Field(
+    max_delay: _Unmistakable = Field(
         None,
         ge=0,
         le=60,
-        description="Most seconds that an idle engine waits for more rows; None: by the profile.",
+        description="The longest that an idle engine waits for more rows; None: by the profile.",
     )
     max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
     max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of request bodies held at once.")
-    drain_timeout: float = Field(
-        30.0, ge=0, allow_inf_nan=False, description="Seconds that requests in flight get to finish at shutdown."
+    drain_timeout: _Seconds = Field(
+        30.0, ge=0, allow_inf_nan=False, description="How long requests in flight may take to finish at shutdown."
     )
-    ready_delay: float = Field(
+    ready_delay: _Seconds = Field(
         0.0,
         ge=0,
         le=3600,
-        description="Seconds that the server goes on answering at shutdown, while its readiness says no.",
+        description="How long the server goes on answering at shutdown, while its readiness says no.",
     )
     record: Path | None = Field(
         None, description="Folder to write some requests to, with their answers: users' data. Off by default."
@@ -103,7 +131,7 @@ class ServerConfig(BaseModel):
         variables = {name: os.environ.get(f"INGOT_{name.upper()}") for name in cls.model_fields}
         given = {name: text for name, text in variables.items() if text is not None}
         try:
-            return cls(**{**given, **settings})
+            config = cls(**{**given, **settings})
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in fault["loc"])
@@ -111,7 +139,25 @@ class ServerConfig(BaseModel):
                 known = ", ".join(cls.model_fields)
                 raise InvalidArgument(f"there is no setting '{name}'; there are: {known}") from error
             option = f"--{name.replace('_', '-')} (or INGOT_{name.upper()})"
-            raise InvalidArgument(f"{option} is {fault['input']!r}: {fault['msg']}") from error
+            unit = " seconds" if name in TIMES and fault["msg"][-1:].isdigit() else ""
+            raise InvalidArgument(f"{option} is {fault['input']!r}: {fault['msg']}{unit}") from error
+        if config.http_port and config.http_port == config.grpc_port:
+            raise InvalidArgument(
+                f"--http-port and --grpc-port are both {config.http_port}; each protocol needs a port of its own "
+                "(0 takes any free one)"
+            )
+        return config
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults, as JSON has them, without the addresses."""
+        return self.model_dump(mode="json", exclude_defaults=True, exclude=set(_ADDRESSES))
+
+    @property
+    def told(self) -> str:
+        """The same in one line, as they can be given."""
+        changed = self.changed.items()
+        return ", ".join(f"{key} {layout.written(value) if key in TIMES else value}" for key, value in changed)
 
     @property
     def max_body_bytes(self) -> int:

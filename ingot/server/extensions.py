@@ -13,6 +13,15 @@ from ingot.tensors import DType, TensorSpec
 _NANOSECONDS = 1e9
 
 
+def models(plane: DataPlane) -> dict[str, Any]:
+    """Return which models are there, each version for itself."""
+    listed = [
+        {"name": model.name, "version": model.version, "ready": model.ready and not plane.draining}
+        for model in plane.repository
+    ]
+    return {"models": listed}
+
+
 async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
     """Return what models have done, without a name all of them. ``ingot`` has what Triton knows nothing of.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import Protocol
@@ -84,12 +85,17 @@ def check_port(protocol: str, host: str, port: int) -> None:
 
 def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
     """Return the error for a port that cannot be had."""
-    why = os.strerror(error.errno) if error.errno else str(error)
     option = f"--{protocol.lower()}-port"
-    return InvalidArgument(
-        f"cannot listen on {host}:{port} for {protocol}: {why}; stop what uses it, or choose another port "
-        f"({option} 0 takes any free one)"
-    )
+    number = error.errno or 0
+    if number < 0 or number == errno.EADDRNOTAVAIL:
+        remedy = "give --host an address of this machine (127.0.0.1 is for itself alone, 0.0.0.0 is all)"
+    elif number == errno.EACCES:
+        remedy = f"ports below 1024 need the system's leave; choose a higher one ({option} 0 takes any free one)"
+    else:
+        remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
+    # A negative number is a fault of looking up a name. create_server adds the address to its text, as to all.
+    why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
+    return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")
 
 
 def bracketed(host: str) -> str:

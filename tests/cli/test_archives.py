@@ -165,6 +165,7 @@ class TestRefusedArchives:
             (["serve", "nope.onnx"], "there is no file nope.onnx"),
             (["serve", "./digits.ingot#bf16"], "has no variant 'bf16'; it has: fp32"),
             (["serve", "./digits.ingot", "--http-port", "99999"], "--http-port (or INGOT_HTTP_PORT)"),
+            (["serve", "./digits.ingot", "--slo", "50"], "--slo (or INGOT_SLO) is '50': write a unit: 50ms or 50s"),
         ],
     )
     def test_each_with_its_remedy(

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import DeadlineExceeded, InternalError, InvalidArgument, NotFound, TooLarge, Unavailable, Unsupported
+from ingot.errors import (
+    DeadlineExceeded,
+    IngotError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
 from ingot.server.main import RunningServer
 
 
@@ -42,6 +51,20 @@ def test_nobody_there() -> None:
         port = free.getsockname()[1]
     for scheme in ("http", "grpc"):
         with ingot.Client(f"{scheme}://127.0.0.1:{port}") as client, pytest.raises(Unavailable, match="is it running"):
+            client.ready()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_other_protocols_port_and_tls_without_tls_are_told(server: RunningServer, protocol: str) -> None:
+    ports = {name: getattr(server, f"{name}_url").rpartition(":")[2] for name in ("http", "grpc")}
+    other = {"http": "gRPC", "grpc": "HTTP"}[protocol]
+    for scheme, name in ((f"{protocol}s", protocol), (protocol, other.lower())):
+        with (
+            ingot.Client(f"{scheme}://127.0.0.1:{ports[name]}", timeout=10) as client,
+            pytest.raises(
+                IngotError, match=rf"is TLS as the server has it .* is it the {other} port|this port speaks gRPC"
+            ),
+        ):
             client.ready()
 
 

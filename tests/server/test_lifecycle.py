@@ -232,6 +232,12 @@ def test_settings_that_are_none(folder: Path) -> None:
         ingot.serve(model, http_port=70000)
 
 
+def test_what_is_set_is_told_at_the_start(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    with running(model, "--slo", "50ms", "--drain-timeout", "5s", home=folder) as (_, told):
+        assert told["settings"] == {"slo": 0.05, "drain_timeout": 5}
+
+
 def test_an_archive_is_served_as_it_is(digits_archive: Path) -> None:
     archive = ingot.Archive.open(digits_archive)
     with ingot.serve(archive, http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:

@@ -86,9 +86,21 @@ def test_both_protocols_answer_those_who_trust_the_certificate(
 def test_those_who_do_not_trust_it_or_do_not_encrypt_get_nothing(encrypted: RunningServer, protocol: str) -> None:
     url: str = getattr(encrypted, f"{protocol}_url")
     plain = url.replace("https", "http").replace("grpcs", "grpc")
-    for wrong in (url, plain):
-        with ingot.Client(wrong, timeout=10) as client, pytest.raises(Unavailable):
+    for wrong, remedy in ((url, "--ca-file"), (plain, "is TLS as the server has it")):
+        with ingot.Client(wrong, timeout=10) as client, pytest.raises(Unavailable, match=remedy):
             client.ready()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_name_that_the_certificate_does_not_have_is_told(
+    encrypted: RunningServer, files: tuple[Path, Path], protocol: str
+) -> None:
+    url: str = getattr(encrypted, f"{protocol}_url").replace("127.0.0.1", "localhost")
+    with (
+        ingot.Client(url, timeout=10, ca_file=files[0]) as client,
+        pytest.raises(Unavailable, match="a name or address that the server's certificate is made for"),
+    ):
+        client.ready()
 
 
 def test_http_offers_what_it_speaks(encrypted: RunningServer, files: tuple[Path, Path]) -> None:

@@ -42,6 +42,8 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
             if re.search(r"\.(size|shape|stride|storage_offset)\b", text):
                 raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
             continue  # on a constant, which cannot change
+        if "==" in text and len({side.strip() for side in text.split("==")}) == 1:
+            continue  # of dimensions of one name, which are equal in every request
         dims = {str(inputs[int(place)].shape[int(axis)]) for place, axis in _SIZE.findall(code)}
         # Evaluated under names of our own: the user's may be words of Python.
         named = _SIZE.sub(lambda match: f"_size({str(inputs[int(match[1])].shape[int(match[2])])!r})", code)

@@ -19,6 +19,11 @@ from tests.export.models import Function
 SPEC = "x:float32[batch,seq]"
 
 
+class Sum(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
 @pytest.mark.parametrize(
     ("condition", "shown"),
     [
@@ -76,6 +81,12 @@ def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
     module = Function(lambda x: x * 2 if (x.shape[0] * 7919 + x.shape[1] * 104_729) % 999_983 == 17 else x)
     archive = export_model(module, inputs=SPEC)
     assert any("held at all sizes that were tried" in note for note in archive.variant().serving.provenance.notes)
+
+
+@pytest.mark.parametrize("capture", ["strict", "inferred"])
+def test_sizes_of_one_name_are_not_noted_to_be_equal(capture: str) -> None:
+    archive = export_model(Sum(), inputs=["x:float32[batch,seq]", "y:float32[batch,seq]"], capture=capture)
+    assert not any("held at all sizes" in note for note in archive.variant().serving.provenance.notes)
 
 
 class TestSearch:

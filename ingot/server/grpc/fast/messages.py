@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.compression import ENCODINGS, inflate
+from ingot.server.compression import ENCODINGS, unfolded
 from ingot.server.limits import check_size
 
 PREFIX = 5
@@ -108,7 +108,4 @@ def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
         raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
-    out, rest = inflate(data, name, limit)
-    if rest:
-        raise InvalidArgument(f"a message of {name} goes on behind its end")
-    return out
+    return b"".join(unfolded(data, name, limit, members=1))

@@ -35,7 +35,8 @@ class Outlet:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
     ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames that waited sent,
-    ``moved`` how many of those frames, and ``paused`` says that the socket takes no more. All of it belongs to one event loop.
+    ``moved`` how many of those frames, and ``paused`` says that the socket takes no more. All of it belongs to one
+    event loop.
     """
 
     __slots__ = (
