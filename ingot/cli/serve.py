@@ -46,7 +46,7 @@ def serve(
     ] = None,
     grpc_server: Annotated[
         str | None,
-        typer.Option(help="grpcio, or fast: our own gRPC server.", rich_help_panel=_ADDRESSES, show_default="grpcio"),
+        typer.Option(help="fast (our own) or grpcio (gRPC's own).", rich_help_panel=_ADDRESSES, show_default="fast"),
     ] = None,
     tls_cert: Annotated[
         Path | None,

@@ -24,7 +24,7 @@ def server(request: pytest.FixtureRequest) -> RunningServer:
 @pytest.fixture(scope="session")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     made = hand_made(tmp_path_factory.mktemp("models"))
-    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4) as running:
+    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, grpc_server="grpcio") as running:
         yield running
 
 
