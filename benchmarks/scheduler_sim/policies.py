@@ -12,9 +12,10 @@ from ingot.runtime.scheduler import Entry
 
 
 class Policy(Protocol):
-    """What decides. ``take`` is asked when an engine is idle, and again at ``wake``."""
+    """What decides. ``take`` is asked when an engine is idle, and again at ``wake``; it adds to ``late``."""
 
     wake: float | None
+    late: list[Entry]
 
     def offer(self, entry: Entry, now: float) -> None: ...
 
@@ -32,6 +33,7 @@ class Fixed:
 
     def __init__(self, delay: float = 0.005, most: int = 32, queue: int = 1024):
         self.wake: float | None = None
+        self.late: list[Entry] = []
         self._delay = delay if most > 1 else 0
         self._most = most
         self._queue = queue
@@ -71,6 +73,7 @@ class Regression:
 
     def __init__(self, max_latency: float, most: int = 100):
         self.wake: float | None = None
+        self.late: list[Entry] = []
         self._latency = max_latency
         self._most = most
         self._waiting: deque[Entry] = deque()
@@ -91,7 +94,7 @@ class Regression:
         while waiting:
             first, last, count = now - waiting[0].arrived, now - waiting[-1].arrived, len(waiting)
             if count > 1 and first + self._slope * count + self._base >= self._latency:
-                waiting.popleft().reply(Unavailable("dropped"))
+                self.late.append(waiting.popleft())
                 continue
             if count < self._most and count * (last + self.TICK + self._slope) <= 0.95 * self._wait:
                 self.wake = now + self.TICK

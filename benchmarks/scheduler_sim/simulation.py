@@ -12,7 +12,7 @@ from statistics import mean
 
 from benchmarks.scheduler_sim.policies import Policy
 from benchmarks.scheduler_sim.traces import Arrival
-from ingot.errors import IngotError
+from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime.latency import Latency
 from ingot.runtime.scheduler import Entry, Outcome
 
@@ -146,8 +146,15 @@ class Simulation:
         for entry in batch:
             entry.reply({})
 
+    def _take(self) -> list[Entry]:
+        batch = self._policy.take(self._now)
+        late, self._policy.late = self._policy.late, []
+        for entry in late:
+            entry.reply(DeadlineExceeded("its time was up"))
+        return batch
+
     def _pull(self) -> None:
-        while self._idle and (batch := self._policy.take(self._now)):
+        while self._idle and (batch := self._take()):
             self._idle -= 1
             rows = sum(entry.rows for entry in batch)
             taken = self._latency(rows) * math.exp(self._choose.gauss(0, self._noise))

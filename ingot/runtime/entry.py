@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.errors import IngotError
+from ingot.errors import IngotError, InvalidArgument
 from ingot.tensors import Array, Signature
 
 Outcome = Mapping[str, Array] | IngotError
@@ -39,8 +39,17 @@ class Entry:
 
 
 def size_of(array: Array) -> int:
-    """Return the bytes that an array holds; an object array's own count leaves its text out."""
-    return array.nbytes + (sum(len(item) for item in array.reshape(-1)) if array.dtype == object else 0)
+    """Return the bytes that an array holds; an object array's own count leaves its text out.
+
+    Raises:
+        InvalidArgument: an object is no text.
+    """
+    if array.dtype != object:
+        return array.nbytes
+    try:
+        return array.nbytes + sum(map(len, array.reshape(-1)))
+    except TypeError as error:
+        raise InvalidArgument(f"an element of a BYTES input is no text ({error}); give bytes") from None
 
 
 def group_of(signature: Signature, inputs: Mapping[str, Array]) -> tuple[Any, ...]:

@@ -9,13 +9,13 @@ from queue import SimpleQueue
 from threading import Thread
 
 from ingot.errors import InternalError
-from ingot.runtime.batching import Batcher
+from ingot.runtime.batching import Batcher, Spent
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduler import Entry, Outcome
 
 log = logging.getLogger(__name__)
 
-Done = Callable[["Instance", list[Entry], list[Outcome], float], None]
+Done = Callable[["Instance", list[Entry], list[Outcome], float, Spent], None]
 
 
 class Instance:
@@ -24,12 +24,12 @@ class Instance:
     Args:
         engine: the loaded model; this instance closes it.
         batcher: runs batches on it.
-        done: called in this instance's thread with (instance, entries, outcomes, seconds) after each batch.
+        done: called in this instance's thread with (instance, entries, outcomes, seconds, spent) after each batch.
     """
 
     def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
         self._engine = engine
-        self.batcher = batcher
+        self._batcher = batcher
         self._done = done
         self._work: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
@@ -49,20 +49,21 @@ class Instance:
         if not self._thread.is_alive():
             self._engine.close()
 
-    def run(self, entries: list[Entry]) -> tuple[list[Outcome], float]:
+    def run(self, entries: list[Entry]) -> tuple[list[Outcome], float, Spent]:
         """Run a batch in the caller's thread; call only while idle.
 
         Returns:
-            The outcomes, and the seconds that it took.
+            The outcomes, the seconds that it took, and what it took by stages.
         """
         began = time.perf_counter()
         try:
-            outcomes = self.batcher.run(entries)
+            outcomes = self._batcher.run(entries)
         except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
             log.critical("the engine ended its own thread's work: %r", error)
             outcomes = [InternalError("the engine failed on this input") for _ in entries]
-        return outcomes, time.perf_counter() - began
+        return outcomes, time.perf_counter() - began, self._batcher.spent
 
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
             self._done(self, entries, *self.run(entries))
+            del entries  # which would hold their bytes until the next batch

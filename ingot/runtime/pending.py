@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ingot.errors import DeadlineExceeded, IngotError
+from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.runtime.scheduler import Entry, Outcome
 from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
 
 Reply = Callable[[Outcome], None]
 
@@ -46,9 +49,13 @@ class Pending:
         self.done = False
 
     def settle(self, outcome: Outcome) -> None:
-        """Answer, unless the request is over already."""
+        """Answer, unless the request is over already. A reply that fails is its own client's loss, and no other's."""
         if not self.done:
-            self._end(outcome)(outcome)
+            reply = self._end(outcome)
+            try:
+                reply(outcome)
+            except Exception:  # others are answered by the same callback
+                log.exception("an answer could not be given")
 
     def cancel(self) -> None:
         """Forget the request, as its client left; the reply is not called any more."""
@@ -103,13 +110,19 @@ class Gather:
             self._outcomes[index] = outcome
             self._left -= 1
             if not self._left:
-                found = [outcome for outcome in self._outcomes if outcome is not None]
-                joined = {
-                    name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()
-                }
-                self._pending.settle(joined)
+                self._pending.settle(self._joined())
 
         return reply
+
+    def _joined(self) -> Outcome:
+        found = [outcome for outcome in self._outcomes if outcome is not None]
+        try:
+            return {name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()}
+        except Exception as error:  # what engines give is as little known as how they fail
+            log.exception("the outputs of a request that ran in %d parts cannot be joined", len(found))
+            return InternalError(
+                f"the outputs of the request's {len(found)} parts do not fit together: {error}; send fewer rows at once"
+            )
 
 
 class Expiry:
@@ -117,18 +130,18 @@ class Expiry:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._heap: list[tuple[float, int, float, Pending]] = []
+        self._heap: list[tuple[float, int, float, bool, Pending]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._purge_above = _PURGE_ABOVE
 
-    def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float) -> None:
-        """Fail ``pending`` in ``timeout`` seconds unless it is over before."""
+    def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float, *, firm: bool = True) -> None:
+        """Fail ``pending`` in ``timeout`` seconds unless it is over before or, if that is not ``firm``, runs then."""
         if len(self._heap) > self._purge_above:
             self._heap = [item for item in self._heap if not item[-1].done]
             heapify(self._heap)
             self._purge_above = max(2 * len(self._heap), _PURGE_ABOVE)
-        heappush(self._heap, (loop.time() + timeout, next(self._order), timeout, pending))
+        heappush(self._heap, (loop.time() + timeout, next(self._order), timeout, firm, pending))
         self._arm(loop)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -142,8 +155,11 @@ class Expiry:
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         now = loop.time()
-        while self._heap and (self._heap[0][-1].done or self._heap[0][0] <= now):
-            _, _, timeout, pending = heappop(self._heap)
-            pending.fail(DeadlineExceeded(f"model '{self._model}' had no answer within {timeout:g} s"))
-        if self._heap:
-            self._arm(loop)
+        try:
+            while self._heap and (self._heap[0][-1].done or self._heap[0][0] <= now):
+                _, _, timeout, firm, pending = heappop(self._heap)
+                if firm or all(entry.waiting for entry in pending.entries):
+                    pending.fail(DeadlineExceeded(f"model '{self._model}' had no answer within {timeout:g} s"))
+        finally:
+            if self._heap:
+                self._arm(loop)

@@ -68,6 +68,11 @@ class Scheduler:
         latency: what a call is expected to take; :meth:`finish` goes on to teach it.
         engines: how many pull.
         row_bytes: of the rows for which ``latency`` was measured; 0 if unknown.
+
+    Attributes:
+        wake: when to ask :meth:`take` again, if it gave nothing although entries wait and nothing happens before.
+        late: entries that :meth:`take` took out because their time was up; whoever calls it empties this and answers
+            them.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Scheduler:
         self.latency = latency or Latency()
         self.batching = batching
         self.wake: float | None = None
+        self.late: list[Entry] = []
         self._latencies = Latencies(self.latency, row_bytes)
         self._engines = engines
         self._lanes = Lanes()
@@ -135,8 +141,7 @@ class Scheduler:
     def take(self, now: float) -> list[Entry]:
         """Return the next batch, for an engine that is idle; empty if none is due.
 
-        If it is empty although entries wait, :attr:`wake` is when to ask again, if nothing happens before. Entries
-        whose time is up are answered here.
+        Sets :attr:`wake`, and adds to :attr:`late`.
         """
         self.wake = None
         while (lane := self._lanes.first()) is not None:
@@ -144,7 +149,7 @@ class Scheduler:
             lane.cap = self._cap_of(lane.latency)
             if self._is_late(first, lane, now) or self._holds_up(first, lane, now):
                 self._lanes.remove_first(lane, 1)
-                first.reply(_late())
+                self.late.append(first)
                 continue
             if (due := self._due(lane, now)) > now:
                 self.wake = due
@@ -254,7 +259,6 @@ class Scheduler:
     def _start(self, lane: Lane, now: float) -> list[Entry]:
         """Take the first entries of a lane out as a batch that runs."""
         batch: list[Entry] = []
-        late: list[Entry] = []
         rows = taken = 0
         deadline, room = math.inf, lane.cap
         for _, _, _, entry in lane.tickets:
@@ -263,7 +267,7 @@ class Scheduler:
                 if batch and fits < rows + entry.rows:
                     if not self._is_late(entry, lane, now):
                         break
-                    late.append(entry)
+                    self.late.append(entry)
                     taken += 1
                     continue
                 deadline, room = entry.deadline, fits
@@ -275,10 +279,4 @@ class Scheduler:
         self._lanes.remove_first(lane, taken)
         lane.running += rows
         self._running[id(batch)] = (now + lane.latency(rows), lane, rows)
-        for entry in late:
-            entry.reply(_late())
         return batch
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's time was up before its turn came")

@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument
 from ingot.server.limits import check_size
 
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's window bits: 16 more means a gzip header
 ENCODINGS = frozenset(_WINDOW)
+_MAX_MEMBERS = 64
+_SLICE = 64 << 10
+_PIECE = 64 << 10
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Undo a ``Content-Encoding``, never making more than ``limit`` bytes.
+def known(encoding: str) -> str:
+    """Return the name of a ``Content-Encoding`` as :data:`ENCODINGS` has it; empty if the body is as it is.
 
     Raises:
-        InvalidArgument: the encoding is unknown, or the body is not of it.
-        TooLarge: the body grows over the limit.
+        InvalidArgument: the encoding is unknown.
     """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in _WINDOW:
-        raise InvalidArgument(f"Content-Encoding '{encoding}' is not known; use gzip or deflate")
-    parts: list[bytes] = []
-    size = 0
-    while body or not parts:  # a gzip body may have several members
-        part, body = inflate(body, encoding, limit, size)
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return ""
+    if name not in _WINDOW:
+        raise InvalidArgument(f"Content-Encoding '{name}' is not known; use gzip or deflate")
+    return name
 
 
-def inflate(data: bytes, encoding: str, limit: int, before: int = 0) -> tuple[bytes, bytes]:
-    """Return what one compressed stream holds, and the bytes behind its end.
+def unfolded(body: bytes, encoding: str, limit: int, members: int = _MAX_MEMBERS) -> Iterator[bytes]:
+    """Yield what a compressed body holds, in pieces of at most 64 KiB, none of them empty.
 
     Args:
-        data: begins with the stream.
+        body: one compressed stream, or several on end, as gzip allows ("members").
         encoding: one of :data:`ENCODINGS`.
-        limit: the most bytes that may come out, with the ``before`` that came out of earlier streams.
+        limit: the most bytes that may come out.
+        members: the most streams.
 
     Raises:
-        InvalidArgument: it is no such stream, or cut off.
-        TooLarge: it grows over the limit; no more than that was made of it.
+        InvalidArgument: the body is not of the encoding, cut off, or has more streams.
+        TooLarge: the body grows over the limit.
     """
-    decoder = zlib.decompressobj(_WINDOW[encoding])
-    try:
-        out = decoder.decompress(data, limit + 1 - before)
-    except zlib.error as error:
-        raise InvalidArgument(f"the body is not valid {encoding}: {error}") from error
-    check_size(before + len(out), limit)
-    if not decoder.eof:
-        raise InvalidArgument(f"the {encoding} body is truncated")
-    return out, decoder.unused_data
+    # Slices, as zlib copies what of its input it leaves: of the whole body, that would be once for each member.
+    view = memoryview(body)
+    start = size = 0
+    for _ in range(members):
+        decoder = zlib.decompressobj(_WINDOW[encoding])
+        while not decoder.eof:
+            piece = view[start : start + _SLICE]
+            if not piece:
+                raise InvalidArgument(f"the {encoding} body is truncated")
+            try:
+                out = decoder.decompress(piece, min(_PIECE, limit + 1 - size))
+            except zlib.error as error:
+                raise InvalidArgument(f"the body is not valid {encoding}: {error}") from error
+            start += len(piece) - len(decoder.unused_data) - len(decoder.unconsumed_tail)
+            size += len(out)
+            check_size(size, limit)
+            if out:
+                yield out
+        if start == len(view):
+            return
+    raise InvalidArgument(f"the {encoding} body goes on behind the end of stream {members}; send it as one stream")
 
 
 def compress(body: bytes, encoding: str) -> bytes:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.errors import Unavailable
 from ingot.runtime import Servable
 from ingot.runtime.statistics import Duration, Stages, Statistics
 from ingot.server.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
 
 _NANOSECONDS = 1e9
+
+
+def models(plane: DataPlane) -> dict[str, Any]:
+    """Return which models are there, each version for itself."""
+    listed = [
+        {"name": model.name, "version": model.version, "ready": model.ready and not plane.draining}
+        for model in plane.repository
+    ]
+    return {"models": listed}
 
 
 async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
@@ -68,6 +78,8 @@ async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[
     """
     model = plane.repository.get(name, version)
     signature, described = model.signature, (await model.ask_statistics()).described
+    if "batching" not in described:
+        raise Unavailable(f"model '{model.name}' version {model.version} is {described['state']}")
     specs = (*signature.inputs, *signature.outputs)
     batched = bool(described["batching"]) and all(spec.axis(signature.batch) == 0 for spec in specs)
     config: dict[str, Any] = {

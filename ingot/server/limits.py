@@ -26,13 +26,17 @@ class Budget:
         """Return an empty reservation, for one request; release it by leaving its ``with`` block."""
         return Reservation(self)
 
-    def change(self, size: int) -> None:
+    def change(self, size: int, own: int = 0) -> None:
         """Take or, if negative, give back.
+
+        Args:
+            size: bytes.
+            own: what the request holds already.
 
         Raises:
             Unavailable: there is not so much left. One request alone always fits.
         """
-        if size > 0 and self._held and self._held + size > self._limit:
+        if size > 0 and self._held > own and self._held + size > self._limit:
             raise Unavailable("the server holds as many request bodies as it may; try later, or see --max-bodies-mb")
         self._held += size
 
@@ -50,7 +54,7 @@ class Reservation:
         Raises:
             Unavailable: there is not so much left.
         """
-        self._budget.change(size)
+        self._budget.change(size, self._size)
         self._size += size
 
     def __enter__(self) -> Reservation:

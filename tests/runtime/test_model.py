@@ -16,6 +16,7 @@ from ingot.runtime.choice import only
 from ingot.runtime.form import Form
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
+from tests.runtime.waiting import wait_until
 
 ONE = {"x": np.ones((1, 2), np.float32)}
 
@@ -92,8 +93,7 @@ def test_requests_that_wait_form_one_batch() -> None:
         gate.clear()
         engine.calls.clear()
         first = asyncio.create_task(served.infer(ONE))
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         rest = [asyncio.create_task(served.infer({"x": np.full((1, 2), n, np.float32)})) for n in range(5)]
         await asyncio.sleep(0)
         gate.set()
@@ -113,8 +113,7 @@ def test_a_client_that_leaves_is_skipped_and_hurts_nobody() -> None:
         served = model(engine)
         served.load()
         running = asyncio.create_task(served.infer(ONE))
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         waiting = asyncio.create_task(served.infer(ONE))
         staying = asyncio.create_task(served.infer(ONE))
         await asyncio.sleep(0)
@@ -152,8 +151,7 @@ def test_a_full_queue_is_said_and_the_waiting_are_answered() -> None:
         served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         tasks += [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
         gate.set()
@@ -172,8 +170,7 @@ def test_draining_waits_for_what_is_in_flight() -> None:
         served = model(engine)
         served.load()
         asked = asyncio.create_task(served.infer(ONE))
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         draining = asyncio.create_task(served.drain())
         await asyncio.sleep(0.05)
         assert not draining.done()
@@ -198,11 +195,9 @@ def test_instances_run_side_by_side() -> None:
         served = Model("m", "1", only(Form(open_engine)), settings=Settings(instances=2, warm_time=0))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
-        while sum(len(engine.calls) for engine in engines) < 1:
-            await asyncio.sleep(0)
+        await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
         tasks.append(asyncio.create_task(served.infer(ONE)))
-        while sum(len(engine.calls) for engine in engines) < 2:
-            await asyncio.sleep(0)
+        await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 2)
         assert [engine.calls for engine in engines] == [[1], [1]]
         gate.set()
         await asyncio.gather(*tasks)
@@ -271,6 +266,22 @@ def test_an_unforeseen_failure_at_load_is_ours_and_said() -> None:
     assert served.state is State.FAILED
 
 
+@pytest.mark.parametrize("call", [2, 3])
+def test_an_engine_that_fails_while_it_is_timed_is_closed_and_not_served(call: int) -> None:
+    def explode(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if len(engine.calls) >= call:
+            raise MemoryError("no room")
+        return {"y": inputs["x"] * 2}
+
+    engine = FunctionEngine(explode)
+    served = model(engine, goldens=[golden(2.0)], settings=Settings(warm_time=10))
+    with pytest.raises(InternalError, match="no room"):
+        served.load()
+    assert (served.state, engine.closed) == (State.FAILED, True)
+    with pytest.raises(Unavailable, match="failed"):
+        run(served.infer(ONE))
+
+
 def test_batches_stay_within_the_range_that_was_proved() -> None:
     signature = Signature(
         (TensorSpec("x", DType.FP32, ("batch", 2)),),
@@ -285,8 +296,7 @@ def test_batches_stay_within_the_range_that_was_proved() -> None:
         served = model(engine, signature=signature)
         served.load()
         tasks = [asyncio.create_task(served.infer({"x": np.ones((3, 2), np.float32)})) for _ in range(6)]
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         gate.set()
         await asyncio.gather(*tasks)
         assert max(engine.calls) <= 4
@@ -302,8 +312,7 @@ def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
         served = model(engine, settings=Settings(warm_time=0, limits=Limits(max_queue=2)))
         served.load()
         running = asyncio.create_task(served.infer(ONE))
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await wait_until(lambda: engine.calls)
         for _ in range(5):
             with pytest.raises(DeadlineExceeded):
                 await served.infer(ONE, timeout=0.001)

@@ -312,7 +312,7 @@ class TestManyAtOnce:
 
         def hold(folder: Path) -> None:
             building.set()
-            leave.wait()
+            leave.wait(60)
             (folder / "model.onnx").write_text("no model")
 
         with held(lambda: used.entry().build(hold, 1), building, leave), Served(store) as served:
@@ -325,9 +325,10 @@ def held(work: Callable[[], object], began: threading.Event, leave: threading.Ev
     """Run work in a thread until the block ends; the block begins when the work has."""
     thread = threading.Thread(target=work)
     thread.start()
-    began.wait()
+    assert began.wait(60)
     try:
         yield
     finally:
         leave.set()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()

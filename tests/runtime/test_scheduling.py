@@ -76,6 +76,9 @@ class World:
     def pump(self) -> None:
         while self._idle:
             batch = self.scheduler.take(self.now)
+            late, self.scheduler.late = self.scheduler.late, []
+            for entry in late:
+                entry.reply(DeadlineExceeded("its time was up"))
             if not batch:
                 return
             self._idle -= 1
@@ -391,14 +394,14 @@ def test_who_leaves_while_running_is_left_alone() -> None:
     assert len(scheduler) == 0
 
 
-def test_a_reply_may_bring_the_next_request() -> None:
+def test_what_is_late_is_handed_out_beside_the_batch() -> None:
     scheduler = Scheduler(Limits(), batching=True)
-    later = Entry({}, 1, lambda outcome: None, 1.0)
-    late = [Entry({}, 1, lambda outcome: scheduler.offer(later, 1.0), 0.0, deadline=0.5)]
-    late.append(Entry({}, 1, lambda outcome: None, 0.0, deadline=0.6))
-    for entry in late:
+    late = [Entry({}, 1, lambda outcome: None, 0.0, deadline=deadline) for deadline in (0.5, 0.6)]
+    staying = Entry({}, 1, lambda outcome: None, 0.0)
+    for entry in (*late, staying):
         scheduler.offer(entry, 0.0)
-    assert scheduler.take(1.0) == [later]
+    assert scheduler.take(1.0) == [staying]
+    assert scheduler.late == late
     assert len(scheduler) == 0
 
 

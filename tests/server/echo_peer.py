@@ -49,6 +49,11 @@ class EchoPlane:
             self._loop.call_soon(lambda: None if ticket.cancelled else reply(response))
         return ticket
 
+    async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
+        answered: asyncio.Future[InferResponse] = self._loop.create_future()
+        self.submit(request, protocol, answered.set_result)
+        return await answered
+
     def count_error(self, _: str, error: Exception) -> None:
         self.errors.append(error)
 

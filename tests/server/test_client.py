@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, NotFound, TooLarge, Unavailable, Unsupported
+from ingot.errors import (
+    DeadlineExceeded,
+    IngotError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
 from ingot.server.main import RunningServer
 
 
@@ -52,7 +61,9 @@ def test_the_other_protocols_port_and_tls_without_tls_are_told(server: RunningSe
     for scheme, name in ((f"{protocol}s", protocol), (protocol, other.lower())):
         with (
             ingot.Client(f"{scheme}://127.0.0.1:{ports[name]}", timeout=10) as client,
-            pytest.raises(IngotError, match=rf"is TLS as the server has it .* is it the {other} port|this port speaks gRPC"),
+            pytest.raises(
+                IngotError, match=rf"is TLS as the server has it .* is it the {other} port|this port speaks gRPC"
+            ),
         ):
             client.ready()
 

@@ -62,6 +62,7 @@ def test_health_and_metadata(channel: grpc.Channel) -> None:
     assert call(channel, "ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse).live
     assert call(channel, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready
     assert call(channel, "ModelReady", pb.ModelReadyRequest(name="affine"), pb.ModelReadyResponse).ready
+    assert not call(channel, "ModelReady", pb.ModelReadyRequest(name="unknown"), pb.ModelReadyResponse).ready
     assert call(channel, "ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse).name == "ingot"
     metadata = call(channel, "ModelMetadata", pb.ModelMetadataRequest(name="affine"), pb.ModelMetadataResponse)
     assert [(item.name, item.datatype, list(item.shape)) for item in metadata.outputs] == [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import tracemalloc
 import zlib
 from collections.abc import Awaitable, Callable
 
@@ -10,8 +12,10 @@ import numpy as np
 import pytest
 
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.fast import frames
+from ingot.server.grpc.fast import calls, frames
+from ingot.server.grpc.fast import outlet as outlets
 from ingot.server.grpc.fast.frames import ErrorCode
+from ingot.server.grpc.fast.messages import Messages, decompressed
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
 Frame = tuple[int, int, int, bytes]
@@ -233,6 +237,19 @@ STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
         lambda peer: peer.head(1, content_length="3") + data(1, b"xx", frames.END_STREAM),
         ErrorCode.PROTOCOL_ERROR,
     ),
+    "a content-length that is no number": (
+        lambda peer: peer.head(1, content_length="x") + data(1, prefixed(b""), frames.END_STREAM),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "two content-lengths": (
+        lambda peer: frames.frame(
+            frames.HEADERS,
+            frames.END_HEADERS,
+            1,
+            peer.head(1, content_length="6")[9:] + b"\x00\x0econtent-length\x017",
+        ),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "a window over 2^31": (
         lambda peer: peer.head(1) + frames.window_update(1, (1 << 31) - 1),
         ErrorCode.FLOW_CONTROL_ERROR,
@@ -281,6 +298,8 @@ REFUSED: dict[str, tuple[Callable[[Peer], bytes], int, str]] = {
         8,
         "--max-body-mb",
     ),
+    "a timeout below zero": (lambda peer: peer.call(1, request(1), grpc_timeout="-1S"), 13, "grpc-timeout"),
+    "a timeout of nine digits": (lambda peer: peer.call(1, request(1), grpc_timeout="123456789S"), 13, "grpc-timeout"),
     "an unknown method": (lambda peer: peer.head(1, path="/x/y"), 12, "/x/y"),
     "too much metadata": (lambda peer: peer.head(1, more="0" * 24_000, flags=frames.END_HEADERS), 8, "metadata"),
 }
@@ -300,6 +319,138 @@ def test_what_is_wrong_with_a_call_is_its_status(case: str) -> None:
         assert says in found[1]["grpc-message"]
         peer.send(peer.call(3, request(1)))
         assert echoed(await peer.received(), 3) == [1]
+
+    run(test)
+
+
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def held(peer: Peer) -> int:
+    """Return what the server holds of its budget."""
+    return peer.front._calls._budget._held
+
+
+async def settled(peer: Peer, stream_id: int) -> list[Frame]:
+    """Return what came until a stream was ended, for which a thread may be needed."""
+    found: list[Frame] = []
+    for _ in range(500):
+        found += await peer.received()
+        if any(kind == frames.HEADERS and flags & 1 and of == stream_id for kind, flags, of, _ in found):
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError("the stream does not end")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 7, 1000])
+def test_messages_come_out_as_they_went_in_however_they_are_cut(cut: int) -> None:
+    sent = [bytes((index % 256,)) * size for index, size in enumerate([0, 1, 5, 2000, 0, 0, 3, 1500, 1024, 7])]
+    raw = b"".join(prefixed(message, index % 2) for index, message in enumerate(sent))
+    messages = Messages(LIMIT)
+    for start in range(0, len(raw), cut):
+        messages.feed(raw[start : start + cut])
+    assert messages.size == len(raw)
+    taken = []
+    while messages.ready():
+        taken.append(messages.take())
+    assert taken == [(index % 2 == 1, message) for index, message in enumerate(sent)]
+    assert messages.size == 0
+
+
+def test_messages_that_wait_take_about_the_bytes_that_came() -> None:
+    raw = prefixed(b"\x0a\x00") * 50_000
+    for cut in (1, 16_384):
+        tracemalloc.start()
+        messages = Messages(LIMIT)
+        for start in range(0, len(raw), cut):
+            messages.feed(raw[start : start + cut])
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken < 1.5 * len(raw)
+
+
+def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlets, "_MOST_QUEUED", 100_000)
+
+    async def test() -> None:
+        peer = Peer()
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+        for index in range(40):
+            peer.send(peer.call(1 + 2 * index, request(*range(3000))))
+            await peer.received()
+        assert peer.connection.queued <= 100_000
+        refused = len(peer.plane.errors)
+        assert 0 < refused < 40
+        assert "windows" not in str(peer.plane.errors[0])
+        assert "read" in str(peer.plane.errors[0])
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}) + frames.window_update(0, 1 << 20))
+        found = await peer.received()
+        assert len({of for kind, _, of, _ in found if kind == frames.DATA}) == 40 - refused
+        assert peer.connection.queued == 0
+
+    run(test)
+
+
+def test_a_client_that_answers_pings_but_takes_none_of_its_answers_is_left() -> None:
+    async def test() -> None:
+        peer = Peer()
+        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}) + peer.call(1, request(1)))
+        await peer.received()
+        for look in range(8):
+            peer.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)))
+            if look == 3:
+                peer.send(frames.window_update(1, 1))
+                await peer.received()
+            assert not peer.wire.closed
+            peer.connection.look(5, 7)
+        peer.connection.look(5, 7)
+        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+        assert peer.wire.closed
+        assert peer.connection.queued == 0
+
+    run(test)
+
+
+def test_a_small_message_that_unfolds_to_much_is_unfolded_in_a_thread_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unfolded: list[tuple[int, bool]] = []
+
+    def watch(data: bytes, encoding: bytes, limit: int) -> bytes:
+        unfolded.append((limit, threading.current_thread() is threading.main_thread()))
+        return decompressed(data, encoding, limit)
+
+    monkeypatch.setattr(calls, "decompressed", watch)
+
+    async def test() -> None:
+        peer = Peer()
+        packed = zlib.compress(request(*20_000 * [0], model="never"))
+        assert len(packed) < 1000
+        peer.send(peer.head(1, grpc_encoding="deflate") + data(1, prefixed(packed, 1), frames.END_STREAM))
+        while not peer.plane.requests:
+            await asyncio.sleep(0.01)
+        assert [(limit > 1 << 16, here) for limit, here in unfolded] == [(False, True), (True, False)]
+        assert held(peer) > 80_000
+        peer.send(frames.reset(1, ErrorCode.CANCEL))
+        assert held(peer) == 0
+
+    run(test)
+
+
+def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
+    async def test() -> None:
+        peer = Peer()
+        for stream_id, model in ((1, "m"), (3, "never")):
+            message = prefixed(zlib.compress(request(*20_000 * [0], model=model)), 1)
+            peer.send(peer.head(stream_id, STREAM, grpc_encoding="deflate") + data(stream_id, 3 * message))
+            expected = len(peer.plane.requests) + 3
+            while len(peer.plane.requests) < expected:
+                await asyncio.sleep(0.01)
+            await peer.received()
+            assert held(peer) > 240_000 if model == "never" else held(peer) == 0
+        peer.send(data(1, b"\0\0", frames.END_STREAM) + frames.reset(3, ErrorCode.CANCEL))
+        assert "amid a message" in endings(peer, await settled(peer, 1))[1]["grpc-message"]
+        assert held(peer) == 0
 
     run(test)
 

@@ -89,6 +89,8 @@ def test_unknown_things_are_named(http: httpx.Client, method: str, path: str, st
     answer = http.request(method, path, json=affine() if method == "POST" else None)
     assert answer.status_code == status
     assert set(answer.json()) == {"error"}
+    if path == "/nothing":
+        assert "POST /v2/models/{model}/infer" in answer.json()["error"]
     if "nope" in path:
         assert "no model 'nope'" in answer.json()["error"]
         assert "affine" in answer.json()["error"]
@@ -225,7 +227,8 @@ def test_broken_json(http: httpx.Client, body: bytes) -> None:
     [
         ("INT64", "[18446744073709551616, 0]", "64 bits"),
         ("INT64", "[9223372036854775808, 0]", "range"),
-        ("INT64", "[1.5, 0]", "fractions"),
+        ("INT64", "[1.5, 0]", "whole numbers"),
+        ("INT64", "[1, 3.0]", "holds 3.0; write whole numbers of at most 64 bits, without a point"),
         ("INT8", "[128, 0]", "-128 to 127"),
         ("UINT8", "[-1, 0]", "0 to 255"),
         ("UINT64", "[18446744073709551615, -1]", "range"),
@@ -331,6 +334,58 @@ def test_compression_both_ways(http: httpx.Client, encoding: str, encode: Any) -
     answer = http.post("/v2/models/affine/infer", content=encode(json.dumps(affine()).encode()), headers=headers)
     assert answer.headers["content-encoding"] == encoding
     assert answer.json()["outputs"][0]["data"] == [3, 5, 7]  # httpx has undone it
+
+
+@pytest.mark.usefixtures("still_answers")
+@pytest.mark.parametrize("rows", [4000, 100_000])
+def test_large_bodies_that_are_compressed(http: httpx.Client, rows: int) -> None:
+    x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+    sizes = tensor(shape=[rows, 3], parameters={"binary_data_size": x.nbytes})
+    body, headers = binary({"inputs": [sizes], "parameters": {"binary_data_output": True}}, x.tobytes())
+    packed = {**headers, "Content-Encoding": "gzip", "Accept-Encoding": "deflate"}
+    answer = http.post("/v2/models/affine/infer", content=gzip.compress(body, 1), headers=packed)
+    assert answer.headers["content-encoding"] == "deflate"
+    assert split(answer)[1][: x.nbytes] == (2 * x + 1).tobytes()
+
+
+def test_the_body_of_a_request_alone_may_unfold_beyond_what_all_may_hold_but_not_beside_others(folder: Path) -> None:
+    body = gzip.compress(json.dumps(affine()).encode() + b" " * (3 << 20))
+    headers = {"Content-Encoding": "gzip"}
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, max_bodies_mb=1) as own:
+        url = f"{own.http_url}/v2/models/affine/infer"
+        assert httpx.post(url, content=body, headers=headers, trust_env=False).status_code == 200
+        host, port = own.http_url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as first:
+            first.sendall(
+                b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + bytes(800)
+            )
+            for _ in range(200):  # until the server has read what the first one sent
+                answer = httpx.post(url, content=body, headers=headers, trust_env=False)
+                if answer.status_code == 503:
+                    break
+            assert "--max-bodies-mb" in answer.json()["error"]
+
+
+def test_models_are_listed(http: httpx.Client) -> None:
+    listed = http.get("/v2/models").json()["models"]
+    assert {"name": "affine", "version": "1", "ready": True} in listed
+    assert len(listed) > 5
+    assert {"/v2/models", "/metrics"} <= set(http.get("/openapi.json").json()["paths"])
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, '"shape": [1, 2], "data": [1.5, 2]'),
+        ({"inputs": [1]}, "'inputs' is not a list of objects"),
+        ({**affine(), "id": 5}, "'id' of the request is 5; it must be text"),
+        ({"inputs": [{"datatype": "FP32"}]}, "a tensor has no 'name'"),
+    ],
+)
+def test_what_has_the_wrong_form_is_shown_the_right_one(http: httpx.Client, body: dict[str, Any], says: str) -> None:
+    answer = http.post("/v2/models/affine/infer", json=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
 
 
 def test_a_list_of_encodings_is_no_wish_for_one(http: httpx.Client) -> None:
@@ -450,6 +505,9 @@ def test_gzip_of_several_members(http: httpx.Client) -> None:
     headers = {"Content-Encoding": "gzip"}
     assert http.post("/v2/models/affine/infer", content=body, headers=headers).status_code == 200
     assert http.post("/v2/models/affine/infer", content=body + b"junk", headers=headers).status_code == 400
+    many = http.post("/v2/models/affine/infer", content=gzip.compress(b"") * 100_000 + body, headers=headers)
+    assert many.status_code == 400
+    assert "send it as one stream" in many.json()["error"]
 
 
 @pytest.mark.usefixtures("still_answers")

@@ -6,17 +6,28 @@ import contextlib
 import json
 import re
 import socket
+import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
 
 import ingot
+from ingot.runtime import Repository
+from ingot.server.dataplane import DataPlane
+from ingot.server.http import protocol
+from ingot.server.http.cycle import Cycle
+from ingot.server.http.exchange import NOTHING
+from ingot.server.http.heads import Head
+from ingot.server.http.shared import Shared
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.server.outside import wait_until
 from tests.support import run_python
 
 PATH = b"/v2/models/affine/infer"
@@ -141,6 +152,97 @@ def test_an_offer_to_go_on_in_another_protocol_is_passed_over(known: str) -> Non
         LENGTH, LENGTH + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     )
     assert statuses(exchange(known, head + BODY, head + BODY, LAST)) == [b"200"] * 3
+
+
+UPGRADE = PLAIN.replace(LENGTH, b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n" % len(PLAIN + BODY))
+CHUNKS = UPGRADE.replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nX-Length")
+SPLIT = {
+    "head in two packets": (UPGRADE[:40], UPGRADE[40:], PLAIN + BODY),
+    "head in two, body with the second": (UPGRADE[:40], UPGRADE[40:] + PLAIN + BODY, LAST),
+    "head over 4 KiB": (UPGRADE.replace(b"Host", b"X-Pad: %b\r\nHost" % (b"a" * 5000)), PLAIN + BODY),
+    "chunks": (CHUNKS[:40], CHUNKS[40:], PLAIN + BODY),
+    "for FastAPI": (UPGRADE[:9] + b"/metrics HTTP/1.1\r\nHost: x\r\n", UPGRADE[UPGRADE.index(b"Conn") :], PLAIN + BODY),
+}
+
+
+@pytest.mark.parametrize("parts", SPLIT.values(), ids=SPLIT)
+def test_an_offer_that_cannot_be_passed_over_ends_the_connection(known: str, parts: tuple[bytes, ...]) -> None:
+    """The parser takes no body after it, so what is in the body would be the next request."""
+    received = exchange(known, *parts)
+    assert statuses(received) == [b"400"]
+    assert b"Upgrade" in received
+
+
+def test_such_an_offer_behind_a_request_in_work(slow: tuple[RunningServer, bytes]) -> None:
+    server, request = slow
+    health = LAST.replace(b"Connection: close\r\n", b"")
+    offer = UPGRADE.replace(b"Content-Length: %d" % len(PLAIN + BODY), b"Content-Length: %d" % len(health))
+    received = exchange(server.http_url, request + offer, health)
+    # The last can be lost: a connection that is closed while something unread is left in it is reset.
+    assert statuses(received) in ([b"200"], [b"200", b"400"])
+    assert b'"live"' not in received
+
+
+def test_http_1_0_gets_no_interim_answers(slow: tuple[RunningServer, bytes]) -> None:
+    server, request = slow
+    old = request.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
+    with connect(server.http_url) as connection:
+        head, body = old[:200], old[200:]
+        connection.sendall(head)
+        time.sleep(0.05)
+        connection.sendall(body)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(1 << 20):
+            received += part
+    assert statuses(received) == [b"200"]
+
+
+def test_who_sends_the_body_unasked_is_not_asked_for_it(known: str) -> None:
+    head = PLAIN.replace(LENGTH, LENGTH + b"Expect: 100-continue\r\n")
+    assert statuses(exchange(known, head + BODY, LAST)) == [b"200", b"200"]
+    assert statuses(exchange(known, head, BODY, LAST)) == [b"100", b"200", b"200"]
+
+
+def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.1)
+    rows = 200_000
+    size = 12 * rows  # the answer is twice as long, more than the systems of both sides keep
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 3], "parameters": {"binary_data_size": size}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n" % (PATH, len(header))
+    with (
+        ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0) as server,
+        socket.socket() as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", int(server.http_url.rpartition(":")[2])))
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % (len(header) + size) + header + bytes(size))
+        wait_until(lambda: not kept_by_server(connection))
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1 << 20):
+                received += len(part)
+    assert 0 < received < 2 * size
+
+
+def kept_by_server(connection: socket.socket) -> bool:
+    """Tell whether the server's end of a connection is open, from Linux's table of them; 01 is ESTABLISHED."""
+    ends = [f":{end[1]:04X}" for end in (connection.getpeername(), connection.getsockname())]
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any([line[1][-5:], line[2][-5:], line[3]] == [*ends, "01"] for line in lines)
+
+
+def test_a_body_in_tiny_chunks_takes_little_more_memory_than_it_is_long() -> None:
+    shared = Shared(DataPlane(Repository()), 1 << 24, 1 << 24)
+    cycle = Cycle(cast(Any, None), shared, Head(NOTHING, None), True)
+    tracemalloc.start()
+    for number in range(50_000):
+        cycle.take(struct.pack("<H", number % 65536))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
 
 
 def test_thousands_of_bad_requests_in_one_packet(known: str) -> None:

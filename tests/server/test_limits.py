@@ -15,4 +15,5 @@ def test_a_budget_is_shared_and_given_back() -> None:
         with budget.reserve() as third:
             third.add(40)
     with budget.reserve() as alone:
+        alone.add(50)
         alone.add(500)  # one request is bounded by its own limit; else it could never be answered

@@ -78,6 +78,8 @@ def test_ready(client: Asked) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("affine")
     assert client.is_model_ready("affine", "1")
+    assert not client.is_model_ready("unknown")
+    assert not client.is_model_ready("affine", "9")
 
 
 def test_metadata(client: Asked) -> None:

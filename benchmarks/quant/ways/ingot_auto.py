@@ -34,7 +34,7 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
         max_drop=judge.DROP if labelled else 1 - judge.COSINE,
         threads=THREADS,
         engines=("onnxruntime",) if way == INGOT_ORT else None,
-        budget=seconds(budget),
+        budget=seconds("--budget", budget),
     )
     result = run(archive, case.path / "calibration.npz", config=config)
     # The chosen variant alone, so that its size is what is counted.

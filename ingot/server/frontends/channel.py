@@ -63,6 +63,8 @@ class Channel(asyncio.Protocol):
 
     def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array], key: Key | None = None) -> None:
         """Send a record that ends in tensors; ``key`` is :func:`ingot.runtime.key_of` them, if it is known."""
+        if self._over:
+            return
         number, layout = self._layout(key or key_of(values), values)
         if layout.size >= THRESHOLD and (start := self._outgoing.take(layout.size)) is not None:
             layout.write(values, self._outgoing.block(start))
@@ -97,6 +99,8 @@ class Channel(asyncio.Protocol):
         self._transport = None
         self._over = True
         self._out = []
+        # At once, as what refers to this end and what it refers to are only found by the garbage collector.
+        del self._outgoing, self._incoming
         self._lost()
 
     def _layout(self, key: Key, values: Mapping[str, Array]) -> tuple[int, Layout]:

@@ -21,7 +21,8 @@ from ingot.server.frontends.records import Kind
 
 # A front imports and listens; it takes a second or two of a free core.
 _START_SECONDS = 120.0
-# What a front gets to end after it has drained, before it is killed.
+# What a front gets after the drain time, before it is killed, and what its process may take to end by itself.
+_LATE_SECONDS = 1.0
 _END_SECONDS = 5.0
 
 
@@ -81,7 +82,7 @@ class Child:
         """Let it finish its requests within ``drain`` seconds, and end it."""
         self.desk.channel.send(Kind.STOP, records.SECONDS.pack(drain))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.ended.wait(), drain + _END_SECONDS)
+            await asyncio.wait_for(self.ended.wait(), drain + _LATE_SECONDS)
         self.kill()
         await self.wait()
 

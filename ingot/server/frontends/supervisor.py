@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 _LONG_LIFE = 30.0
-# How often it is looked whether a model's state has changed, and how long fronts may take to take notice.
+# How often it is looked whether a model's state has changed, and how long fronts may take to take notice,
+# also of the end.
 _LOOK_SECONDS = 0.25
 _NOTICE_SECONDS = 5.0
+_LAST_NOTICE_SECONDS = 1.0
 _COUNT_SECONDS = 1.0
 
 
@@ -132,7 +134,8 @@ class FrontProcesses:
         state = self._told = self._state()
         telling = [child.desk.ask(Kind.STATE, Kind.SEEN, state) for child in self._children]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*telling), _NOTICE_SECONDS)
+            seconds = _LAST_NOTICE_SECONDS if self._plane.draining else _NOTICE_SECONDS
+            await asyncio.wait_for(asyncio.gather(*telling), seconds)
 
     def _state(self) -> bytes:
         return records.dumps(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc import codec
@@ -39,7 +39,10 @@ class Service:
         return pb.ServerReadyResponse(ready=self._plane.ready)
 
     async def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
+        try:
+            return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
+        except NotFound:  # as Triton answers; tritonclient's is_model_ready() would raise
+            return pb.ModelReadyResponse(ready=False)
 
     async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**self._plane.server_metadata())

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
 
 import ingot
 from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
@@ -49,6 +50,8 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == 404 and error.detail == "Not Found":
+            text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json tells all paths"
         if (kind := _COUNTED.get(error.status_code)) is not None:
             plane.count_error("http", kind(text))
         return _json({"error": text}, error.status_code, error.headers)
@@ -69,6 +72,10 @@ def create_app(
     @app.get("/v2", response_model=schema.ServerMetadata)
     async def server_metadata() -> Response:
         return _json(plane.server_metadata())
+
+    @app.get("/v2/models", response_model=schema.Models)
+    async def models() -> Response:
+        return _json(extensions.models(plane))
 
     @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
     async def all_statistics() -> Response:
@@ -101,10 +108,10 @@ def create_app(
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
             asked = exchange.Asked.of(model, _version(request), request.headers)
-            work = exchange.infer(plane, asked, body, max_body_bytes)
+            work = exchange.infer(plane, asked, body, max_body_bytes, reservation.add)
             return _response(await _unless_gone(request, work))
 
-    @app.get("/metrics", include_in_schema=False)
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
 

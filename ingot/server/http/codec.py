@@ -42,6 +42,10 @@ _MAX_PLAN_BYTES = 4 << 10
 _MAX_FRAGMENTS = 1024
 
 
+_TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
+_FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
+
+
 class Layout(NamedTuple):
     """Which outputs the client wants as raw buffers."""
 
@@ -314,7 +318,7 @@ def _list(item: Any, key: str, *, required: bool = True) -> list[Any]:
     if isinstance(value, list) and len(value) > MAX_TENSORS:
         raise InvalidArgument(f"the request has {len(value)} {key}; no model has over {MAX_TENSORS}")
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise InvalidArgument(f"the request has no '{key}' that is a list of objects")
+        raise InvalidArgument(f"'{key}' is not a list of objects such as {_FORMS[key]}")
     return value
 
 
@@ -329,8 +333,10 @@ def _dict(item: Any, key: str) -> dict[str, Any]:
 
 def _text(item: Any, key: str, where: str, default: str | None = None) -> str:
     value = item.get(key, default)
+    if value is None:
+        raise InvalidArgument(f"{where} has no '{key}'")
     if not isinstance(value, str):
-        raise InvalidArgument(f"{where} has no '{key}' that is text")
+        raise InvalidArgument(f"'{key}' of {where} is {str(value)[:100]}; it must be text")
     return value
 
 

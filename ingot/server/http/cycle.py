@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 from ingot.errors import IngotError, Unavailable
-from ingot.server.dataplane import Ticket
 from ingot.server.http import exchange
-from ingot.server.http.exchange import Answer
+from ingot.server.http.exchange import Answer, Work
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
 from ingot.server.http.shared import Shared
 from ingot.server.limits import check_size
+
+_SMALL_PART = 4 << 10
 
 
 class Cycle:
@@ -46,12 +47,12 @@ class Cycle:
         self.disconnected = False
         self._protocol = protocol
         self._shared = shared
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._held = 0
         self._complete = False
         self._started = False
         self._error: IngotError | None = None
-        self._ticket: Ticket | None = None
+        self._ticket: Work | None = None
 
     @property
     def message_event(self) -> Cycle:
@@ -67,12 +68,27 @@ class Cycle:
             return
         try:
             check_size(self._held + len(part), self._shared.max_body_bytes)
-            self._shared.budget.change(len(part))
+            self._shared.budget.change(len(part), self._held)
         except IngotError as error:
-            self._refuse(error)
+            self.refuse(error)
             return
         self._held += len(part)
-        self._parts.append(part)
+        # Small parts are gathered: as an object each, they would take many times the memory of what is in them.
+        if not self._parts or len(part) >= _SMALL_PART:
+            self._parts.append(part)
+        elif isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
+
+    def _hold(self, size: int) -> None:
+        """Take memory into account, until the answer.
+
+        Raises:
+            Unavailable: it is too much.
+        """
+        self._shared.budget.change(size, self._held)
+        self._held += size
 
     def complete(self) -> None:
         """Note that the body is whole."""
@@ -87,31 +103,35 @@ class Cycle:
             try:
                 check_size(self.head.length, self._shared.max_body_bytes)
             except IngotError as error:
-                self._refuse(error)
+                self.refuse(error)
                 return
         if self._error is not None:
             self.answer(exchange.refusal(self._shared.plane, self._error))
         elif self._complete:
             self._begin()
         elif self.head.expects:
+            self._protocol.loop.call_soon(self._invite)  # unless the body is in the same packet as the head
+
+    def _invite(self) -> None:
+        if not (self._complete or self.response_complete or self.disconnected):
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _begin(self) -> None:
-        shared, head = self._shared, self.head
-        if head.probe is not None:
-            self.answer(head.probe(shared.plane))
-            return
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._ticket = exchange.begin(shared.plane, head.asked, body, shared.max_body_bytes, self.answer)
-
-    def _refuse(self, error: IngotError) -> None:
+    def refuse(self, error: IngotError) -> None:
         """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
         self._error = error
         self._parts.clear()
         self.keep_alive = False
         if self._started:
             self.answer(exchange.refusal(self._shared.plane, error))
+
+    def _begin(self) -> None:
+        shared, head = self._shared, self.head
+        if head.probe is not None:
+            self.answer(head.probe(shared.plane))
+            return
+        body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._ticket = exchange.begin(shared.plane, head.asked, body, shared.max_body_bytes, self._hold, self.answer)
 
     def answer(self, answer: Answer) -> None:
         """Send the answer, and let the connection go on."""

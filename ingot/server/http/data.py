@@ -144,7 +144,8 @@ def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
             raise InvalidArgument(f"{problem} holds a number out of its range")
         return result
     if float in kinds:
-        raise InvalidArgument(f"{problem} holds fractions, or integers of more than 64 bits")
+        found = next(value for value in values if type(value) is float)
+        raise InvalidArgument(f"{problem} holds {found}; write whole numbers of at most 64 bits, without a point")
     bounds = np.iinfo(dtype.numpy)
     try:
         return np.array(values, dtype=dtype.numpy)  # exact, or an error: never wrapped

@@ -7,12 +7,13 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, IngotError, InvalidArgument, public_text
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane, InferResponse, Ticket, wrapped
-from ingot.server.http import codec
+from ingot.server.http import codec, unfolding
+from ingot.server.http.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,14 @@ class Asked(NamedTuple):
 NOTHING = Asked("", "", None, "", None)
 
 
-def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, done: Done) -> Ticket | None:
+class Work(Protocol):
+    """A request that is not answered yet."""
+
+    def cancel(self) -> None:
+        """Forget it, as its client left; does nothing once it is answered."""
+
+
+def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold: Hold, done: Done) -> Work | None:
     """Take an inference request in.
 
     Args:
@@ -72,15 +80,20 @@ def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, done
         asked: what its head says.
         body: the whole body, as it came.
         max_body_bytes: how large it may become when it is decompressed.
+        hold: told how much more memory it then takes; raises Unavailable if that is too much.
         done: called once with the answer, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
 
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
+    if asked.encoding:
+        return _Packed(plane, asked, done).start(body, max_body_bytes, hold)
+    return _submit(plane, asked, body, done)
+
+
+def _submit(plane: DataPlane, asked: Asked, body: bytes, done: Done) -> Ticket | None:
     try:
-        if asked.encoding:
-            body = compression.decompress(body, asked.encoding, max_body_bytes)
         length = _header_length(asked.header_length)
         if length == 0:
             signature = plane.signature(asked.model, asked.version)
@@ -91,6 +104,40 @@ def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, done
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's and ends no connection
         done(failure(plane, error))
     return None
+
+
+class _Packed:
+    """A request with a ``Content-Encoding``."""
+
+    def __init__(self, plane: DataPlane, asked: Asked, done: Done):
+        self._plane = plane
+        self._asked = asked
+        self._done = done
+        self._work: Work | None = None
+
+    def start(self, body: bytes, max_body_bytes: int, hold: Hold) -> Work | None:
+        try:
+            encoding = compression.known(self._asked.encoding)
+        except InvalidArgument as error:
+            self._go_on(error)
+            return None
+        if not encoding:
+            return _submit(self._plane, self._asked, body, self._done)
+        pieces = compression.unfolded(body, encoding, max_body_bytes)
+        self._work = body_to_be = Unfolding(pieces, hold, self._go_on)
+        body_to_be.start(len(body))
+        return self if self._work is not None else None
+
+    def cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def _go_on(self, body: bytes | Exception) -> None:
+        if isinstance(body, Exception):
+            self._work = None
+            self._done(failure(self._plane, body))
+        else:
+            self._work = _submit(self._plane, self._asked, body, self._done)
 
 
 def _reply(
@@ -104,16 +151,18 @@ def _reply(
         headers: dict[str, str] = {}
         if length is not None:
             headers[codec.HEADER_LENGTH] = str(length)
-        if asked.answer_encoding is not None:
-            body = compression.compress(body, asked.answer_encoding)
-            headers["Content-Encoding"] = asked.answer_encoding
-        answer = Answer(200, body, headers, "application/json" if length is None else "application/octet-stream")
+        media_type = "application/json" if length is None else "application/octet-stream"
     except Exception as error:  # noqa: BLE001 - the other requests of the batch wait behind this one
-        answer = failure(plane, error)
-    done(answer)
+        done(failure(plane, error))
+        return
+    if asked.answer_encoding is None:
+        done(Answer(200, body, headers, media_type))
+    else:
+        headers["Content-Encoding"] = asked.answer_encoding
+        unfolding.compress(body, asked.answer_encoding, lambda packed: done(Answer(200, packed, headers, media_type)))
 
 
-async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int) -> Answer:
+async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold: Hold) -> Answer:
     """Answer an inference request; :func:`begin` as a coroutine."""
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -121,12 +170,12 @@ async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int
         if not future.done():  # else its client left in this very tick
             future.set_result(answer)
 
-    ticket = begin(plane, asked, body, max_body_bytes, done)
+    work = begin(plane, asked, body, max_body_bytes, hold, done)
     try:
         return await future
     finally:
-        if ticket is not None:
-            ticket.cancel()  # which does nothing unless its client left
+        if work is not None:
+            work.cancel()  # which does nothing unless its client left
 
 
 def live(plane: DataPlane) -> Answer:

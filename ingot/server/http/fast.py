@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import httptools
 
-from ingot.server.http import heads
+from ingot.errors import InvalidArgument
+from ingot.server.http import exchange, heads
 from ingot.server.http.cycle import Cycle
 from ingot.server.http.departure import Departure
 from ingot.server.http.heads import Head
@@ -19,6 +21,9 @@ _END = b"\r\n\r\n"
 # An offer to go on in HTTP/2, such as Java's client makes at first. It is to be passed over, but httptools takes no
 # body after it.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+# Heads that do not come whole, and alone, cannot be mended so; their body would be taken for the next request.
+_UPGRADING = Head(exchange.NOTHING, 0)
+_UPGRADE_PROBLEM = "a request with a body also has the header 'Upgrade'; send it without: this server speaks HTTP/1.1"
 
 
 class FastProtocol(BoundedProtocol):
@@ -86,17 +91,26 @@ class FastProtocol(BoundedProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
+        if parser.should_upgrade() and _has_body(self.headers):
+            self._enter(refused := Cycle(self, self.shared, _UPGRADING, False))
+            refused.refuse(InvalidArgument(_UPGRADE_PROBLEM))
+            return
         path = httptools.parse_url(self.url).path if self._may_be_ours() else None
         head = heads.read(parser.get_method(), path, self.headers) if path is not None else None
         if head is None:
             super().on_headers_complete()
             return
-        self._in_head = False
         modern = parser.get_http_version() == "1.1"
+        if not modern and head.expects:
+            head = head._replace(expects=False)
         keep_alive = modern and parser.should_keep_alive()
         if keep_alive and head.length and not head.expects and len(self.headers) == len(dict(self.headers)):
             self._plain = head
-        cycle: Any = Cycle(self, self.shared, head, keep_alive)
+        self._enter(Cycle(self, self.shared, head, keep_alive))
+
+    def _enter(self, cycle: Any) -> None:
+        """Put a request at the end of those that are not answered."""
+        self._in_head = False
         waits = self.cycle is not None and not self.cycle.response_complete
         self.cycle = cycle
         if waits or self.flow.write_paused:
@@ -138,7 +152,8 @@ class FastProtocol(BoundedProtocol):
         waiting = isinstance(self._answering, Cycle) and not self._answering.response_complete
         if not waiting or not self.parsed or self.scheme == "https":  # TLS has no half-closed connections
             return None
-        self._departure = Departure(self.loop, self.transport)
+        if self.parser.get_http_version() != "1.0":  # which knows no interim answers to find out with
+            self._departure = Departure(self.loop, self.transport)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -155,3 +170,7 @@ class FastProtocol(BoundedProtocol):
             self.tasks.add(self._answering)  # type: ignore[arg-type]  # uvicorn waits for it, then cancels it
         else:
             super().shutdown()
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)

@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 60.0
+UNREAD_SECONDS = 60.0
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -18,7 +19,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     uvicorn has neither bound: a client that sends headers for ever would be held, and its bytes kept, for ever. It also
     reads on while a client leaves its answers unread, or sends one request after another and waits for none; here
-    neither is read from until it has caught up. The timer of an idle connection is set once, not with every request.
+    neither is read from until it has caught up, and one that reads nothing of an answer for a minute is left. The timer
+    of an idle connection is set once, not with every request.
 
     ``parsed`` tells that the parser stands between two requests.
     """
@@ -32,10 +34,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._began = False
+        self._unread: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
+        self._unwatch()
         super().connection_lost(exc)
         self.pipeline.clear()
         if self.timeout_keep_alive_task is not None:
@@ -64,11 +68,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # 1.0 knows no interim answers
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self.parsed = True
         super().on_message_complete()
+        self.cycle.waiting_for_100_continue = False  # the body is there
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
@@ -77,6 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            self._watch()
             return
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
@@ -84,12 +92,32 @@ class BoundedProtocol(HttpToolsProtocol):
         self._advance()
 
     def resume_writing(self) -> None:
+        self._unwatch()
         super().resume_writing()
         self._advance()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self.flow.pause_reading()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Give the client :data:`UNREAD_SECONDS` for reading some of what it was sent, again and again."""
+        size = self.transport.get_write_buffer_size()
+        if size and self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self._look, size)
+
+    def _look(self, before: int) -> None:
+        self._unread = None
+        if self.transport.get_write_buffer_size() == before:
+            self.transport.abort()
+        else:
+            self._watch()
+
+    def _unwatch(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _advance(self) -> None:
         """Go on to the next requests of the pipeline, and to reading, unless the client leaves its answers unread."""
@@ -121,6 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm(left)
         else:
             super().timeout_keep_alive_handler()
+            self._watch()
 
     def _settle(self) -> None:
         if self._expiry is not None:

@@ -27,6 +27,12 @@ class ServerMetadata(BaseModel):
     extensions: list[str]
 
 
+class Models(BaseModel):
+    """Answer of /v2/models: every version of every model, each with its name and whether it is ready."""
+
+    models: list[dict[str, str | bool]]
+
+
 class TensorMetadata(BaseModel):
     """A tensor of a model; -1 is a dynamic dimension."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -141,6 +142,40 @@ def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(serv
             thread.join(120)
     assert all(all(asked[-5:]) for asked in outcomes.values())
     assert any(all(asked) for asked in outcomes.values())
+
+
+def shared_maps() -> int:
+    """Return how many pieces of memory this process shares with fronts."""
+    return Path("/proc/self/maps").read_text().count("ingot-tensors")
+
+
+def test_the_memory_that_was_shared_with_a_killed_front_is_given_back_at_once(server: RunningServer) -> None:
+    large = np.ones((1, 300_000), np.float32)
+    until(lambda: counted(server, "ingot_fronts") == 2, "both fronts")
+    before = shared_maps()
+    assert before > 0
+    gc.disable()
+    try:
+        for _ in range(3):
+            with ingot.Client(server.http_url) as client:
+                client.infer("pair", {"a": large, "b": large})
+            front = fronts_of(os.getpid())[0]
+            os.kill(front, signal.SIGKILL)
+            until(lambda front=front: front not in fronts_of(os.getpid()), "its end")  # type: ignore[misc]
+            until(lambda: counted(server, "ingot_fronts") == 2, "a new front")
+        until(lambda: shared_maps() == before, "the memory's end")
+    finally:
+        gc.enable()
+
+
+def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    others = set(fronts_of(os.getpid()))
+    with ingot.serve(model, http_port=0, grpc_port=0, frontends=2, drain_timeout=0.1):
+        fronts = set(fronts_of(os.getpid())) - others
+        assert len(fronts) == 2
+        os.kill(min(fronts), signal.SIGSTOP)
+    assert not any(alive(front) for front in fronts)
 
 
 def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None:

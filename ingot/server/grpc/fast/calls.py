@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
-from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, public_text
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, public_text
 from ingot.server.dataplane import DataPlane, InferResponse, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
-from ingot.server.grpc.fast.control import Control
+from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import PREFIX, Messages, decompressed
 from ingot.server.grpc.fast.method import Method
@@ -22,9 +23,9 @@ from ingot.server.limits import Budget
 
 log = logging.getLogger(__name__)
 
-_UNIMPLEMENTED, _RESOURCE_EXHAUSTED = 12, 8
-# A smaller one is decompressed before a thread would have begun.
-_IN_THREAD = 16 << 10
+_UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
+# So much is decompressed about as soon as a thread would have begun.
+_AT_ONCE = 64 << 10
 
 
 class Calls:
@@ -65,6 +66,8 @@ class Calls:
             outlet.fail(stream, _UNIMPLEMENTED, f"there is no method {path[:200]}")
         elif stream.head.oversized:
             outlet.fail(stream, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
+        elif stream.head.untimely:
+            outlet.fail(stream, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")  # grpcio's status, and Go's
         elif method.streaming is not None:
             stream.messages = Messages(self._limit)
             self._run(outlet, stream, self._stream(outlet, stream, method))
@@ -93,8 +96,8 @@ class Calls:
         try:
             self._budget.change(len(data))
             stream.held += len(data)
-            messages.feed(data)
-            if len(messages.whole) > 1 and stream.method is not None and stream.method.streaming is None:
+            complete = messages.feed(data)
+            if messages.more and stream.method is not None and stream.method.streaming is None:
                 raise InvalidArgument("the call takes one message, and more were sent")
         except IngotError as error:
             self._refuse(outlet, stream, error)
@@ -102,7 +105,7 @@ class Calls:
         if stream.ended:
             self.ended(outlet, stream)
             return
-        if messages.whole:
+        if complete:
             stream.wake()
         else:
             outlet.refill(stream)
@@ -113,10 +116,10 @@ class Calls:
         if method is None or method.streaming is not None:
             stream.wake()
             return
-        if stream.messages is None or stream.messages.partial or not stream.messages.whole:
+        if stream.messages is None or not stream.messages.ready():
             self._refuse(outlet, stream, InvalidArgument("the call takes one message, and the request ended before it"))
             return
-        compressed, data = stream.messages.whole.popleft()
+        compressed, data = stream.messages.take()
         if method is self._infer and not compressed:
             self._submit(outlet, stream, data)
         else:
@@ -148,6 +151,8 @@ class Calls:
             return
         try:
             outlet.answer(stream, *self._codec.encode(outcome, typed=typed))
+        except IngotError as error:
+            self._refuse(outlet, stream, error)
         except Exception as error:
             log.exception("an answer of model %s could not be encoded", outcome.model)
             self._refuse(outlet, stream, wrapped(error))
@@ -191,33 +196,55 @@ class Calls:
         if method.streaming is not None:
             async with contextlib.aclosing(method.streaming(self._messages(outlet, stream))) as answers:
                 async for answer in answers:
+                    self._settle(stream)
                     outlet.send(stream, b"\0" + len(answer).to_bytes(4), answer)
                     await outlet.room(stream)
         outlet.end(stream, replies.ending(0, opened=stream.opened))
 
     async def _messages(self, outlet: Control, stream: Stream) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of a request; only when one is taken may the client send more of them."""
+        """Yield the messages of a request, as long as those in work are not too large together.
+
+        Only when all that are complete were taken may the client send more of them.
+        """
         messages = stream.messages
+        working = stream.working = deque()
         while messages is not None:
-            if messages.whole:
-                compressed, data = messages.whole.popleft()
+            if messages.ready() and sum(working) < STREAM_WINDOW:
+                compressed, data = messages.take()
                 size = len(data) + PREFIX
-                if not messages.whole:
-                    outlet.refill(stream)
-                yield await self._decompressed(stream, data) if compressed else data
-                if not stream.closed:
-                    stream.held -= size
-                    self._budget.change(-size)
-            elif stream.ended:
-                if messages.partial:
+                if compressed:
+                    data = await self._decompressed(stream, data)
+                    size += len(data)
+                working.append(size)
+                yield data
+            elif stream.ended and not messages.ready():
+                if messages.size:
                     raise InvalidArgument("the request ended amid a message")
                 return
             else:
+                if not messages.ready():
+                    outlet.refill(stream)
                 stream.waiting = outlet.loop.create_future()
                 await stream.waiting
 
+    def _settle(self, stream: Stream) -> None:
+        """Give back what the oldest message of a stream held, as it is answered."""
+        if stream.working and not stream.closed:
+            size = stream.working.popleft()
+            stream.held -= size
+            self._budget.change(-size)
+            stream.wake()
+
     async def _decompressed(self, stream: Stream, data: bytes) -> bytes:
-        encoding = stream.head.encoding
-        if len(data) <= _IN_THREAD:
-            return decompressed(data, encoding, self._limit)
-        return await asyncio.to_thread(decompressed, data, encoding, self._limit)
+        """Return what a message holds; that is held beside the message."""
+        unfold = partial(decompressed, data, stream.head.encoding)
+        out = None
+        if len(data) <= _AT_ONCE:  # which says nothing of what it unfolds to
+            with contextlib.suppress(TooLarge):
+                out = unfold(min(self._limit, _AT_ONCE))
+        if out is None:
+            out = await asyncio.to_thread(unfold, self._limit)
+        if not stream.closed:
+            self._budget.change(len(out))
+            stream.held += len(out)
+        return out

@@ -46,11 +46,12 @@ _DRAINING = b"draining"
 class Control(Outlet):
     """The half of a connection that holds both sides to the protocol.
 
-    ``last_id`` is the highest stream that the client opened; ``leaving`` says that either side takes no new ones, and
-    ``quiet`` counts the looks of :meth:`look` since the client was last heard of.
+    ``last_id`` is the highest stream that the client opened; ``leaving`` says that either side takes no new ones,
+    ``quiet`` counts the looks of :meth:`look` since the client was last heard of, and ``stuck`` those since it last
+    took some of the answers that wait for it.
     """
 
-    __slots__ = ("_credited", "_patience", "_since", "last_id", "leaving", "quiet", "settled")
+    __slots__ = ("_credited", "_moved", "_patience", "_since", "last_id", "leaving", "quiet", "settled", "stuck")
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         super().__init__(loop)
@@ -60,7 +61,7 @@ class Control(Outlet):
         self.last_id = 0
         self.leaving = False
         self.settled = False
-        self.quiet = 0
+        self.quiet = self.stuck = self._moved = 0
 
     def failed(self, code: ErrorCode) -> None:
         """Note that the client broke the protocol."""
@@ -139,10 +140,17 @@ class Control(Outlet):
             stream.received = 0
 
     def look(self, warn: int, end: int) -> None:
-        """Ask a client that was not heard of for ``warn`` looks for a sign of life; end it after ``end``."""
+        """Ask a client that was not heard of for ``warn`` looks for a sign of life; end it after ``end``.
+
+        One that is alive, but has taken nothing of what waits for it for ``warn`` looks, is ended too.
+        """
         self.quiet += 1
+        self.stuck = self.stuck + 1 if self.queued and self.moved == self._moved else 0
+        self._moved = self.moved
         if self.quiet >= end and self.transport is not None:
             self.transport.abort()
+        elif self.stuck >= warn and not self.paused:
+            self.fail_with(Fault(ErrorCode.ENHANCE_YOUR_CALM, "answers wait, and the windows for them stay shut"))
         elif self.quiet == warn and self.settled:
             self.write(frame(PING, 0, 0, b"are you?"))
 

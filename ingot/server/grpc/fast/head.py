@@ -21,17 +21,19 @@ _FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"tra
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _UPPERCASE = re.compile(rb"[A-Z]")
 _NO_VALUE = re.compile(rb"[\0\r\n]")
-_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class Head:
     """What the headers of a call say.
 
-    ``refusal`` is the HTTP status for what is no gRPC, else 0. ``timeout`` is in seconds.
+    ``refusal`` is the HTTP status for what is no gRPC, else 0. ``timeout`` is in seconds; ``untimely`` says that one
+    was sent which means none.
     """
 
-    __slots__ = ("encoding", "fault", "length", "oversized", "path", "refusal", "timeout")
+    __slots__ = ("encoding", "fault", "length", "oversized", "path", "refusal", "timeout", "untimely")
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]):
         fields: dict[bytes, bytes] = {}
@@ -40,14 +42,16 @@ class Head:
         self.refusal = _refusal(fields)
         self.oversized = sum(len(name) + len(value) + 32 for name, value in headers) > HEADER_LIST
         self.encoding = fields.get(b"grpc-encoding", b"identity")
-        found = _TIMEOUT.fullmatch(fields.get(b"grpc-timeout", b""))
+        timeout = fields.get(b"grpc-timeout")
+        found = None if timeout is None else _TIMEOUT.fullmatch(timeout)
+        self.untimely = timeout is not None and found is None
         self.timeout = int(found[1]) * _UNITS[found[2]] if found else None
-        length = fields.get(b"content-length", b"")
-        self.length = int(length) if length.isdigit() and len(length) < 19 else None
+        length = fields.get(b"content-length")
+        self.length = int(length) if length is not None else None
 
 
 def _fault(headers: Iterable[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> str:
-    """Fill ``fields``, and return what makes the headers malformed (RFC 9113, section 8.2 and 8.3)."""
+    """Fill ``fields``, and return what makes the headers malformed (RFC 9113, section 8.1.1 to 8.3)."""
     for name, value in headers:
         if name[:1] == b":":
             if name not in _PSEUDO:
@@ -60,6 +64,8 @@ def _fault(headers: Iterable[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -
             return f"the header {name!r} does not belong into HTTP/2"
         if _NO_VALUE.search(value):
             return f"the header {name!r} has a value with a line break or a NUL"
+        if name == b"content-length" and (not _LENGTH.fullmatch(value) or fields.get(name, value) != value):
+            return "content-length is no number, or two"
         fields[name] = value
     if not fields.get(b":method") or not fields.get(b":path") or not fields.get(b":scheme"):
         return "a pseudo-header is missing"

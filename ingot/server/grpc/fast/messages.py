@@ -5,61 +5,94 @@ from __future__ import annotations
 from collections import deque
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.compression import ENCODINGS, inflate
+from ingot.server.compression import ENCODINGS, unfolded
 from ingot.server.limits import check_size
 
 PREFIX = 5
+# Chunks that are smaller together become one: a client may send them byte by byte, and each takes some 50 bytes.
+_SMALL = 1024
 
 
 class Messages:
-    """Puts the messages of one stream together from what arrives of them.
+    """Puts the messages of one stream together from what arrives of them; they stay as they came until they are taken.
 
     Args:
         limit: the most bytes that a message may have.
     """
 
-    __slots__ = ("_chunks", "_limit", "_size", "_wanted", "whole")
+    __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size")
 
     def __init__(self, limit: int):
         self._limit = limit
         self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._wanted = PREFIX
-        self.whole: deque[tuple[bool, bytes]] = deque()
+        self._at = 0  # where in the first chunk the first message begins
+        self._wanted = 0  # what that takes with its prefix; 0 until it is known
+        self.size = 0
 
     @property
-    def partial(self) -> int:
-        """The bytes of a message that is not complete."""
-        return self._size
+    def more(self) -> bool:
+        """Whether there is anything behind the first message, which is complete."""
+        return 0 < self._wanted < self.size
 
-    def feed(self, data: bytes) -> None:
-        """Take bytes in; complete messages go to :attr:`whole`, each with whether it is compressed.
+    def feed(self, data: bytes) -> bool:
+        """Take bytes in, and tell whether a message is complete; :attr:`size` is what waits to be taken.
 
         Raises:
             TooLarge: a message is, or will be.
             InvalidArgument: a message's flag is unknown.
         """
-        self._chunks.append(data)
-        self._size += len(data)
-        while self._size >= self._wanted:
-            joined = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            if self._wanted == PREFIX and (stop := self._announced(joined)) > self._size:
-                self._chunks = deque((joined,))
-                self._wanted = stop
-                return
-            stop = PREFIX + int.from_bytes(joined[1:PREFIX])
-            self.whole.append((joined[0] == 1, joined[PREFIX:stop]))
-            rest = joined[stop:]
-            self._chunks = deque((rest,)) if rest else deque()
-            self._size = len(rest)
-            self._wanted = PREFIX
+        self.size += len(data)
+        if self._chunks and len(self._chunks[-1]) + len(data) <= _SMALL:
+            self._chunks[-1] += data
+        elif data:
+            self._chunks.append(data)
+        return self.ready()
 
-    def _announced(self, data: bytes) -> int:
-        size = int.from_bytes(data[1:PREFIX])
-        check_size(size, self._limit)
-        if data[0] > 1:
-            raise InvalidArgument(f"a message begins with {data[0]}, where 0 is plain and 1 is compressed")
-        return PREFIX + size
+    def ready(self) -> bool:
+        """Tell whether a message is complete.
+
+        Raises:
+            TooLarge: the first is, or will be.
+            InvalidArgument: its flag is unknown.
+        """
+        if not self._wanted and self.size >= PREFIX:
+            prefix = self._peek()
+            size = int.from_bytes(prefix[1:])
+            check_size(size, self._limit)
+            if prefix[0] > 1:
+                raise InvalidArgument(f"a message begins with {prefix[0]}, where 0 is plain and 1 is compressed")
+            self._wanted = PREFIX + size
+        return 0 < self._wanted <= self.size
+
+    def take(self) -> tuple[bool, bytes]:
+        """Return the first message, which must be complete, and whether it is compressed."""
+        flag = self._cut(PREFIX)[0]
+        message = self._cut(self._wanted - PREFIX)
+        self._wanted = 0
+        return flag == 1, message
+
+    def _peek(self) -> bytes:
+        prefix = self._chunks[0][self._at : self._at + PREFIX]
+        for index in range(1, len(self._chunks)):
+            if len(prefix) == PREFIX:
+                break
+            prefix += self._chunks[index][: PREFIX - len(prefix)]
+        return prefix
+
+    def _cut(self, size: int) -> bytes:
+        """Take bytes out, of which there must be so many."""
+        self.size -= size
+        parts: list[bytes] = []
+        while size:
+            first = self._chunks[0]
+            part = first[self._at : self._at + size]
+            self._at += len(part)
+            size -= len(part)
+            parts.append(part)
+            if self._at == len(first):
+                self._chunks.popleft()
+                self._at = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
@@ -75,7 +108,4 @@ def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
         raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
-    out, rest = inflate(data, name, limit)
-    if rest:
-        raise InvalidArgument(f"a message of {name} goes on behind its end")
-    return out
+    return b"".join(unfolded(data, name, limit, members=1))

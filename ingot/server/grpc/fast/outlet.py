@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from ingot.errors import TooLarge
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.frames import (
     DATA,
@@ -24,6 +25,8 @@ from ingot.server.grpc.fast.stream import Stream
 _TURN = 256 << 10
 # A handler that sends many messages waits while so much of them is not sent yet.
 _STREAM_QUEUE = 256 << 10
+# What a connection may hold of answers that the client's windows hold up; a single answer may be larger.
+_MOST_QUEUED = 256 << 20
 # Of this many streams that we ended first, frames may still be on their way.
 _RECENT = 256
 
@@ -32,7 +35,8 @@ class Outlet:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
     ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames that waited sent,
-    and ``paused`` says that the socket takes no more. All of it belongs to one event loop.
+    ``moved`` how many of those frames, and ``paused`` says that the socket takes no more. All of it belongs to one
+    event loop.
     """
 
     __slots__ = (
@@ -43,6 +47,7 @@ class Outlet:
         "initial",
         "loop",
         "max_frame",
+        "moved",
         "over",
         "paused",
         "progress",
@@ -59,7 +64,7 @@ class Outlet:
         self.window = self.initial = DEFAULT_WINDOW
         self.max_frame = DEFAULT_FRAME
         self.queued = 0
-        self.progress = 0
+        self.progress = self.moved = 0
         self.paused = self.over = False
         self._ended_first: dict[int, None] = {}
         self._out: list[bytes | memoryview] = []
@@ -92,7 +97,11 @@ class Outlet:
             self.loop.call_soon(self.flush)
 
     def answer(self, stream: Stream, message: tuple[bytes, ...], size: int) -> None:
-        """Answer a call with one message, given in parts, and end it."""
+        """Answer a call with one message, given in parts, and end it.
+
+        Raises:
+            TooLarge: the client does not read its answers, and too much of them waits already.
+        """
         if size + 5 <= min(self.window, self.initial + stream.credit, self.max_frame) and not self._ready:
             self.window -= size + 5
             self._out += replies.whole(stream.id, message, size)
@@ -104,16 +113,26 @@ class Outlet:
         self.end(stream, replies.ending(0, opened=True))
 
     def send(self, stream: Stream, *parts: bytes) -> None:
-        """Send a message, given with its prefix in parts, as the client's windows allow."""
+        """Send a message, given with its prefix in parts, as the client's windows allow.
+
+        Raises:
+            TooLarge: the client does not read its answers, and too much of them waits already.
+        """
         if stream.closed:
             return
+        size = sum(map(len, parts))
+        if self.queued and self.queued + size > _MOST_QUEUED:
+            raise TooLarge(
+                f"{self.queued} bytes of answers wait for this connection's client to read them; "
+                f"{size} more are not held: read what was asked for, or ask for less at once"
+            )
         if not stream.opened:
             stream.opened = True
             self.write(replies.opening(stream.id))
         if stream.outgoing is None:
             stream.outgoing = deque()
         stream.outgoing.extend(part for part in parts if part)
-        self.queued += sum(map(len, parts))
+        self.queued += size
         self.ready(stream)
 
     def end(self, stream: Stream, block: bytes) -> None:
@@ -201,6 +220,7 @@ class Outlet:
         stream.credit -= size
         self.queued -= size
         self.progress += 1
+        self.moved += 1
         self._out.append(HEAD.pack(size << 8 | DATA, 0, stream.id))
         self._out += parts
         if not queue and stream.ending is not None:

@@ -17,7 +17,8 @@ class Stream:
 
     ``ended`` says that the client has sent all, ``closed`` that nothing more is to be sent to it. ``credit`` is what
     the client's window differs by from the initial one, ``received`` what of our window is not given back yet, and
-    ``held`` what the call holds of the server's budget.
+    ``held`` what the call holds of the server's budget. ``working`` has the bytes of each message that was taken and is
+    not answered yet.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Stream:
         "timer",
         "total",
         "waiting",
+        "working",
     )
 
     def __init__(self, stream_id: int, head: Head):
@@ -51,6 +53,7 @@ class Stream:
         self.method: Method | None = None
         self.messages: Messages | None = None
         self.outgoing: deque[bytes | memoryview] | None = None
+        self.working: deque[int] | None = None
         self.ending: bytes | None = None
         self.ticket: Ticket | None = None
         self.task: asyncio.Task[None] | None = None
@@ -64,7 +67,7 @@ class Stream:
         return None if self.deadline is None else self.deadline - time.perf_counter()
 
     def wake(self) -> None:
-        """Tell a call that waits for a message that there is one, or will be none."""
+        """Tell a call that waits for a message that there is one, or will be none, or that it may take one."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 

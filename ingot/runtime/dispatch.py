@@ -1,0 +1,296 @@
+"""Serving one loaded model: requests in, batches to its instances, answers out, and what is counted on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ingot.errors import DeadlineExceeded, IngotError
+from ingot.runtime.batching import Batcher, Spent, rows_of
+from ingot.runtime.engine import Engine
+from ingot.runtime.fits import Fit, Fits, Key
+from ingot.runtime.instance import Instance
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.mixing import Mixer
+from ingot.runtime.pending import Expiry, Gather, Pending, Reply
+from ingot.runtime.scheduler import Entry, Outcome, Scheduler
+from ingot.runtime.statistics import Duration, Statistics
+from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
+
+# Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
+_TICK = 250e-6
+
+
+class Submit(Protocol):
+    """Takes a request in, and returns at once: :meth:`Dispatcher.submit`, or what refuses for it."""
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Key | None = None,
+    ) -> Pending: ...
+
+
+class Dispatcher:
+    """A scheduler in front of one or more engine instances. All but ``close`` belongs to one event loop.
+
+    Args:
+        name: the model's.
+        version: the model's.
+        engines: the loaded model, once for each instance; they are closed by ``close``.
+        signature: what requests are held against.
+        scheduler: decides what runs when.
+        mixer: for a model whose requests may be padded to one size.
+        slo: in how many seconds requests that name no time of their own are to be answered; None is without limit.
+        metrics: where to count.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        engines: Sequence[Engine],
+        signature: Signature,
+        scheduler: Scheduler,
+        *,
+        mixer: Mixer | None = None,
+        slo: float | None = None,
+        metrics: Metrics | None = None,
+    ):
+        self.in_flight = 0
+        self._name = name
+        self._signature = signature
+        self._scheduler = scheduler
+        self._mixer = mixer
+        self._slo = slo
+        metrics = metrics or Metrics()
+        self._queue_seconds = metrics.queue_seconds.labels(name, version)
+        self._engine_seconds = metrics.engine_seconds.labels(name, version)
+        self._batch_size = metrics.batch_size.labels(name, version)
+        self._batch_requests = metrics.batch_requests.labels(name, version)
+        self._elements = metrics.padding_elements.labels(name, version, "real")
+        self._fill = metrics.padding_elements.labels(name, version, "padding")
+        self._fits = Fits(signature, mixer)
+        self._statistics = Statistics()
+        self._expiry = Expiry(name)
+        self._instances = [
+            Instance(engine, Batcher(engine, signature, mixer), self._done, f"ingot-{name}-{version}-{index}")
+            for index, engine in enumerate(engines)
+        ]
+        self._idle = list(self._instances)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pump_due = False
+        self._short = engines[0].device == "cpu"  # a GPU's time is not its caller's
+        self._inline = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._quiet = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests, or parts of large ones, wait for an engine."""
+        return len(self._scheduler)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: Key | None = None,
+    ) -> Pending:
+        """Take a request in, and return at once.
+
+        Args:
+            inputs: an array for each input of the signature.
+            reply: called once, in a later tick of the event loop, with the outputs by name or the error.
+            timeout: seconds until the answer is of no more use; by default the model's ``slo``, if there is one, which
+                a request that runs already may overstep.
+            priority: requests of a higher one go first.
+            key: what :func:`~ingot.runtime.fits.key_of` gives for the inputs, if the caller knows it.
+
+        Returns:
+            The request, which can be cancelled.
+
+        Raises:
+            InvalidArgument: the inputs do not fit the signature.
+            Unavailable: too many requests wait for an answer in time.
+            DeadlineExceeded: the model itself takes longer than the request has.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        fit = self._fits.find(inputs, key)
+        now = time.perf_counter()
+        limit = self._slo if timeout is None else timeout
+        pending = Pending(reply, self._left, self._scheduler.discard, now)
+        if not self.in_flight:
+            self._quiet.clear()
+        self.in_flight += 1
+        try:
+            self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
+        except BaseException as error:
+            pending.cancel()
+            if isinstance(error, IngotError):
+                self._statistics.end(error, 0.0)
+            raise
+        if limit is not None:
+            self._expiry.add(loop, pending, limit, firm=timeout is not None)
+        if not self._pump_due:
+            # Once a loop tick, so that all requests that arrived in the same tick can share the batch.
+            self._pump_due = True
+            loop.call_soon(self._pump)
+        return pending
+
+    def _enqueue(
+        self, pending: Pending, inputs: Mapping[str, Array], fit: Fit, now: float, deadline: float, priority: int
+    ) -> None:
+        most = self._scheduler.limits.max_batch
+        if fit.rows <= most or not self._scheduler.batching:
+            entry = Entry(inputs, fit.rows, pending.settle, now, fit.group, deadline, priority, fit.nbytes)
+            pending.entries = (entry,)
+            self._scheduler.offer(entry, now)
+            return
+        signature = self._signature
+        starts = range(0, fit.rows, most)
+        gather = Gather(pending, signature, len(starts))
+        pending.entries = entries = [
+            Entry(
+                rows_of(signature, inputs, start, start + most),
+                min(most, fit.rows - start),
+                gather.part(index),
+                now,
+                fit.group,
+                deadline,
+                priority,
+            )
+            for index, start in enumerate(starts)
+        ]
+        for entry in entries:
+            self._scheduler.offer(entry, now)
+
+    def _left(self, pending: Pending, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._statistics.end(outcome, time.perf_counter() - pending.began)
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._quiet.set()
+
+    async def wait_quiet(self) -> None:
+        """Wait until nothing is in flight; call when nothing is submitted any more."""
+        if self.in_flight:
+            await self._quiet.wait()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the instances and free the engines.
+
+        Args:
+            timeout: seconds to wait for each engine call that still runs.
+        """
+        for instance in self._instances:
+            instance.close(timeout)
+        self._instances, self._idle = [], []
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        scheduler = self._scheduler
+        while self._idle:
+            now = time.perf_counter()
+            batch = scheduler.take(now)
+            if scheduler.late:
+                self._answer_late()
+            if not batch:
+                if scheduler.wake is not None and self._loop is not None:
+                    self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
+                return
+            for entry in batch:
+                self._queue_seconds.observe(now - entry.arrived)
+            instance = self._idle.pop()
+            if self._runs_inline(scheduler.expected(batch)):
+                self._answer(instance, batch, *instance.run(batch))
+                return  # which pumps again, after what arrived meanwhile
+            instance.start(batch)
+
+    def _answer_late(self) -> None:
+        late, self._scheduler.late = self._scheduler.late, []
+        for entry in late:
+            entry.reply(DeadlineExceeded("the request's time was up before its turn came"))
+
+    def _runs_inline(self, seconds: float) -> bool:
+        """Tell whether a call of so many seconds runs in the event loop, where a thread's wakeups would cost more.
+
+        In a thread calls seem longer, as they wait for the interpreter lock: once inline, they stay so for longer.
+        """
+        self._inline = self._short and 0 < seconds < (2 * _TICK if self._inline else _TICK)
+        return self._inline
+
+    def _done(
+        self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: Spent
+    ) -> None:
+        # In the instance's thread: one wakeup of the loop answers the whole batch.
+        with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds, spent)
+
+    def _answer(
+        self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: Spent
+    ) -> None:
+        self._idle.append(instance)
+        failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
+        try:
+            self._scheduler.finish(entries, time.perf_counter(), None if failed else seconds)
+        except Exception:  # what is learnt of a batch must not keep it from its clients
+            log.exception("model %s: a batch could not be learnt from", self._name)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.reply(outcome)
+        if self._scheduler and not self._pump_due and self._loop is not None:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+        self._engine_seconds.observe(seconds)
+        rows = sum(entry.rows for entry in entries)
+        self._batch_size.observe(rows)
+        self._batch_requests.observe(len(entries))
+        right = rows
+        if failed:
+            answered = zip(entries, outcomes, strict=True)
+            right = sum(entry.rows for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), rows, right, spent)
+        if spent.padded:
+            self._elements.inc(spent.elements)
+            self._fill.inc(spent.padded - spent.elements)
+
+    def statistics(self, described: Mapping[str, Any]) -> Statistics:
+        """Return what was counted up to now, and what the scheduler goes by beside ``described``."""
+        counted, scheduler = self._statistics, self._scheduler
+        queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
+        told: dict[str, Any] = {
+            **described,
+            "instances": len(self._instances),
+            "batching": scheduler.batching,
+            "max_batch": scheduler.limits.max_batch,
+            "rows_at_best": scheduler.cap,
+            "latency": [{"rows": rows, "seconds": seconds} for rows, seconds in scheduler.latency.known.items()],
+            "waiting": len(scheduler),
+            "in_flight": self.in_flight,
+        }
+        if self._mixer is not None:
+            filled = counted.padded - counted.elements
+            worth = self._mixer.worth
+            told["padding"] = {
+                "dimensions": list(self._mixer.padder.dims),
+                "elements": counted.elements,
+                "padding": filled,
+                "waste": filled / max(counted.elements, 1),
+                "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
+            }
+        return counted.copy(queued, told)

@@ -1,0 +1,96 @@
+"""Compressed bodies: small ones in the event loop, large ones in threads, so that nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ingot.errors import IngotError
+from ingot.server import compression
+
+# What is unfolded or compressed in the event loop: some hundreds of microseconds.
+_AT_ONCE = 64 << 10
+# Pieces of 64 KiB from one look at the budget, and at whether the client is still there, to the next.
+_STRIDE = 16
+
+_threads = ThreadPoolExecutor(2, "ingot-compression")
+
+Hold = Callable[[int], None]
+
+
+class Unfolding:
+    """A request body on its way out of its ``Content-Encoding``.
+
+    Args:
+        pieces: what :func:`ingot.server.compression.unfolded` yields.
+        hold: told how much more memory the request takes; raises an IngotError if that is too much.
+        done: called once with the whole body or the error, unless the request is cancelled: by :meth:`start` if the
+            body is small, else in a later tick of the event loop.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], hold: Hold, done: Callable[[bytes | Exception], None]):
+        self._pieces = pieces
+        self._hold = hold
+        self._done = done
+        self._parts: list[bytes] = []
+        self._cancelled = False
+
+    def start(self, size: int) -> None:
+        """Begin; ``size`` is the compressed body's."""
+        if size <= _AT_ONCE:
+            try:
+                self._take(next(self._pieces, b""))
+                following = next(self._pieces, None)
+                if following is None:
+                    self._done(self._parts[0])
+                    return
+                self._take(following)
+            except IngotError as error:
+                self._done(error)
+                return
+        self._go_on()
+
+    def cancel(self) -> None:
+        """Forget the request."""
+        self._cancelled = True
+        self._parts.clear()
+
+    def _take(self, part: bytes) -> None:
+        self._hold(len(part))
+        self._parts.append(part)
+
+    def _go_on(self) -> None:
+        asyncio.get_running_loop().run_in_executor(_threads, self._next).add_done_callback(self._unfolded)
+
+    def _next(self) -> bytes:
+        return b"".join(itertools.islice(self._pieces, _STRIDE))
+
+    def _unfolded(self, future: asyncio.Future[bytes]) -> None:
+        if self._cancelled or future.cancelled():
+            return
+        error = future.exception()
+        if isinstance(error, Exception):
+            self._done(error)
+        elif part := future.result():
+            try:
+                self._take(part)
+            except IngotError as refused:
+                self.cancel()
+                self._done(refused)
+                return
+            self._go_on()
+        else:
+            whole = b"".join(self._parts)
+            self._parts.clear()
+            self._done(whole)
+
+
+def compress(body: bytes, encoding: str, done: Callable[[bytes], None]) -> None:
+    """Apply a ``Content-Encoding``, and call ``done`` with it: at once if the body is small, else in a later tick."""
+    if len(body) <= _AT_ONCE:
+        done(compression.compress(body, encoding))
+        return
+    future = asyncio.get_running_loop().run_in_executor(_threads, compression.compress, body, encoding)
+    future.add_done_callback(lambda future: done(future.result()))

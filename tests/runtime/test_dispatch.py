@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument
+from ingot.model_store import Golden
+from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.choice import only
+from ingot.runtime.form import Form
+from ingot.runtime.latency import Latency
+from ingot.runtime.scheduler import Outcome
+from ingot.tensors import Array, DType, Signature, TensorSpec
+from tests.runtime.engines import FunctionEngine
+from tests.runtime.waiting import wait_until
+
+ONE = {"x": np.ones((1, 2), np.float32)}
+WIDE = Signature(
+    (TensorSpec("x", DType.FP32, ("batch", "n")),), (TensorSpec("y", DType.FP32, ("batch", "n")),), "batch"
+)
+
+
+def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings: object) -> Model:
+    made = Settings(**{"warm_time": 0, **settings})  # type: ignore[arg-type]
+    served = Model("m", "1", only(Form(lambda device, threads: engine, goldens), made), settings=made)
+    served.load()
+    return served
+
+
+def explode(outcome: Outcome) -> None:
+    raise ValueError("nobody foresaw this")
+
+
+def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other() -> None:
+    def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        rows = len(inputs["x"])
+        return {"y": np.zeros((rows, rows), np.float32)}
+
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", "k")),), "batch"
+    )
+
+    async def work() -> None:
+        served = loaded(FunctionEngine(ragged, signature), limits=Limits(max_batch=4))
+        large = asyncio.create_task(served.infer({"x": np.ones((6, 2), np.float32)}))
+        small = asyncio.create_task(served.infer(ONE))
+        with pytest.raises(InternalError, match="2 parts do not fit together"):
+            await asyncio.wait_for(large, 30)
+        assert len((await asyncio.wait_for(small, 30))["y"]) == 1
+        await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_reply_that_fails_keeps_nobody_else_from_his_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = loaded(engine)
+        served.submit(ONE, explode)
+        await wait_until(lambda: engine.calls)
+        rest = [asyncio.create_task(served.infer(ONE)) for _ in range(5)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(*rest), 30)
+        await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
+    assert "nobody foresaw this" in caplog.text
+
+
+def test_a_reply_to_a_late_request_that_fails_loses_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        served = loaded(FunctionEngine())
+        served.submit(ONE, explode, timeout=0.001)
+        answers: list[Outcome] = []
+        served.submit(ONE, answers.append)
+        time.sleep(0.002)  # the loop is busy with something else meanwhile
+        await wait_until(lambda: answers, 10)
+        assert not isinstance(answers[0], IngotError)
+        await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
+    assert "nobody foresaw this" in caplog.text
+
+
+def test_a_batch_that_cannot_be_learnt_from_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Latency, rows: int, seconds: float) -> None:
+        raise ZeroDivisionError("no time at all")
+
+    monkeypatch.setattr(Latency, "learn", fail)
+
+    async def work() -> None:
+        served = loaded(FunctionEngine())
+        for _ in range(2):
+            assert (await asyncio.wait_for(served.infer(ONE), 30))["y"].tolist() == [[2, 2]]
+        served.close()
+
+    asyncio.run(work())
+    assert "no time at all" in caplog.text
+
+
+def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
+    def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        time.sleep(0.0002 * inputs["x"].shape[1])
+        return {"y": inputs["x"]}
+
+    async def work() -> None:
+        engine = FunctionEngine(slow, WIDE)
+        small, large = np.ones((1, 5), np.float32), np.ones((1, 500), np.float32)
+        served = loaded(engine, (Golden({"x": small}, {"y": small}),), warm_time=0.1, limits=Limits(max_batch=4))
+        calls = len(engine.calls)
+        with pytest.raises(DeadlineExceeded, match="the model takes"):
+            await served.infer({"x": large}, timeout=0.02)
+        assert len(engine.calls) == calls
+        assert (await served.infer({"x": large}, timeout=20))["y"].shape == (1, 500)
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_the_slo_ends_what_waits_behind_an_engine_that_hangs_and_spares_what_runs() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = loaded(engine, slo=0.05)
+        running = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+            await asyncio.wait_for(served.infer(ONE), 20)
+        assert not running.done()
+        gate.set()
+        assert (await running)["y"].tolist() == [[2, 2]]
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_time_that_the_client_named_ends_what_runs_too_whatever_the_slo() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        served = loaded(FunctionEngine(gate=gate), slo=1000)
+        with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+            await asyncio.wait_for(served.infer(ONE, timeout=0.01), 20)
+        gate.set()
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_text_input_that_holds_no_text_is_refused_and_not_in_flight() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
+    )
+
+    async def work() -> None:
+        served = loaded(FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature))
+        with pytest.raises(InvalidArgument, match="BYTES"):
+            await served.infer({"x": np.array([[7]], object)})
+        assert served.statistics().described["in_flight"] == 0
+        await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_request_that_cannot_be_taken_in_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise MemoryError("no room")
+
+    async def work() -> None:
+        served = loaded(FunctionEngine())
+        with monkeypatch.context() as patch:
+            patch.setattr("ingot.runtime.scheduler.Scheduler.offer", fail)
+            with pytest.raises(MemoryError):
+                await served.infer(ONE)
+        assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
+        await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_the_clock_of_a_request_that_is_answered_holds_none_of_its_bytes() -> None:
+    async def work() -> None:
+        served = loaded(FunctionEngine())
+        array = np.ones((1, 2), np.float32)
+        gone = weakref.ref(array)
+        gc.disable()
+        try:
+            await served.infer({"x": array}, timeout=1000)
+            del array
+            await wait_until(lambda: gone() is None, 5)
+        finally:
+            gc.enable()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = loaded(engine)
+        running = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        first = asyncio.create_task(served.infer(ONE, timeout=0.01))
+        second = asyncio.create_task(served.infer(ONE, timeout=0.03))
+        await asyncio.sleep(0)
+        remove = "ingot.runtime.lanes.Lanes.remove"
+        with monkeypatch.context() as patch:
+            patch.setattr(remove, lambda lanes, entry: 1 / 0)
+            with pytest.raises(DeadlineExceeded):
+                await asyncio.wait_for(first, 20)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(second, 20)
+        gate.set()
+        await running
+        served.close()
+
+    asyncio.run(work())
