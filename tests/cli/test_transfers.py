@@ -20,7 +20,8 @@ from tests.model_store.samples import archive
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What is drawn on a terminal."""
     text = io.StringIO()
-    monkeypatch.setattr(transfers, "stderr", Console(file=text, force_terminal=True, width=120, color_system=None))
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(transfers, "stderr", lambda: console)
     return text
 
 

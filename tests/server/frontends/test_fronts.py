@@ -108,8 +108,8 @@ def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServ
 
 
 def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(server: RunningServer) -> None:
-    fronts = fronts_of(os.getpid())
-    assert len(fronts) == 2
+    assert counted(server, "ingot_fronts") == 2
+    fronts = fronts_of(os.getpid())[-2:]  # the tests' own server may have some, which are older
     before = counted(server, "ingot_front_restarts_total")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
     outcomes: dict[int, list[bool]] = {index: [] for index in range(8)}
