@@ -43,7 +43,7 @@ class Latency:
         sure: whether they were measured; else they are a guess, which the first observations replace.
     """
 
-    __slots__ = ("_best", "_calls", "_memo", "_pace", "_rows", "_seconds", "_trial", "_tries", "spread")
+    __slots__ = ("_best", "_calls", "_memo", "_pace", "_rows", "_seconds", "_trial", "_tries", "guessed", "spread")
 
     def __init__(self, seconds: Mapping[int, float] | None = None, *, sure: bool = True):
         known = sorted((seconds or {}).items())
@@ -58,6 +58,8 @@ class Latency:
         self._trial = 0
         self._best: dict[int, int] = {}
         self._memo: dict[int, float] = {}
+        self.guessed = bool(known) and not sure
+        """Whether no call has shown yet what is true."""
         self.spread = 0.0
         """By how much calls differ from what is expected, as a share, lately and on average."""
 
@@ -117,6 +119,7 @@ class Latency:
         """Take in how long a call really took."""
         if seconds <= 0:
             return
+        self.guessed = False
         self._count()
         expected = self(rows)
         place = self._nearest(rows)

@@ -117,7 +117,7 @@ class Scheduler:
         lane = lanes.find(entry.group) or self._new_lane(entry)
         left = entry.deadline - now
         if left < PATIENCE:
-            if lane.latency(entry.rows) > left and self._sure(now):
+            if lane.latency(entry.rows) > left and self._sure(lane, now):
                 taken = lane.latency(entry.rows)
                 raise DeadlineExceeded(
                     f"the request has {left:.3g} s, and the model takes {taken:.3g} s; allow more time"
@@ -127,7 +127,7 @@ class Scheduler:
         else:
             lanes.number(entry, now + PATIENCE)
             self._allowed += (PATIENCE - self._allowed) / _USUAL
-        if left < math.inf and (lanes.count or len(self._running) >= self._engines):
+        if left < math.inf and not lane.latency.guessed and (lanes.count or len(self._running) >= self._engines):
             self._check_queue(entry, lane, now)
         lanes.put(lane, entry)
 
@@ -217,15 +217,17 @@ class Scheduler:
         left = sorted(abs(end - now) for end, _, _ in self._running.values())
         return left[place] + rounds * seconds
 
-    def _sure(self, now: float) -> bool:
+    def _sure(self, lane: Lane, now: float) -> bool:
         """Tell whether what is expected was confirmed lately. Else one entry may show that it is no longer true."""
+        if lane.latency.guessed:
+            return False
         if self._confirmed is None:
             self._confirmed = now
         return bool(self._running) or now < self._confirmed + _STALE
 
     def _is_late(self, entry: Entry, lane: Lane, now: float) -> bool:
         left = entry.deadline - now
-        return left <= 0 or (lane.latency(entry.rows) > left and self._sure(now))
+        return left <= 0 or (lane.latency(entry.rows) > left and self._sure(lane, now))
 
     def _holds_up(self, entry: Entry, lane: Lane, now: float) -> bool:
         """Tell whether an entry that came in good time would now make a poor batch of one that is full without it.

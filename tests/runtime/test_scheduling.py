@@ -450,3 +450,17 @@ def test_an_entry_larger_than_a_batch_runs_alone(rows: int) -> None:
         it.offer(Arrival(0, rows=size))
     it.run_until(math.inf)
     assert [rows] in [[entry.rows for entry in batch] for _, batch in it.batches]
+
+
+def test_a_guess_refuses_nothing() -> None:
+    """A row of megabytes does not take a million times as long as one of four bytes: the call itself counts."""
+    scheduler = Scheduler(Limits(), batching=True, latency=Latency({1: 1e-5}), row_bytes=4)
+    large = [Entry({}, 1, lambda outcome: None, 0.0, ("large",), 5.0, nbytes=4 << 20) for _ in range(8)]
+    for entry in large:
+        scheduler.offer(entry, 0.0)
+    batch = scheduler.take(0.0)
+    assert batch
+    scheduler.finish(batch, 0.1, 0.1)
+    late = Entry({}, 1, lambda outcome: None, 0.1, ("large",), 0.15, nbytes=4 << 20)
+    with pytest.raises((Unavailable, DeadlineExceeded)):
+        scheduler.offer(late, 0.1)  # one call has shown what it takes
