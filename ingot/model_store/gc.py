@@ -72,7 +72,7 @@ def collect(
                 graced |= lately
             marked = needed | graced
             found = [(path, _size(path)) for path in _garbage(store, marked, leased, since.timestamp())]
-            removed = [(path, size) for path, size in found if dry_run or _remove(path)]
+            removed = [(path, size) for path, size in found if dry_run or _remove(path, since.timestamp())]
             files = tuple(path for path, _ in removed)
             gone = {path for path, _ in found}
             waiting = [_size(path) for path in _loose(store, needed, leased, math.inf) if path not in gone]
@@ -198,8 +198,13 @@ def _size(path: Path) -> int:
     return sum(item.stat().st_size for item in files)
 
 
-def _remove(path: Path) -> bool:
-    """Remove a file or folder and tell whether it is gone."""
+def _remove(path: Path, before: float) -> bool:
+    """Remove a file or folder and tell whether it is gone.
+
+    A list of signatures may come back into use, and is then written anew, after it was found to be garbage.
+    """
+    if path.is_file() and not _old(path, before):
+        return False
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
