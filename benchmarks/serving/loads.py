@@ -253,7 +253,7 @@ def _client(
         raise WrongAnswer(f"{contestant} on {model.name}: {result.stderr.strip()[-1000:]}")
     found: dict[str, Any] = json.loads(result.stdout)
     if found["wrong"]:
-        raise WrongAnswer(f"{contestant} on {model.name}: {found['wrong']} answers are other requests'")
+        raise WrongAnswer(f"{contestant} on {model.name}: {found['wrong']} answers are wrong, or errors of the server")
     return found
 
 

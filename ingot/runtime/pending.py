@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -132,7 +133,8 @@ class Expiry:
         self._model = model
         self._heap: list[tuple[float, int, float, bool, Pending]] = []
         self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._armed = math.inf  # when the timer is due; uvloop's handles of what is due at once do not tell
         self._purge_above = _PURGE_ABOVE
 
     def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float, *, firm: bool = True) -> None:
@@ -147,9 +149,10 @@ class Expiry:
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         due = self._heap[0][0]
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._armed <= due:
                 return
             self._timer.cancel()
+        self._armed = due
         self._timer = loop.call_at(due, self._fire, loop)
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -118,7 +118,7 @@ def swapping(tiny: Model) -> Iterator[int]:
 
 
 def test_another_requests_answer_fails_the_run(build: Path, tiny: Model) -> None:
-    with swapping(tiny) as port, pytest.raises(loads.WrongAnswer, match="are other requests'"):
+    with swapping(tiny) as port, pytest.raises(loads.WrongAnswer, match="are wrong, or errors"):
         loads.open_loop("mosec", tiny, "binary", port, build, 50, 0.3)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import uvloop
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument
 from ingot.model_store import Golden
@@ -237,3 +238,19 @@ def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
         served.close()
 
     asyncio.run(work())
+
+
+def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
+    """On uvloop, a timer that is due at once is not one that tells when."""
+
+    async def work() -> None:
+        served = loaded(FunctionEngine())
+        for _ in range(50):
+            asks = [served.infer(ONE, timeout=timeout) for timeout in (20, 0.0001, 0.0002, 20)]
+            found = await asyncio.gather(*asks, return_exceptions=True)
+            assert all(isinstance(item, dict | DeadlineExceeded) for item in found), found
+        await served.drain()
+        served.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
