@@ -25,11 +25,11 @@ from ingot.errors import IngotError
 from ingot.runtime import warmup
 from ingot.runtime.choice import only
 from ingot.runtime.engine import Engine
+from ingot.runtime.entry import Outcome
 from ingot.runtime.form import Form
 from ingot.runtime.latency import Latency
 from ingot.runtime.loader import load_engine
 from ingot.runtime.model import Model
-from ingot.runtime.scheduler import Outcome
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, DType, Signature, TensorSpec
 

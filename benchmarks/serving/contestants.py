@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,7 +41,7 @@ class Tuning:
     capacity: int = 0
 
 
-class Contestant:
+class Contestant(ABC):
     """One server.
 
     Attributes:
@@ -56,9 +57,9 @@ class Contestant:
     models: Sequence[str] = ("tiny", "wide")
     thorough = False
 
+    @abstractmethod
     def command(self, start: Start) -> list[str]:
         """Return what starts it."""
-        raise NotImplementedError
 
     def environment(self, start: Start) -> dict[str, str]:
         """Return the variables that it needs."""

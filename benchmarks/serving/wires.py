@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Request:
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + self.body
 
 
-class Wire:
+class Wire(ABC):
     """A way to speak to a server.
 
     Attributes:
@@ -44,21 +45,21 @@ class Wire:
 
     format = ""
 
+    @abstractmethod
     def request(self, model: Model, number: int) -> Request:
         """Return the request that asks for one sample."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, body: bytes) -> Array:
         """Return the numbers of an answer, without dimensions.
 
         Raises:
             ValueError: it holds none.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def mark(self, body: bytes) -> bytes:
         """Return the part of a right answer that tells which sample it belongs to, as the server writes it."""
-        raise NotImplementedError
 
 
 class PlainJson(Wire):

@@ -14,8 +14,8 @@ from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.padding import Padder
 from ingot.runtime.buffers import Buffers
 from ingot.runtime.engine import Engine
+from ingot.runtime.entry import Entry, Outcome
 from ingot.runtime.mixing import Mixer
-from ingot.runtime.scheduler import Entry, Outcome
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)

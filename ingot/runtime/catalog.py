@@ -7,20 +7,10 @@ from typing import Generic, Protocol, TypeVar
 
 from ingot.errors import NotFound
 from ingot.model_store.references import version_key
-from ingot.runtime.fits import Key
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.pending import Reply
 from ingot.runtime.statistics import Statistics
-from ingot.tensors import Array, Signature
-
-
-class Cancellable(Protocol):
-    """A request that was submitted."""
-
-    done: bool
-
-    def cancel(self) -> None:
-        """Forget the request, as its client left."""
+from ingot.runtime.submission import Submit
+from ingot.tensors import Signature
 
 
 class Servable(Protocol):
@@ -38,15 +28,8 @@ class Servable(Protocol):
     def properties(self) -> Mapping[str, str]: ...
     @property
     def signature(self) -> Signature: ...
-
-    def submit(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Key | None = None,
-    ) -> Cancellable: ...
+    @property
+    def submit(self) -> Submit: ...
 
     async def ask_statistics(self) -> Statistics: ...
 

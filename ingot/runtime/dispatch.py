@@ -8,17 +8,18 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime.batching import Batcher, Spent, rows_of
 from ingot.runtime.engine import Engine
+from ingot.runtime.entry import Entry, Outcome
 from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Gather, Pending, Reply
-from ingot.runtime.scheduler import Entry, Outcome, Scheduler
+from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.statistics import Duration, Statistics
 from ingot.tensors import Array, Signature
 
@@ -26,19 +27,6 @@ log = logging.getLogger(__name__)
 
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
 _TICK = 250e-6
-
-
-class Submit(Protocol):
-    """Takes a request in, and returns at once: :meth:`Dispatcher.submit`, or what refuses for it."""
-
-    def __call__(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Key | None = None,
-    ) -> Pending: ...
 
 
 class Dispatcher:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot import tensors
+from ingot.runtime.entry import group_of
 from ingot.runtime.mixing import Mixer
-from ingot.runtime.scheduler import group_of
 from ingot.tensors import Array, Signature
 
 # Clients can send any number of shapes.

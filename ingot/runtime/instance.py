@@ -11,7 +11,7 @@ from threading import Thread
 from ingot.errors import InternalError
 from ingot.runtime.batching import Batcher, Spent
 from ingot.runtime.engine import Engine
-from ingot.runtime.scheduler import Entry, Outcome
+from ingot.runtime.entry import Entry, Outcome
 
 log = logging.getLogger(__name__)
 

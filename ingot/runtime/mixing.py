@@ -16,8 +16,8 @@ from typing import Any
 from ingot.errors import IngotError
 from ingot.padding import Padder, Padding
 from ingot.runtime.engine import Engine
+from ingot.runtime.entry import Entry
 from ingot.runtime.profile import repeat
-from ingot.runtime.scheduler import Entry
 from ingot.tensors import Array, Signature
 
 # How many times as large each next size is that is timed, and how often each is.

@@ -18,15 +18,16 @@ from ingot.padding import Padding
 from ingot.runtime import mixing, rehearsal, warmup
 from ingot.runtime.admission import Admission
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
-from ingot.runtime.dispatch import Dispatcher, Submit
+from ingot.runtime.dispatch import Dispatcher
 from ingot.runtime.engine import Engine
-from ingot.runtime.fits import Key
+from ingot.runtime.entry import Outcome
 from ingot.runtime.form import Form
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.pending import Pending, Reply
-from ingot.runtime.scheduler import Outcome, Scheduler
+from ingot.runtime.pending import Pending
+from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.settings import Settings
 from ingot.runtime.statistics import Statistics
+from ingot.runtime.submission import Submit
 from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Signature
 
@@ -253,14 +254,7 @@ class Model:
         finally:
             pending.cancel()  # which does nothing unless its client left
 
-    def _refuse(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: Key | None = None,
-    ) -> Pending:
+    def _refuse(self, *args: Any, **named: Any) -> Pending:
         """Stand for ``submit`` while the model is not ready."""
         raise self._unavailable()
 

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
-from ingot.runtime.scheduler import Entry, Outcome
+from ingot.runtime.entry import Entry, Outcome
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)

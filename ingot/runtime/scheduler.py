@@ -10,11 +10,9 @@ import math
 from dataclasses import dataclass
 
 from ingot.errors import DeadlineExceeded, Unavailable
-from ingot.runtime.entry import Entry, Outcome, group_of, size_of
+from ingot.runtime.entry import Entry
 from ingot.runtime.lanes import Lane, Lanes
 from ingot.runtime.latency import Latencies, Latency
-
-__all__ = ["Entry", "Limits", "Outcome", "Scheduler", "group_of", "size_of"]
 
 # The longest that an idle engine waits for more rows, as a share of what the fuller batch is expected to take.
 LINGER = 0.1

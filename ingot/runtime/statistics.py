@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.runtime.batching import Spent
-from ingot.runtime.scheduler import Outcome
+from ingot.runtime.entry import Outcome
 
 
 @dataclass(slots=True)

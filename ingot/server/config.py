@@ -58,7 +58,7 @@ class ServerConfig(BaseModel):
     )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a password.")
     grpc_server: Literal["fast", "grpcio"] = Field(
-        "fast", description="Which gRPC server: fast, our own, or grpcio, gRPC's own, which takes ten times as long."
+        "fast", description="Which gRPC server: fast, our own, or grpcio, gRPC's own, which takes far more CPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where models run; auto is the GPU if there is one."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import body_of
 from benchmarks.serving.rounds import Plan, Run, serving
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson
+from tests.support import RequireTool
 
 CLIENTS = (1, 8)
 
@@ -61,8 +61,8 @@ def test_an_open_loop_counts_answers_from_when_they_were_due(build: Path, tiny: 
     assert len(found["latencies"]) + found["refused"] + found["unanswered"] == 50
 
 
-@pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
-def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path) -> None:
+def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool) -> None:
+    require_tool("wrk")
     contestant = contestants()["fastapi"]
     with serving(contestant, tiny, "json", build) as server:
         wrk = loads.checked_wrk(tiny, contestant.wires["json"], server.start.port, tmp_path)
@@ -74,8 +74,10 @@ def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path) -> 
             swapped.load(server.process, 4, 0.3)
 
 
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load")
-def test_h2load_is_checked_by_a_client_beside_it(build: Path, tiny: Model, tmp_path: Path) -> None:
+def test_h2load_is_checked_by_a_client_beside_it(
+    build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool
+) -> None:
+    require_tool("h2load")
     with serving(contestants()["ingot"], tiny, "grpc", build) as server:
         assert (
             loads.H2load(tiny, OpenGrpc(), server.start.grpc_port, tmp_path).load(server.process, 8, 0.5).requests > 0

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import InternalError, InvalidArgument
 from ingot.runtime.batching import Batcher
-from ingot.runtime.scheduler import Entry, Outcome
+from ingot.runtime.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import DOUBLER, FunctionEngine
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.runtime.batching import Batcher
 from ingot.runtime.buffers import Buffers
-from ingot.runtime.scheduler import Entry
+from ingot.runtime.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 

@@ -15,9 +15,9 @@ from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArg
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings
 from ingot.runtime.choice import only
+from ingot.runtime.entry import Outcome
 from ingot.runtime.form import Form
 from ingot.runtime.latency import Latency
-from ingot.runtime.scheduler import Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 from tests.runtime.waiting import wait_until

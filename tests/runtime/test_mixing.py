@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ingot.padding import Padder, Padding
 from ingot.runtime import mixing
 from ingot.runtime.batching import Batcher
+from ingot.runtime.entry import Entry
 from ingot.runtime.mixing import Mixer
-from ingot.runtime.scheduler import Entry
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import Unavailable
-from ingot.runtime.scheduler import Entry, Limits, Scheduler, group_of
+from ingot.runtime.entry import Entry, group_of
+from ingot.runtime.scheduler import Limits, Scheduler
 from ingot.tensors import DType, Signature, TensorSpec
 
 

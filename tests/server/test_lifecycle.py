@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,28 +45,35 @@ def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str]
         process.communicate(timeout=60)
 
 
+@contextmanager
+def two_in_flight(addresses: Mapping[str, str]) -> Iterator[list[Any]]:
+    """Ask the slow model over both protocols, yield while both requests are in flight, and wait for their answers."""
+    x = np.ones((64, 1024), np.float32)
+    answers: list[Any] = []
+
+    def ask(url: str) -> None:
+        with ingot.Client(url) as client:
+            answers.append(client.infer("slow", {"x": x})["y"].shape)
+
+    asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
+    for thread in asking:
+        thread.start()
+    with ingot.Client(addresses["http"]) as client:
+        deadline = time.monotonic() + 60
+        while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
+            assert len(answers) < 2
+            assert time.monotonic() < deadline
+    yield answers
+    for thread in asking:
+        thread.join(120)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, number: signal.Signals) -> None:
     model = onnx_models.slow(folder, repeats=500)
-    x = np.ones((64, 1024), np.float32)
-    answers: list[Any] = []
     with running(str(model), home=folder) as (process, addresses):
-
-        def ask(url: str) -> None:
-            with ingot.Client(url) as client:
-                answers.append(client.infer("slow", {"x": x})["y"].shape)
-
-        asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
-        for thread in asking:
-            thread.start()
-        with ingot.Client(addresses["http"]) as client:
-            deadline = time.monotonic() + 60
-            while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
-                assert len(answers) < 2
-                assert time.monotonic() < deadline
-        process.send_signal(number)
-        for thread in asking:
-            thread.join(120)
+        with two_in_flight(addresses) as answers:
+            process.send_signal(number)
         assert process.wait(30) == 0
     assert answers == [(64, 1024)] * 2
     with ingot.Client(addresses["http"]) as client, pytest.raises(Unavailable):

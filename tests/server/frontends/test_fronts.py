@@ -23,7 +23,7 @@ from ingot.server.dataplane import InferRequest
 from ingot.server.http import codec as http_codec
 from ingot.server.main import RunningServer
 from tests import onnx_models
-from tests.server.test_lifecycle import running
+from tests.server.test_lifecycle import running, two_in_flight
 
 
 def fronts_of(pid: int) -> list[int]:
@@ -294,27 +294,11 @@ def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_requests_in_flight_finish_when_the_command_is_stopped(folder: Path, number: signal.Signals) -> None:
     model = onnx_models.slow(folder, repeats=200)
-    x = np.ones((64, 1024), np.float32)
-    answers: list[Any] = []
     with running(str(model), "--frontends", "2", home=folder) as (process, addresses):
-
-        def ask(url: str) -> None:
-            with ingot.Client(url) as client:
-                answers.append(client.infer("slow", {"x": x})["y"].shape)
-
-        asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
-        for thread in asking:
-            thread.start()
-        with ingot.Client(addresses["http"]) as client:
-            deadline = time.monotonic() + 60
-            while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
-                assert len(answers) < 2
-                assert time.monotonic() < deadline
-        fronts = fronts_of(process.pid)
-        for pid in (process.pid, *fronts):  # as systemd signals all of a service
-            os.kill(pid, number)
-        for thread in asking:
-            thread.join(120)
+        with two_in_flight(addresses) as answers:
+            fronts = fronts_of(process.pid)
+            for pid in (process.pid, *fronts):  # as systemd signals all of a service
+                os.kill(pid, number)
         assert process.wait(60) == 0
     assert answers == [(64, 1024)] * 2
     assert not any(alive(pid) for pid in fronts)
