@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.serving.models import Model
-from ingot.server.dataplane import InferRequest
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import codec as http_codec
+from ingot.server.requests import InferRequest, Template
 from ingot.tensors import Array
 
 _NUMBERS = re.compile(rb"\[[^\[\]{}]*\]")
@@ -165,4 +165,4 @@ def _json(path: str, body: object) -> Request:
 
 
 def _asked(model: Model, number: int) -> InferRequest:
-    return InferRequest(model.name, tuple((name, value[None]) for name, value in model.samples[number].items()))
+    return InferRequest(Template(model.name), {name: value[None] for name, value in model.samples[number].items()})

@@ -157,10 +157,10 @@ def _classes(client: Any, model: str, images: Array) -> Array:
 
 def _speed(server: RunningServer, http: Any, grpc: Any, model: str, image: Array) -> dict[str, float]:
     from ingot.bench import load
-    from ingot.server.dataplane import InferRequest
     from ingot.server.http import codec
+    from ingot.server.requests import InferRequest, Template
 
-    body, length = codec.encode_request(InferRequest(model, (("image", image),)), binary=True)
+    body, length = codec.encode_request(InferRequest(Template(model), {"image": image}), binary=True)
     url = f"{server.http_url}/v2/models/{model}/infer"
     single = load.run(url, body, length, clients=1, seconds=1.0)
     before = _batches(http, model)

@@ -86,7 +86,7 @@ class Batcher:
 
     def _stay(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Run a part of a batch without those whose client has left meanwhile."""
-        staying = [entry for entry in entries if not entry.cancelled]
+        staying = [entry for entry in entries if not entry.done]
         outcomes = dict(zip(staying, self._run(staying), strict=True)) if staying else {}
         return [outcomes.get(entry) or Unavailable("the client left") for entry in entries]
 

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime.batching import Batcher, Spent, rows_of
 from ingot.runtime.engine import Engine
-from ingot.runtime.entry import Entry, Outcome
+from ingot.runtime.entry import Entry, Outcome, Reply
 from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.instance import Instance
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.mixing import Mixer
-from ingot.runtime.pending import Expiry, Gather, Pending, Reply
+from ingot.runtime.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.statistics import Duration, Statistics
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
 
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
 _TICK = 250e-6
 
@@ -118,16 +121,18 @@ class Dispatcher:
         fit = self._fits.find(inputs, key)
         now = time.perf_counter()
         limit = self._slo if timeout is None else timeout
-        pending = Pending(reply, self._left, self._scheduler.discard, now)
-        if not self.in_flight:
-            self._quiet.clear()
-        self.in_flight += 1
+        deadline = math.inf if limit is None else now + limit
         try:
-            self._enqueue(pending, inputs, fit, now, math.inf if limit is None else now + limit, priority)
-        except BaseException as error:
-            pending.cancel()
-            if isinstance(error, IngotError):
-                self._statistics.end(error, 0.0)
+            if fit.rows <= self._scheduler.limits.max_batch or not self._scheduler.batching:
+                single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
+                single.owner = self
+                self._scheduler.offer(single, now)
+                self._enter()
+                pending: Pending = single
+            else:
+                pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
+        except IngotError as error:
+            self._statistics.end(error, 0.0)
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
@@ -137,39 +142,41 @@ class Dispatcher:
             loop.call_soon(self._pump)
         return pending
 
-    def _enqueue(
-        self, pending: Pending, inputs: Mapping[str, Array], fit: Fit, now: float, deadline: float, priority: int
-    ) -> None:
-        most = self._scheduler.limits.max_batch
-        if fit.rows <= most or not self._scheduler.batching:
-            entry = Entry(inputs, fit.rows, pending.settle, now, fit.group, deadline, priority, fit.nbytes)
-            pending.entries = (entry,)
-            self._scheduler.offer(entry, now)
-            return
-        signature = self._signature
+    def _offer_parts(
+        self, inputs: Mapping[str, Array], fit: Fit, reply: Reply, now: float, deadline: float, priority: int
+    ) -> Parts:
+        signature, most = self._signature, self._scheduler.limits.max_batch
         starts = range(0, fit.rows, most)
-        gather = Gather(pending, signature, len(starts))
-        pending.entries = entries = [
-            Entry(
-                rows_of(signature, inputs, start, start + most),
-                min(most, fit.rows - start),
-                gather.part(index),
-                now,
-                fit.group,
-                deadline,
-                priority,
-            )
-            for index, start in enumerate(starts)
-        ]
-        for entry in entries:
-            self._scheduler.offer(entry, now)
+        parts = Parts(self, reply, now, signature, len(starts))
+        for index, start in enumerate(starts):
+            rows = rows_of(signature, inputs, start, start + most)
+            take = functools.partial(parts.take, index)
+            parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
+        self._enter()
+        try:
+            for entry in parts.entries:
+                self._scheduler.offer(entry, now)
+        except IngotError:
+            parts.cancel()
+            raise
+        return parts
 
-    def _left(self, pending: Pending, outcome: Outcome | None) -> None:
+    def _enter(self) -> None:
+        if not self.in_flight:
+            self._quiet.clear()
+        self.in_flight += 1
+
+    def left(self, pending: Pending, outcome: Outcome | None) -> None:
+        """Note that a request is over."""
         if outcome is not None:
-            self._statistics.end(outcome, time.perf_counter() - pending.began)
+            self._statistics.end(outcome, time.perf_counter() - pending.arrived)
         self.in_flight -= 1
         if not self.in_flight:
             self._quiet.set()
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out of the queue."""
+        self._scheduler.discard(entry)
 
     async def wait_quiet(self) -> None:
         """Wait until nothing is in flight; call when nothing is submitted any more."""
@@ -212,7 +219,7 @@ class Dispatcher:
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []
         for entry in late:
-            entry.reply(DeadlineExceeded("the request's time was up before its turn came"))
+            entry.settle(DeadlineExceeded("the request's time was up before its turn came"))
 
     def _runs_inline(self, seconds: float) -> bool:
         """Tell whether a call of so many seconds runs in the event loop, where a thread's wakeups would cost more.
@@ -240,7 +247,8 @@ class Dispatcher:
         except Exception:  # what is learnt of a batch must not keep it from its clients
             log.exception("model %s: a batch could not be learnt from", self._name)
         for entry, outcome in zip(entries, outcomes, strict=True):
-            entry.reply(outcome)
+            entry.inputs = _NOTHING  # the clock of its time may hold it for long
+            entry.settle(outcome)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True
             self._loop.call_soon(self._pump)

@@ -4,38 +4,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.tensors import Array, Signature
 
 Outcome = Mapping[str, Array] | IngotError
+Reply = Callable[[Outcome], None]
+
+_NOWHERE: tuple[int, float, int] = (0, 0.0, 0)
 
 
-@dataclass(eq=False, slots=True)
 class Entry:
-    """One request that waits for the engine. It carries its own way back.
+    """One request that waits for the engine, or a part of one. It carries its own way back.
 
-    ``deadline`` is when its answer is of no more use. A higher ``priority`` goes first. ``waiting`` and ``ticket``
-    belong to the scheduler.
+    Args:
+        inputs: an array for each input.
+        rows: of all of them.
+        reply: called with the outcome.
+        arrived: when it came.
+        group: equal for entries that may share a batch.
+        deadline: when its answer is of no more use.
+        priority: a higher one goes first.
+        nbytes: what the inputs hold; by default it is counted.
+
+    Attributes:
+        done: whether it is answered, or nobody waits for it any more.
+        waiting: whether it is in the queue; this and ``ticket`` belong to the scheduler.
     """
 
-    inputs: Mapping[str, Array]
-    rows: int
-    reply: Callable[[Outcome], None]
-    arrived: float
-    group: tuple[Any, ...] = ()
-    deadline: float = math.inf
-    priority: int = 0
-    nbytes: int = -1
-    cancelled: bool = False
-    waiting: bool = field(default=False, init=False)
-    ticket: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False)
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "done",
+        "group",
+        "inputs",
+        "nbytes",
+        "priority",
+        "reply",
+        "rows",
+        "ticket",
+        "waiting",
+    )
 
-    def __post_init__(self) -> None:
-        if self.nbytes < 0:
-            self.nbytes = sum(size_of(array) for array in self.inputs.values())
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        rows: int,
+        reply: Reply,
+        arrived: float,
+        group: tuple[Any, ...] = (),
+        deadline: float = math.inf,
+        priority: int = 0,
+        nbytes: int = -1,
+    ):
+        self.inputs = inputs
+        self.rows = rows
+        self.reply = reply
+        self.arrived = arrived
+        self.group = group
+        self.deadline = deadline
+        self.priority = priority
+        self.nbytes = nbytes if nbytes >= 0 else sum(size_of(array) for array in inputs.values())
+        self.done = False
+        self.waiting = False
+        self.ticket = _NOWHERE
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer."""
+        self.reply(outcome)
 
 
 def size_of(array: Array) -> int:

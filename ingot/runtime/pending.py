@@ -6,114 +6,131 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
-from ingot.runtime.entry import Entry, Outcome
+from ingot.runtime.entry import Entry, Outcome, Reply
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
-
-Reply = Callable[[Outcome], None]
 
 # Requests that are over stay with the clock until their time is up, unless they come to outnumber those that are not.
 _PURGE_ABOVE = 64
 
 
-class Pending:
+class Owner(Protocol):
+    """Who took requests in."""
+
+    def left(self, pending: Pending, outcome: Outcome | None) -> None:
+        """Note that a request is over, with its outcome; None if it was cancelled."""
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out of the queue."""
+
+
+class Pending(ABC):
     """One request that was submitted. All of it belongs to one event loop.
 
-    Args:
+    Attributes:
+        done: whether it is answered or cancelled.
+        waiting: whether no part of it runs yet.
+        arrived: when it was submitted.
         reply: called once with the answer or the error, unless the request is cancelled before.
-        leave: called once when the request is over, whichever way, with its outcome; None if it was cancelled.
-        discard: takes an entry out of the queue.
-        began: when it was submitted.
+        owner: who took it in.
     """
 
-    __slots__ = ("_discard", "_leave", "_reply", "began", "done", "entries")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        reply: Reply,
-        leave: Callable[[Pending, Outcome | None], None],
-        discard: Callable[[Entry], None],
-        began: float = 0.0,
-    ):
-        self._reply = reply
-        self._leave = leave
-        self._discard = discard
-        self.entries: Sequence[Entry] = ()
-        self.began = began
-        self.done = False
+    done: bool
+    waiting: bool
+    arrived: float
+    reply: Reply
+    owner: Owner
 
     def settle(self, outcome: Outcome) -> None:
         """Answer, unless the request is over already. A reply that fails is its own client's loss, and no other's."""
-        if not self.done:
-            reply = self._end(outcome)
-            try:
-                reply(outcome)
-            except Exception:  # others are answered by the same callback
-                log.exception("an answer could not be given")
+        if self.done:
+            return
+        self.done = True  # type: ignore[misc]  # those below have the slot
+        # Nothing is held any more after that: replies lead back here, and what refers to itself, with all of a
+        # request's bytes, would wait for the garbage collector.
+        reply, self.reply = self.reply, _ignore
+        self.owner.left(self, outcome)
+        try:
+            reply(outcome)
+        except Exception:  # others are answered by the same callback
+            log.exception("an answer could not be given")
 
     def cancel(self) -> None:
         """Forget the request, as its client left; the reply is not called any more."""
         if not self.done:
-            entries = self.entries
-            self._end(None)
-            self._drop(entries)
+            self.done = True  # type: ignore[misc]  # as above
+            self.reply = _ignore
+            self.owner.left(self, None)
+            self._drop()
 
     def fail(self, error: IngotError) -> None:
         """Answer with an error, and let the engine skip what is left."""
         if not self.done:
-            entries = self.entries
             self.settle(error)
-            self._drop(entries)
+            self._drop()
 
-    def _end(self, outcome: Outcome | None) -> Reply:
-        """Note that the request is over, and return its reply.
-
-        Nothing is held any more after that: entries and replies lead back here, and what refers to itself, with all of
-        a request's bytes, would wait for the garbage collector.
-        """
-        self.done = True
-        reply, self._reply, self.entries = self._reply, _ignore, ()
-        self._leave(self, outcome)
-        return reply
-
-    def _drop(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._discard(entry)
+    @abstractmethod
+    def _drop(self) -> None:
+        """Take what waits out of the queue."""
 
 
-def _ignore(_: Outcome) -> None:
-    """Take the place of a reply that was called."""
+class Single(Pending, Entry):
+    """A request that is one entry, as nearly all are."""
+
+    __slots__ = ("owner",)
+
+    def _drop(self) -> None:
+        self.owner.discard(self)
 
 
-class Gather:
-    """Puts the answers to the parts of a request that was too large for one batch together again."""
+class Parts(Pending):
+    """A request that is too large for one batch. Its answers are put together again.
 
-    def __init__(self, pending: Pending, signature: Signature, parts: int):
-        self._pending = pending
+    Args:
+        owner: who took it in.
+        reply: called with the answer.
+        arrived: when it was submitted.
+        signature: the model's.
+        count: how many parts there are; they are to be put into ``entries``.
+    """
+
+    __slots__ = ("_axes", "_left", "_outcomes", "arrived", "done", "entries", "owner", "reply")
+
+    def __init__(self, owner: Owner, reply: Reply, arrived: float, signature: Signature, count: int):
+        self.owner = owner
+        self.reply = reply
+        self.arrived = arrived
+        self.done = False
+        self.entries: list[Entry] = []
         self._axes = signature.batch_axes(signature.outputs)
-        self._outcomes: list[Mapping[str, Array] | None] = [None] * parts
-        self._left = parts
+        self._outcomes: list[Mapping[str, Array] | None] = [None] * count
+        self._left = count
 
-    def part(self, index: int) -> Reply:
-        """Return the reply for a part."""
+    @property
+    def waiting(self) -> bool:  # type: ignore[override]  # it is one of the entries' own
+        return all(entry.waiting for entry in self.entries)
 
-        def reply(outcome: Outcome) -> None:
-            if isinstance(outcome, IngotError):
-                self._pending.fail(outcome)
-                return
-            self._outcomes[index] = outcome
-            self._left -= 1
-            if not self._left:
-                self._pending.settle(self._joined())
-
-        return reply
+    def take(self, index: int, outcome: Outcome) -> None:
+        """Take the answer to a part; it is the reply of that part's entry."""
+        if isinstance(outcome, IngotError):
+            self.fail(outcome)
+            return
+        self._outcomes[index] = outcome
+        self._left -= 1
+        if not self._left:
+            self.settle(self._joined())
+            self.entries = []  # which lead back here
 
     def _joined(self) -> Outcome:
         found = [outcome for outcome in self._outcomes if outcome is not None]
@@ -124,6 +141,15 @@ class Gather:
             return InternalError(
                 f"the outputs of the request's {len(found)} parts do not fit together: {error}; send fewer rows at once"
             )
+
+    def _drop(self) -> None:
+        entries, self.entries = self.entries, []
+        for entry in entries:
+            self.owner.discard(entry)
+
+
+def _ignore(_: Outcome) -> None:
+    """Take the place of a reply that was called."""
 
 
 class Expiry:
@@ -161,7 +187,7 @@ class Expiry:
         try:
             while self._heap and (self._heap[0][-1].done or self._heap[0][0] <= now):
                 _, _, timeout, firm, pending = heappop(self._heap)
-                if firm or all(entry.waiting for entry in pending.entries):
+                if firm or pending.waiting:
                     pending.fail(DeadlineExceeded(f"model '{self._model}' had no answer within {timeout:g} s"))
         finally:
             if self._heap:

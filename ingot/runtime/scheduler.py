@@ -131,7 +131,7 @@ class Scheduler:
 
     def discard(self, entry: Entry) -> None:
         """Forget an entry whose client has left; one that runs already just loses its reader."""
-        entry.cancelled = True
+        entry.done = True
         if entry.waiting:
             self._lanes.remove(entry)
             entry.inputs = {}

@@ -67,10 +67,9 @@ class Statistics:
 
     def end(self, outcome: Outcome, seconds: float) -> None:
         """Count a request that is over."""
-        if isinstance(outcome, IngotError):
-            self.failed.add(seconds)
-        else:
-            self.answered.add(seconds)
+        taken = self.failed if isinstance(outcome, IngotError) else self.answered
+        taken.count += 1
+        taken.seconds += seconds
 
     def batch(self, requests: int, rows: int, right: int, spent: Spent) -> None:
         """Count a batch.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from ingot.runtime.entry import Reply
 from ingot.runtime.fits import Key
-from ingot.runtime.pending import Reply
 from ingot.tensors import Array
 
 

@@ -18,10 +18,10 @@ import orjson
 
 from ingot import errors
 from ingot.errors import InvalidArgument, Unavailable
-from ingot.server.dataplane import InferRequest
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import codec as http_codec
+from ingot.server.requests import InferRequest, Template
 from ingot.tensors import Array
 
 _BY_STATUS = {status: errors.CLASSES[code] for code, status in http_codec.STATUS.items()}
@@ -95,9 +95,9 @@ class Client:
         Raises:
             IngotError: of the kind that the server reports, or Unavailable when none answers.
         """
-        arrays = tuple((name, np.asarray(array)) for name, array in inputs.items())
-        request = InferRequest(model, arrays, version, outputs=tuple(outputs), parameters=parameters or {})
-        return self._transport.infer(request, binary)
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        template = Template(model, version, tuple(outputs), parameters or {})
+        return self._transport.infer(InferRequest(template, arrays), binary)
 
     def metrics(self) -> str:
         """Return the server's metrics in Prometheus' text form; HTTP only.
@@ -139,7 +139,7 @@ class _Http:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if length is not None:
             headers = {**headers, "Content-Type": "application/octet-stream", http_codec.HEADER_LENGTH: str(length)}
-        answer = self._send("POST", f"{_path(request.model, request.version)}/infer", body, headers)
+        answer = self._send("POST", f"{_path(request.template.model, request.template.version)}/infer", body, headers)
         header_length = answer.headers.get(http_codec.HEADER_LENGTH)
         with _parsing(str(self._client.base_url)):
             return http_codec.decode_response(answer.content, int(header_length) if header_length else None)

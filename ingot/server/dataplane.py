@@ -6,20 +6,19 @@ import asyncio
 import functools
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import Catalog, Key, Metrics, Servable
+from ingot.runtime import Catalog, Metrics, Servable
 from ingot.runtime.entry import Outcome
 from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
 from ingot.server.recorder import Recorder
-from ingot.tensors import Array, DType, Signature, TensorSpec
+from ingot.server.requests import InferRequest, InferResponse, Parameters, Route, Template
+from ingot.tensors import Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -28,36 +27,10 @@ MAX_TENSORS = 1024
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 
-Parameters = Mapping[str, Any]
-_NONE = (None, 0)
 _UNSUPPORTED = {
     "shared_memory_region": "shared memory",
     "classification": "the classification extension",
 }
-
-
-class InferRequest(NamedTuple):
-    """One inference request, decoded. ``outputs`` empty means all.
-
-    ``key`` is what :func:`ingot.runtime.key_of` gives for the inputs, where a codec knows it from an earlier request.
-    """
-
-    model: str
-    inputs: tuple[tuple[str, Array], ...]
-    version: str = ""
-    id: str = ""
-    outputs: tuple[str, ...] = ()
-    parameters: Parameters = MappingProxyType({})
-    key: Key | None = None
-
-
-class InferResponse(NamedTuple):
-    """One answer; ``outputs`` are in the order asked for, else in the model's."""
-
-    model: str
-    version: str
-    id: str
-    outputs: tuple[tuple[str, DType, Array], ...]
 
 
 @dataclass(frozen=True)
@@ -185,49 +158,64 @@ class DataPlane:
             IngotError: it is refused at once: NotFound, InvalidArgument, Unavailable.
         """
         began = time.perf_counter()
-        model = self.repository.get(request.model, request.version)
+        template = request.template
+        model = self.repository.get(template.model, template.version)
         tally = self._tallies.get((model, protocol))
         if tally is None:
             tally = self._tallies[model, protocol] = _Tally(self.metrics, model, protocol)
-        ticket = Ticket(self, model, request, tally, began, reply)
+        ticket = Ticket(request, tally, began, reply, self)
         try:
-            ticket.start()
+            route = template.route
+            if not isinstance(route, _Route) or route.model is not model:
+                route = template.route = _Route(model, template)
+            ticket.start(route)
         except IngotError as error:
             tally.count(error.code.value, began)
             raise
         except Exception as error:
-            log.exception("a request to model %s failed", request.model)
+            log.exception("a request to model %s failed", template.model)
             tally.count("internal", began)
             raise wrapped(error) from error
         return ticket
 
 
+class _Route(Route):
+    """What the data plane has found out about the requests of one template.
+
+    Raises:
+        InvalidArgument: what they ask for does not exist.
+        Unavailable: the model is still loading.
+    """
+
+    __slots__ = ("key", "model", "priority", "timeout")
+
+    def __init__(self, model: Servable, template: Template):
+        super().__init__(model.name, model.version, _wanted(model, template.outputs))
+        self.model = model
+        self.timeout = _timeout(template.parameters)
+        self.priority = _priority(template.parameters)
+        self.key = template.key
+
+
 class Ticket:
     """A request that was taken in, on its way to the model and back."""
 
-    __slots__ = ("_began", "_inputs", "_model", "_pending", "_plane", "_reply", "_request", "_tally", "_wanted")
+    __slots__ = ("_began", "_pending", "_plane", "_reply", "_request", "_route", "_tally")
 
-    def __init__(
-        self, plane: DataPlane, model: Servable, request: InferRequest, tally: _Tally, began: float, reply: Reply
-    ):
-        self._plane = plane
-        self._model = model
+    def __init__(self, request: InferRequest, tally: _Tally, began: float, reply: Reply, plane: DataPlane):
         self._request = request
         self._tally = tally
         self._began = began
         self._reply = reply
+        self._plane = plane
 
-    def start(self) -> None:
+    def start(self, route: _Route) -> None:
+        self._route = route
         request = self._request
-        self._inputs = dict(request.inputs)
-        if len(self._inputs) < len(request.inputs):
-            [(twice, _)] = Counter(name for name, _ in request.inputs).most_common(1)
-            raise InvalidArgument(f"input '{twice}' stands twice in the request")
-        self._wanted = _wanted(self._model, request)
-        timeout, priority = (
-            (_timeout(request.parameters), _priority(request.parameters)) if request.parameters else _NONE
-        )
-        self._pending = self._model.submit(self._inputs, self._settle, timeout, priority, request.key)
+        timeout = route.timeout
+        if request.left is not None and (timeout is None or request.left < timeout):
+            timeout = request.left
+        self._pending = route.model.submit(request.inputs, self._settle, timeout, route.priority, route.key)
 
     def cancel(self) -> None:
         """Forget the request, as its client left; does nothing once it is answered."""
@@ -240,18 +228,14 @@ class Ticket:
             self._tally.count(outcome.code.value, self._began)
             self._reply(outcome)
             return
-        model, request = self._model, self._request
-        try:
-            if self._plane.recorder is not None:
-                self._plane.recorder.offer(model.name, model.version, self._inputs, outcome)
-            outputs = tuple((spec.name, spec.dtype, outcome[spec.name]) for spec in self._wanted)
-        except Exception as error:  # the other requests of the batch wait behind this one
-            log.exception("an answer of model %s could not be taken", model.name)
-            self._tally.count("internal", self._began)
-            self._reply(wrapped(error))
-            return
+        route, request = self._route, self._request
+        if self._plane.recorder is not None:
+            try:
+                self._plane.recorder.offer(route.name, route.version, request.inputs, outcome)
+            except Exception:  # an answer is worth more than its record
+                log.exception("an answer of model %s could not be recorded", route.name)
         self._tally.count("ok", self._began)
-        self._reply(InferResponse(model.name, model.version, request.id, outputs))
+        self._reply(InferResponse(route, request.id, outcome))
 
 
 def wrapped(error: Exception) -> InternalError:
@@ -276,17 +260,17 @@ class _Tally:
         self._seconds.observe(time.perf_counter() - began)
 
 
-def _wanted(model: Servable, request: InferRequest) -> tuple[TensorSpec, ...]:
+def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Return the outputs that a request asks for."""
-    if not request.outputs:
+    if not outputs:
         return model.signature.outputs
     specs = {spec.name: spec for spec in model.signature.outputs}
-    for name in request.outputs:
+    for name in outputs:
         if name not in specs:
             raise InvalidArgument(f"unknown output '{name}'; the model gives {', '.join(specs)}")
-    if len(set(request.outputs)) < len(request.outputs):
+    if len(set(outputs)) < len(outputs):
         raise InvalidArgument("an output is asked for twice")
-    return tuple(specs[name] for name in request.outputs)
+    return tuple(specs[name] for name in outputs)
 
 
 def check_parameters(where: str, parameters: Parameters) -> None:

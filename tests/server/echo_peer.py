@@ -9,12 +9,13 @@ import numpy as np
 from hpack import Decoder, Encoder
 
 from ingot.runtime import Metrics
-from ingot.server.dataplane import DataPlane, InferRequest, InferResponse
+from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.connection import Connection
 from ingot.server.grpc.fast.listener import FastListener
-from ingot.tensors import DType
+from ingot.server.requests import InferRequest, InferResponse, Route
+from ingot.tensors import DType, TensorSpec
 
 LIMIT = 100_000
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -43,9 +44,11 @@ class EchoPlane:
         self.requests.append(request)
         ticket = EchoTicket()
         self.tickets.append(ticket)
-        outputs = tuple((name, DType.of(array), array) for name, array in request.inputs)
-        if request.model != "never":
-            response = InferResponse(request.model, "1", request.id, outputs)
+        template = request.template
+        specs = tuple(TensorSpec(name, DType.of(array), array.shape) for name, array in request.inputs.items())
+        if template.model != "never":
+            template.route = template.route or Route(template.model, "1", specs)
+            response = InferResponse(template.route, request.id, request.inputs)
             self._loop.call_soon(lambda: None if ticket.cancelled else reply(response))
         return ticket
 

@@ -13,10 +13,11 @@ import pytest
 
 from ingot.errors import InternalError
 from ingot.runtime import Repository
-from ingot.server.dataplane import DataPlane, InferRequest
+from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service
 from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 
 
@@ -43,7 +44,7 @@ def test_a_recorder_that_fails_hurts_none_of_the_batch(plane: DataPlane) -> None
 
     async def ask(value: float) -> Any:
         x = np.full((1, 3), value, np.float32)
-        return await plane.infer(InferRequest("affine", (("x", x),)), "http")
+        return await plane.infer(InferRequest(Template("affine"), {"x": x}), "http")
 
     async def test() -> list[Any]:
         return await asyncio.wait_for(asyncio.gather(*map(ask, range(3)), return_exceptions=True), 60)

@@ -21,7 +21,7 @@ import ingot
 from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import protocol
-from ingot.server.http.cycle import Cycle
+from ingot.server.http.cycle import Arriving
 from ingot.server.http.exchange import NOTHING
 from ingot.server.http.heads import Head
 from ingot.server.http.shared import Shared
@@ -236,7 +236,7 @@ def kept_by_server(connection: socket.socket) -> bool:
 
 def test_a_body_in_tiny_chunks_takes_little_more_memory_than_it_is_long() -> None:
     shared = Shared(DataPlane(Repository()), 1 << 24, 1 << 24)
-    cycle = Cycle(cast(Any, None), shared, Head(NOTHING, None), True)
+    cycle = Arriving(cast(Any, None), shared, Head(NOTHING, None), True)
     tracemalloc.start()
     for number in range(50_000):
         cycle.take(struct.pack("<H", number % 65536))

@@ -20,8 +20,8 @@ import pytest
 
 import ingot
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, Unavailable
-from ingot.server.dataplane import InferRequest
 from ingot.server.http import codec as http_codec
+from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 
 
@@ -186,7 +186,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
     """Over either protocol: the engine runs what others still wait for, and not what nobody does."""
     model = onnx_models.slow(folder, repeats=500)
     x = np.ones((64, 1024), np.float32)
-    body, length = http_codec.encode_request(InferRequest("slow", (("x", x),)), binary=True)
+    body, length = http_codec.encode_request(InferRequest(Template("slow"), {"x": x}), binary=True)
     with ingot.serve(str(model), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
 
         def wait_for(line: str) -> None:

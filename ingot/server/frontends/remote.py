@@ -13,8 +13,7 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import Unavailable
 from ingot.runtime import Catalog, Key, Metrics, key_of
-from ingot.runtime.entry import Outcome, size_of
-from ingot.runtime.pending import Reply
+from ingot.runtime.entry import Outcome, Reply, size_of
 from ingot.runtime.statistics import Statistics
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.frontends import records

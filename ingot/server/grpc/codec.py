@@ -13,8 +13,9 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.dataplane import MAX_TENSORS, InferRequest, InferResponse, check_parameters
+from ingot.server.dataplane import MAX_TENSORS, check_parameters
 from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.requests import InferRequest, InferResponse, Template, named
 from ingot.tensors import Array, DType
 
 SERVICE = "inference.GRPCInferenceService"
@@ -64,20 +65,18 @@ def decode_request(message: pb.ModelInferRequest) -> InferRequest:
         )
     for output in message.outputs:
         check_parameters(f"output '{output.name}'", decode_parameters(output.parameters))
-    return InferRequest(
-        message.model_name,
-        tuple(_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)),
-        message.model_version,
-        message.id,
-        tuple(output.name for output in message.outputs),
-        decode_parameters(message.parameters),
-    )
+    outputs = tuple(output.name for output in message.outputs)
+    parameters = decode_parameters(message.parameters)
+    template = Template(message.model_name, message.model_version, outputs, parameters)
+    tensors = (_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs))
+    return InferRequest(template, named(tensors), message.id)
 
 
 def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:
     """Return the message. A client that sent typed contents gets such back, unless a datatype has no typed form."""
-    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
-    typed = typed and all(dtype in _FIELDS for _, dtype, _ in response.outputs)
+    route = response.route
+    message = pb.ModelInferResponse(model_name=route.name, model_version=route.version, id=response.id)
+    typed = typed and all(spec.dtype in _FIELDS for spec in route.outputs)
     for name, dtype, array in response.outputs:
         tensor = message.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
         if typed:
@@ -89,13 +88,14 @@ def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferRes
 
 def encode_request(request: InferRequest) -> pb.ModelInferRequest:
     """Return a request as a client sends it, with raw contents."""
-    message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
-    for name, value in request.parameters.items():
+    template = request.template
+    message = pb.ModelInferRequest(model_name=template.model, model_version=template.version, id=request.id)
+    for name, value in template.parameters.items():
         encode_parameter(message.parameters[name], value)
-    for name, array in request.inputs:
+    for name, array in request.inputs.items():
         message.inputs.add(name=name, datatype=DType.of(array).value, shape=array.shape)
         message.raw_input_contents.append(arrays.to_bytes(array))
-    for name in request.outputs:
+    for name in template.outputs:
         message.outputs.add(name=name)
     return message
 

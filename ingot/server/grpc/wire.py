@@ -7,23 +7,26 @@ known goes through the protobuf library, which alone decides what a message mean
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import numpy as np
 
 from ingot import arrays
 from ingot.runtime import key_of
-from ingot.server.dataplane import InferRequest, InferResponse
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import parse
+from ingot.server.requests import InferRequest, InferResponse
 from ingot.tensors import DType
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 4096
 # How many kinds of requests may have one length, before those of that length are all parsed.
 _ALIKE = 8
+
+# How many shapes of answers are remembered for requests that are alike.
+_MAX_ANSWERS = 16
 
 _NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
 _RAW_INPUT = b"\x3a"
@@ -33,21 +36,26 @@ _RAW_OUTPUT = b"\x32"
 _UNCHECKED = frozenset(DType) - {DType.BOOL, DType.BYTES}
 
 
+_Form = tuple[bytes, tuple[tuple[bytes, str], ...], int]
+"""An answer up to its id, what stands before each output's tensor, and the size of it all."""
+
+
 class _Layout:
     """A request without its id and tensors: what it means, and where the tensors lie, counted from its start."""
 
-    __slots__ = ("gaps", "request", "tensors")
+    __slots__ = ("gaps", "template", "tensors")
 
     def __init__(self, request: InferRequest, raw: list[bytes], start: int):
-        self.request = request._replace(inputs=(), id="", key=key_of(dict(request.inputs)))
+        self.template = request.template
+        self.template.key = key_of(request.inputs)
         self.gaps: list[tuple[int, int, bytes]] = []
-        self.tensors: list[tuple[str, tuple[int, ...], np.dtype[Any], int, int]] = []
-        for index, ((name, array), content) in enumerate(zip(request.inputs, raw, strict=True)):
+        self.tensors: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+        for index, ((name, array), content) in enumerate(zip(request.inputs.items(), raw, strict=True)):
             if index:
                 gap = _RAW_INPUT + _varint(len(content))
                 self.gaps.append((start, start + len(gap), gap))
                 start += len(gap)
-            self.tensors.append((name, array.shape, array.dtype, start, start + len(content)))
+            self.tensors.append((name, array.shape, array.dtype, start))
             start += len(content)
 
     def read(self, data: bytes, shift: int, request_id: str, left: float | None) -> InferRequest | None:
@@ -55,15 +63,8 @@ class _Layout:
         for start, stop, gap in self.gaps:
             if data[start + shift : stop + shift] != gap:
                 return None
-        inputs = tuple(
-            [
-                (name, np.ndarray(shape, dtype, data[start + shift : stop + shift]))
-                for name, shape, dtype, start, stop in self.tensors
-            ]
-        )
-        known = self.request
-        parameters = known.parameters if left is None else _within(known.parameters, left)
-        return InferRequest(known.model, inputs, known.version, request_id, known.outputs, parameters, known.key)
+        inputs = {name: np.ndarray(shape, dtype, data, start + shift) for name, shape, dtype, start in self.tensors}
+        return InferRequest(self.template, inputs, request_id, left)
 
 
 class Codec:
@@ -72,7 +73,6 @@ class Codec:
     def __init__(self) -> None:
         self._starts: dict[int, tuple[int, ...]] = {}
         self._layouts: dict[bytes, _Layout] = {}
-        self._templates: dict[tuple[Any, ...], tuple[bytes, bytes, list[tuple[bytes, int]], int]] = {}
 
     def decode(self, data: bytes, left: float | None = None) -> tuple[InferRequest, bool]:
         """Parse a ModelInferRequest.
@@ -105,18 +105,19 @@ class Codec:
 
     def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
         """Return a ModelInferResponse in parts, and their size in bytes."""
-        if not typed and len(response.id) < 0x80:
-            key = (response.model, response.version, *[(o[0], id(o[1]), o[2].shape) for o in response.outputs])
-            template = self._templates.get(key) or self._learn_response(key, response)
-            if template is not None:
-                head, tail, gaps, size = template
-                if response.id:
-                    raw_id = response.id.encode()
+        if not typed:
+            route, identifier, found = response
+            shapes = tuple([found[spec.name].shape for spec in route.outputs])
+            form = route.answers.get(shapes) or _learn_response(response, shapes)
+            if form is not None:
+                head, rest, size = form
+                if identifier:
+                    raw_id = identifier.encode()
                     head += bytes((_ID_TAG,)) + _varint(len(raw_id)) + raw_id
-                    size += len(head) - len(template[0])
-                parts = [head + tail, arrays.to_bytes(response.outputs[0][2])]
-                for gap, index in gaps:
-                    parts += (gap, arrays.to_bytes(response.outputs[index][2]))
+                    size += len(head) - len(form[0])
+                parts = [head]
+                for before, name in rest:
+                    parts += (before, arrays.to_bytes(found[name]))
                 return tuple(parts), size
         data = codec.encode_response(response, typed=typed).SerializeToString()
         return (data,), len(data)
@@ -125,11 +126,9 @@ class Codec:
         message = parse(pb.ModelInferRequest, data)
         request = codec.decode_request(message)
         typed = not message.raw_input_contents
-        if not typed and all(DType.of(array) in _UNCHECKED for _, array in request.inputs):
+        if not typed and all(DType.of(array) in _UNCHECKED for array in request.inputs.values()):
             self._learn_request(message, request, len(data))
-        if left is not None:
-            request = request._replace(parameters=_within(request.parameters, left))
-        return request, typed
+        return request if left is None else request._replace(left=left), typed
 
     def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:
         raw = list(message.raw_input_contents)
@@ -152,35 +151,25 @@ class Codec:
         if len(key) not in starts:
             self._starts[whole] = (*starts, len(key))
 
-    def _learn_response(
-        self, key: tuple[Any, ...], response: InferResponse
-    ) -> tuple[bytes, bytes, list[tuple[bytes, int]], int] | None:
-        if not response.outputs or any(dtype is DType.BYTES for _, dtype, _ in response.outputs):
-            return None
-        head = pb.ModelInferResponse(model_name=response.model, model_version=response.version).SerializeToString()
-        outputs = pb.ModelInferResponse()
-        for name, dtype, array in response.outputs:
-            outputs.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
-        sizes = [array.nbytes for _, _, array in response.outputs]
-        tags = [_RAW_OUTPUT + _varint(size) for size in sizes]
-        tail = outputs.SerializeToString() + tags[0]
-        gaps = [(tag, index) for index, tag in enumerate(tags) if index]
-        size = len(head) + len(tail) + sum(len(tag) for tag in tags[1:]) + sum(sizes)
-        if len(head) + len(tail) > _REMEMBERED_BYTES:
-            return head, tail, gaps, size
-        if len(self._templates) >= _REMEMBERED:
-            self._templates.clear()
-        self._templates[key] = (head, tail, gaps, size)
-        return self._templates[key]
 
-
-def _within(parameters: Mapping[str, Any], left: float) -> Mapping[str, Any]:
-    """Return parameters whose ``timeout`` is no later than the call's deadline; a wrong one stays, to be refused."""
-    asked = parameters.get("timeout", 0)
-    limit = max(1, int(left * 1e6))
-    if isinstance(asked, int) and not isinstance(asked, bool) and (asked == 0 or asked > limit):
-        return {**parameters, "timeout": limit}
-    return parameters
+def _learn_response(response: InferResponse, shapes: tuple[Any, ...]) -> _Form | None:
+    """Return an answer without its id and tensors, and remember it for those with the same shapes; None for texts."""
+    route, specs = response.route, response.route.outputs
+    if not specs or any(spec.dtype is DType.BYTES for spec in specs):
+        return None
+    head = pb.ModelInferResponse(model_name=route.name, model_version=route.version).SerializeToString()
+    outputs = pb.ModelInferResponse()
+    sizes = []
+    for spec, shape in zip(specs, shapes, strict=True):
+        outputs.outputs.add(name=spec.name, datatype=spec.dtype.value, shape=shape)
+        sizes.append(math.prod(shape) * spec.dtype.numpy.itemsize)
+    tags = [_RAW_OUTPUT + _varint(size) for size in sizes]
+    tags[0] = outputs.SerializeToString() + tags[0]
+    rest = tuple((tag, spec.name) for tag, spec in zip(tags, specs, strict=True))
+    form = route.answers[shapes] = head, rest, len(head) + sum(map(len, tags)) + sum(sizes)
+    if len(route.answers) > _MAX_ANSWERS:
+        del route.answers[next(iter(route.answers))]
+    return form
 
 
 def _id_of(data: bytes) -> tuple[int, int]:

@@ -172,7 +172,7 @@ async def _read(request: Request, limit: int, reservation: Reservation) -> bytes
 
 
 def _response(answer: exchange.Answer) -> Response:
-    return Response(answer.body, answer.status, answer.headers, answer.media_type)
+    return Response(answer.body, answer.status, dict(answer.headers), answer.media_type)
 
 
 def _metadata(metadata: ModelMetadata) -> dict[str, Any]:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import orjson
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.runtime import Key
-from ingot.server.dataplane import MAX_TENSORS, InferRequest, InferResponse, check_parameters
-from ingot.server.http import data
-from ingot.server.http.recent import Recent
-from ingot.tensors import Array, DType, Signature
+from ingot.server.dataplane import MAX_TENSORS, check_parameters
+from ingot.server.http import data, plans
+from ingot.server.http.plans import Layout
+from ingot.server.requests import InferRequest, InferResponse, Template, named
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -35,71 +33,17 @@ STATUS = {
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-
-# Headers that are remembered: most, and the largest.
-_MAX_PLANS = 512
-_MAX_PLAN_BYTES = 4 << 10
-_MAX_FRAGMENTS = 1024
-
+# How many shapes of answers are remembered for requests that are alike.
+_MAX_ANSWERS = 16
 
 _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
-class Layout(NamedTuple):
-    """Which outputs the client wants as raw buffers."""
-
-    default: bool = False
-    by_name: Mapping[str, bool] = MappingProxyType({})
-
-    def binary(self, name: str) -> bool:
-        return self.by_name.get(name, self.default)
-
-
-class _Plan(NamedTuple):
-    """What the JSON header of a binary request means, for the next request with the very same header.
-
-    ``tensors`` are (name, numpy dtype, shape, elements, offset in the data), ``size`` the data's bytes.
-    """
-
-    tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...], int, int], ...]
-    size: int
-    outputs: tuple[str, ...]
-    parameters: Mapping[str, Any]
-    layout: Layout
-    key: Key
-
-    @classmethod
-    def of(cls, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> _Plan | None:
-        """Return the plan of a request that was decoded; None where the header alone does not tell all."""
-        if request.id or any("data" in item for item in header["inputs"]):
-            return None
-        tensors = []
-        offset = 0
-        for name, array in request.inputs:
-            if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
-                return None
-            tensors.append((name, array.dtype, array.shape, array.size, offset))
-            offset += array.nbytes
-        key = tuple((name, array.dtype, array.shape) for name, array in request.inputs)
-        return cls(tuple(tensors), offset, request.outputs, request.parameters, layout, key)
-
-    def request(self, model: str, version: str, body: bytes, start: int) -> InferRequest:
-        """Return the request whose data begins at ``start`` of ``body``, as views on it."""
-        inputs = tuple(
-            [
-                (name, np.frombuffer(body, dtype, count, start + offset).reshape(shape))
-                for name, dtype, shape, count, offset in self.tensors
-            ]
-        )
-        return InferRequest(model, inputs, version, "", self.outputs, self.parameters, self.key)
-
-
-_plans: Recent[bytes, _Plan] = Recent(_MAX_PLANS)
-# The beginnings of answers and of their outputs, which hardly change from one to the next.
-_starts: Recent[tuple[str, str], bytes] = Recent(_MAX_FRAGMENTS)
-_fragments: Recent[tuple[str, str, tuple[int, ...], bool], bytes] = Recent(_MAX_FRAGMENTS)
 _JSON = Layout()
+
+_Form = tuple[tuple[tuple[bytes, TensorSpec], ...], bytes, int]
+"""The JSON before the values of each output that is JSON, all that follows them, and the length of that."""
 
 
 def decode_request(model: str, version: str, body: bytes, header_length: int | None) -> tuple[InferRequest, Layout]:
@@ -115,23 +59,28 @@ def decode_request(model: str, version: str, body: bytes, header_length: int | N
         InvalidArgument: the body is not of the protocol; the message names the tensor.
     """
     if header_length is None:
-        return _decode(model, version, _parse(body), memoryview(b""))
+        known = plans.read_text(model, version, body)
+        if known is not None:
+            return known
+        header = _parse(body)
+        request, layout = _decode(model, version, header, memoryview(b""))
+        plans.learn_text(body, header, request, layout)
+        return request, layout
     raw = body[:header_length]
-    plan = _plans.get(raw)
-    if plan is not None and header_length + plan.size == len(body):
-        return plan.request(model, version, body, header_length), plan.layout
+    known = plans.read_raw(model, version, raw, body)
+    if known is not None:
+        return known
     if not 0 <= header_length <= len(body):
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     header = _parse(raw)
     request, layout = _decode(model, version, header, memoryview(body)[header_length:])
-    if header_length <= _MAX_PLAN_BYTES and (plan := _Plan.of(header, request, layout)) is not None:
-        _plans.keep(raw, plan)
+    plans.learn_raw(raw, header, request, layout)
     return request, layout
 
 
 def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) -> tuple[InferRequest, Layout]:
     buffers = _Buffers(rest)
-    inputs = tuple([_input(item, buffers) for item in _list(header, "inputs")])
+    inputs = named([_input(item, buffers) for item in _list(header, "inputs")])
     buffers.check_empty()
     parameters = _dict(header, "parameters")
     default = _flag(parameters, "binary_data_output", False) if parameters else False
@@ -145,7 +94,7 @@ def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) 
             raise InvalidArgument("an output is asked for twice")
     layout = Layout(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
-    return InferRequest(model, inputs, version, identifier, tuple(outputs), parameters), layout
+    return InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier), layout
 
 
 def decode_raw_request(model: str, version: str, body: bytes, signature: Signature) -> tuple[InferRequest, Layout]:
@@ -169,7 +118,7 @@ def decode_raw_request(model: str, version: str, body: bytes, signature: Signatu
             raise InvalidArgument(f"the shape of '{spec.name}' cannot be told from a raw body of {len(body)} bytes")
         shape = [len(body) // row if isinstance(dim, str) else dim for dim in shape]
     array = arrays.from_bytes(spec.name, spec.dtype, [int(dim) for dim in shape], raw)
-    return InferRequest(model, ((spec.name, array),), version), Layout(default=True)
+    return InferRequest(Template(model, version), {spec.name: array}), Layout(default=True)
 
 
 def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, int | None]:
@@ -178,46 +127,54 @@ def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, int
     Raises:
         InvalidArgument: an output that was asked for as JSON holds NaN or infinity, which JSON cannot carry.
     """
-    model = (response.model, response.version)
-    start = _starts.get(model)
-    if start is None:
-        named = dumps({"model_name": response.model, "model_version": response.version})
-        start = named[:-1] + b',"outputs":['
-        _starts.keep(model, start)
-    parts = [start]
-    buffers: list[bytes] = []
-    for name, dtype, array in response.outputs:
-        binary = layout.binary(name)
-        parts.append(_fragment(name, dtype, array.shape, binary))
-        if binary:
-            buffers.append(raw := arrays.to_bytes(array))
-            parts.append(b"%d}}," % len(raw))
-        else:
-            parts += (data.to_json(name, dtype, array), b"},")
-    parts[-1] = parts[-1].rstrip(b",")
-    parts.append(b'],"id":%b}' % orjson.dumps(response.id) if response.id else b"]}")
-    if not buffers:
+    route, identifier, found = response
+    outputs = route.outputs
+    if layout.by_name:
+        raws = [arrays.to_bytes(found[spec.name]) for spec in outputs if layout.binary(spec.name)]
+    else:
+        raws = [arrays.to_bytes(found[spec.name]) for spec in outputs] if layout.default else []
+    kind = (tuple([found[spec.name].shape for spec in outputs]), tuple(map(len, raws)))
+    known = route.answers.get(kind) or _learn(response, layout, kind)
+    texts, end, length = known
+    if identifier:
+        end = b'%b,"id":%b}' % (end[:-1], orjson.dumps(identifier))
+    parts: list[bytes] = []
+    for before, spec in texts:
+        parts += (before, data.to_json(spec.name, spec.dtype, found[spec.name]))
+    parts.append(end)
+    if not raws:
         return b"".join(parts), None
-    length = sum(map(len, parts))
-    return b"".join(parts + buffers), length
+    if identifier or texts:
+        length = sum(map(len, parts))
+    return b"".join(parts + raws), length
 
 
-def _fragment(name: str, dtype: DType, shape: tuple[int, ...], binary: bool) -> bytes:
-    """Return the JSON of an output up to its data, or up to the size of its data."""
-    key = (name, dtype.value, shape, binary)
-    found = _fragments.get(key)
-    if found is None:
-        described = orjson.dumps({"name": name, "datatype": dtype.value, "shape": list(shape)})[:-1]
-        found = described + (b',"parameters":{"binary_data_size":' if binary else b',"data":')
-        _fragments.keep(key, found)
-    return found
+def _learn(response: InferResponse, layout: Layout, kind: tuple[Any, Any]) -> _Form:
+    """Return the JSON of an answer without its values, and remember it for answers with the same shapes."""
+    route, sizes = response.route, iter(kind[1])
+    model = dumps({"model_name": route.name, "model_version": route.version})
+    text = model[:-1] + b',"outputs":['
+    texts = []
+    for spec, shape in zip(route.outputs, kind[0], strict=True):
+        text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(shape)})[:-1]
+        if layout.binary(spec.name):
+            text += b',"parameters":{"binary_data_size":%d}},' % next(sizes)
+        else:
+            texts.append((text + b',"data":', spec))
+            text = b"},"
+    end = text.rstrip(b",") + b"]}"
+    form = route.answers[kind] = tuple(texts), end, len(end)
+    if len(route.answers) > _MAX_ANSWERS:
+        del route.answers[next(iter(route.answers))]
+    return form
 
 
 def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int | None]:
     """Return a request's body as a client sends it, and the JSON's length if raw buffers follow it."""
+    template = request.template
     buffers: list[bytes] = []
     inputs: list[dict[str, Any]] = []
-    for name, array in request.inputs:
+    for name, array in request.inputs.items():
         dtype = DType.of(array)
         entry: dict[str, Any] = {"name": name, "datatype": dtype.value, "shape": list(array.shape)}
         if binary:
@@ -226,11 +183,11 @@ def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int |
         else:
             entry["data"] = orjson.Fragment(data.to_json(name, dtype, array))
         inputs.append(entry)
-    header: dict[str, Any] = {"inputs": inputs, "parameters": {**request.parameters, "binary_data_output": binary}}
+    header: dict[str, Any] = {"inputs": inputs, "parameters": {**template.parameters, "binary_data_output": binary}}
     if request.id:
         header["id"] = request.id
-    if request.outputs:
-        header["outputs"] = [{"name": name} for name in request.outputs]
+    if template.outputs:
+        header["outputs"] = [{"name": name} for name in template.outputs]
     raw = dumps(header)
     return (b"".join((raw, *buffers)), len(raw)) if binary else (raw, None)
 

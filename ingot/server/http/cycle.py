@@ -16,7 +16,7 @@ _SMALL_PART = 4 << 10
 
 
 class Cycle:
-    """One request and its answer, in the place of uvicorn's ``RequestResponseCycle``.
+    """One request whose body is there, and its answer, in the place of uvicorn's ``RequestResponseCycle``.
 
     Args:
         protocol: its connection.
@@ -26,13 +26,9 @@ class Cycle:
     """
 
     __slots__ = (
-        "_complete",
-        "_error",
         "_held",
-        "_parts",
         "_protocol",
         "_shared",
-        "_started",
         "_ticket",
         "disconnected",
         "head",
@@ -47,11 +43,7 @@ class Cycle:
         self.disconnected = False
         self._protocol = protocol
         self._shared = shared
-        self._parts: list[bytes | bytearray] = []
         self._held = 0
-        self._complete = False
-        self._started = False
-        self._error: IngotError | None = None
         self._ticket: Work | None = None
 
     @property
@@ -62,24 +54,24 @@ class Cycle:
     def set(self) -> None:
         """Nothing; see :attr:`message_event`."""
 
-    def take(self, part: bytes) -> None:
-        """Take a part of the body in."""
-        if self._error is not None or self.response_complete:
-            return
+    def run(self, body: bytes) -> None:
+        """Put the request to its model.
+
+        Args:
+            body: all of it; it is within the limit of one request.
+        """
         try:
-            check_size(self._held + len(part), self._shared.max_body_bytes)
-            self._shared.budget.change(len(part), self._held)
+            self._hold(len(body))
         except IngotError as error:
-            self.refuse(error)
+            self.answer(exchange.refusal(self._shared.plane, error))
             return
-        self._held += len(part)
-        # Small parts are gathered: as an object each, they would take many times the memory of what is in them.
-        if not self._parts or len(part) >= _SMALL_PART:
-            self._parts.append(part)
-        elif isinstance(self._parts[-1], bytearray):
-            self._parts[-1] += part
-        else:
-            self._parts.append(bytearray(part))
+        self._begin(body)
+
+    def _begin(self, body: bytes) -> None:
+        shared = self._shared
+        self._ticket = exchange.begin(
+            shared.plane, self.head.asked, body, shared.max_body_bytes, self._hold, self.answer
+        )
 
     def _hold(self, size: int) -> None:
         """Take memory into account, until the answer.
@@ -90,59 +82,18 @@ class Cycle:
         self._shared.budget.change(size, self._held)
         self._held += size
 
-    def complete(self) -> None:
-        """Note that the body is whole."""
-        self._complete = True
-        if self._started and not self.response_complete:
-            self._begin()
-
-    def start(self) -> None:
-        """Go: every request before this one is answered."""
-        self._started = True
-        if self._error is None and self.head.length is not None:
-            try:
-                check_size(self.head.length, self._shared.max_body_bytes)
-            except IngotError as error:
-                self.refuse(error)
-                return
-        if self._error is not None:
-            self.answer(exchange.refusal(self._shared.plane, self._error))
-        elif self._complete:
-            self._begin()
-        elif self.head.expects:
-            self._protocol.loop.call_soon(self._invite)  # unless the body is in the same packet as the head
-
-    def _invite(self) -> None:
-        if not (self._complete or self.response_complete or self.disconnected):
-            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def refuse(self, error: IngotError) -> None:
-        """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
-        self._error = error
-        self._parts.clear()
-        self.keep_alive = False
-        if self._started:
-            self.answer(exchange.refusal(self._shared.plane, error))
-
-    def _begin(self) -> None:
-        shared, head = self._shared, self.head
-        if head.probe is not None:
-            self.answer(head.probe(shared.plane))
-            return
-        body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._ticket = exchange.begin(shared.plane, head.asked, body, shared.max_body_bytes, self._hold, self.answer)
-
     def answer(self, answer: Answer) -> None:
         """Send the answer, and let the connection go on."""
         if self.disconnected or self.response_complete:
             return
-        self._release()
+        shared, protocol = self._shared, self._protocol
+        if self._held:
+            shared.budget.change(-self._held)
+            self._held = 0
         self._ticket = None  # which leads back here; see Pending
         self.response_complete = True
-        protocol = self._protocol
         transport = protocol.transport
-        parts = self._shared.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
+        parts = shared.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
         if len(parts) == 1:
             transport.write(parts[0])
         else:
@@ -169,13 +120,86 @@ class Cycle:
             return
         self.disconnected = True
         self._protocol.tasks.discard(self)
-        self._parts.clear()
-        self._release()
+        if self._held:
+            self._shared.budget.change(-self._held)
+            self._held = 0
         if self._ticket is not None:
             self._ticket.cancel()
             self._ticket = None
 
-    def _release(self) -> None:
-        if self._held:
-            self._shared.budget.change(-self._held)
-            self._held = 0
+
+class Arriving(Cycle):
+    """A request that comes in parts, or behind others that are not answered yet."""
+
+    __slots__ = ("_complete", "_error", "_parts", "_started")
+
+    def __init__(self, protocol: BoundedProtocol, shared: Shared, head: Head, keep_alive: bool):
+        super().__init__(protocol, shared, head, keep_alive)
+        self._parts: list[bytes | bytearray] = []
+        self._complete = False
+        self._started = False
+        self._error: IngotError | None = None
+
+    def take(self, part: bytes) -> None:
+        """Take a part of the body in."""
+        if self._error is not None or self.response_complete:
+            return
+        try:
+            check_size(self._held + len(part), self._shared.max_body_bytes)
+            self._hold(len(part))
+        except IngotError as error:
+            self.refuse(error)
+            return
+        # Small parts are gathered: as an object each, they would take many times the memory of what is in them.
+        if not self._parts or len(part) >= _SMALL_PART:
+            self._parts.append(part)
+        elif isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
+
+    def complete(self) -> None:
+        """Note that the body is whole."""
+        self._complete = True
+        if self._started and not self.response_complete:
+            self._go()
+
+    def start(self) -> None:
+        """Go: every request before this one is answered."""
+        self._started = True
+        if self._error is None and self.head.length is not None:
+            try:
+                check_size(self.head.length, self._shared.max_body_bytes)
+            except IngotError as error:
+                self.refuse(error)
+                return
+        if self._error is not None:
+            self.answer(exchange.refusal(self._shared.plane, self._error))
+        elif self._complete:
+            self._go()
+        elif self.head.expects:
+            self._protocol.loop.call_soon(self._invite)  # unless the body is in the same packet as the head
+
+    def _invite(self) -> None:
+        if not (self._complete or self.response_complete or self.disconnected):
+            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def refuse(self, error: IngotError) -> None:
+        """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
+        self._error = error
+        self._parts.clear()
+        self.keep_alive = False
+        if self._started:
+            self.answer(exchange.refusal(self._shared.plane, error))
+
+    def _go(self) -> None:
+        if self.head.probe is not None:
+            self.answer(self.head.probe(self._shared.plane))
+            return
+        body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._begin(body)
+
+    def leave(self) -> None:
+        self._parts.clear()
+        super().leave()

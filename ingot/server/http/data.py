@@ -16,7 +16,7 @@ from ingot.errors import InvalidArgument
 from ingot.tensors import Array, DType
 
 # The struct module converts a short list several times faster than numpy, and refuses what does not fit.
-_FORMATS = {
+FORMATS = {
     DType.FP16: "e",
     DType.FP32: "f",
     DType.FP64: "d",
@@ -118,7 +118,7 @@ def _flat(name: str, data: list[Any]) -> list[Any]:
 def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
     # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
     kinds = set(map(type, values))
-    code = _FORMATS.get(dtype)
+    code = FORMATS.get(dtype)
     if code is not None and kinds and kinds <= (_NUMBERS if code in "efd" else _INTEGERS):
         try:
             return _packed(dtype, code, values)

@@ -6,20 +6,21 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, IngotError, InvalidArgument, public_text
 from ingot.server import compression
-from ingot.server.dataplane import DataPlane, InferResponse, Ticket, wrapped
+from ingot.server.dataplane import DataPlane, Ticket, wrapped
 from ingot.server.http import codec, unfolding
+from ingot.server.http.plans import Layout
 from ingot.server.http.unfolding import Hold, Unfolding
+from ingot.server.requests import InferResponse
 
 log = logging.getLogger(__name__)
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+Headers = tuple[tuple[str, str], ...]
 # Seconds after which a refused client may ask again: the least that the header can say.
-_RETRY = MappingProxyType({"Retry-After": "1"})
+_RETRY: Headers = (("Retry-After", "1"),)
 
 
 class Answer(NamedTuple):
@@ -27,7 +28,7 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = _NO_HEADERS
+    headers: Headers = ()
     media_type: str = "application/json"
 
 
@@ -36,11 +37,11 @@ Probe = Callable[[DataPlane], Answer]
 
 
 class Asked(NamedTuple):
-    """What path and headers say of an inference request."""
+    """What path and headers say of an inference request. ``header_length`` is text if it is no number."""
 
     model: str
     version: str
-    header_length: str | None
+    header_length: int | str | None
     encoding: str
     answer_encoding: str | None
 
@@ -56,7 +57,7 @@ class Asked(NamedTuple):
         return cls(
             model,
             version,
-            headers.get(codec.HEADER_LENGTH.lower()),
+            _number(headers.get(codec.HEADER_LENGTH.lower())),
             headers.get("content-encoding", ""),
             compression.wanted_encoding(headers.get("accept-encoding", "")),
         )
@@ -94,7 +95,11 @@ def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold
 
 def _submit(plane: DataPlane, asked: Asked, body: bytes, done: Done) -> Ticket | None:
     try:
-        length = _header_length(asked.header_length)
+        length = asked.header_length
+        if isinstance(length, str):
+            raise InvalidArgument(
+                f"{codec.HEADER_LENGTH} is '{length}'; it must be the length of the JSON header in bytes"
+            )
         if length == 0:
             signature = plane.signature(asked.model, asked.version)
             request, layout = codec.decode_raw_request(asked.model, asked.version, body, signature)
@@ -140,17 +145,13 @@ class _Packed:
             self._work = _submit(self._plane, self._asked, body, self._done)
 
 
-def _reply(
-    plane: DataPlane, asked: Asked, layout: codec.Layout, done: Done, outcome: InferResponse | IngotError
-) -> None:
+def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: InferResponse | IngotError) -> None:
     if isinstance(outcome, IngotError):
         done(refusal(plane, outcome))
         return
     try:
         body, length = codec.encode_response(outcome, layout)
-        headers: dict[str, str] = {}
-        if length is not None:
-            headers[codec.HEADER_LENGTH] = str(length)
+        headers: Headers = () if length is None else ((codec.HEADER_LENGTH, str(length)),)
         media_type = "application/json" if length is None else "application/octet-stream"
     except Exception as error:  # noqa: BLE001 - the other requests of the batch wait behind this one
         done(failure(plane, error))
@@ -158,7 +159,7 @@ def _reply(
     if asked.answer_encoding is None:
         done(Answer(200, body, headers, media_type))
     else:
-        headers["Content-Encoding"] = asked.answer_encoding
+        headers += (("Content-Encoding", asked.answer_encoding),)
         unfolding.compress(body, asked.answer_encoding, lambda packed: done(Answer(200, packed, headers, media_type)))
 
 
@@ -191,7 +192,7 @@ def ready(plane: DataPlane) -> Answer:
 def refusal(plane: DataPlane, error: IngotError) -> Answer:
     """Return an error as an answer, and count it."""
     plane.count_error("http", error)
-    headers = _RETRY if error.code is Code.UNAVAILABLE else _NO_HEADERS
+    headers = _RETRY if error.code is Code.UNAVAILABLE else ()
     return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
 
 
@@ -203,9 +204,6 @@ def failure(plane: DataPlane, error: Exception) -> Answer:
     return refusal(plane, error)
 
 
-def _header_length(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or len(text) > 18:
-        raise InvalidArgument(f"{codec.HEADER_LENGTH} is '{text}'; it must be the length of the JSON header in bytes")
-    return int(text)
+def _number(text: str | None) -> int | str | None:
+    """Return the number that a header is, the text of one that is none, and None if it is not there."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else text

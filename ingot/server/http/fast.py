@@ -10,7 +10,7 @@ import httptools
 
 from ingot.errors import InvalidArgument
 from ingot.server.http import exchange, heads
-from ingot.server.http.cycle import Cycle
+from ingot.server.http.cycle import Arriving, Cycle
 from ingot.server.http.departure import Departure
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
@@ -71,11 +71,9 @@ class FastProtocol(BoundedProtocol):
         if self._expiry is not None:
             self._settle()
         self._in_head = False
-        cycle = Cycle(self, self.shared, head, True)
-        self.cycle = cycle  # type: ignore[assignment]  # stands where uvicorn has its own
-        cycle.take(data[end:stop])
-        cycle.complete()
-        self._start_asgi_task(cycle, None)
+        cycle: Any = Cycle(self, self.shared, head, True)
+        self.cycle = self._answering = cycle  # where uvicorn has its own
+        cycle.run(data[end:stop])
         return stop
 
     def _learn(self, known: bytes) -> None:
@@ -92,7 +90,7 @@ class FastProtocol(BoundedProtocol):
     def on_headers_complete(self) -> None:
         parser = self.parser
         if parser.should_upgrade() and _has_body(self.headers):
-            self._enter(refused := Cycle(self, self.shared, _UPGRADING, False))
+            self._enter(refused := Arriving(self, self.shared, _UPGRADING, False))
             refused.refuse(InvalidArgument(_UPGRADE_PROBLEM))
             return
         path = httptools.parse_url(self.url).path if self._may_be_ours() else None
@@ -104,9 +102,10 @@ class FastProtocol(BoundedProtocol):
         if not modern and head.expects:
             head = head._replace(expects=False)
         keep_alive = modern and parser.should_keep_alive()
-        if keep_alive and head.length and not head.expects and len(self.headers) == len(dict(self.headers)):
+        plain = keep_alive and not head.expects and len(self.headers) == len(dict(self.headers))
+        if plain and head.length and head.length <= self.shared.max_body_bytes:
             self._plain = head
-        self._enter(Cycle(self, self.shared, head, keep_alive))
+        self._enter(Arriving(self, self.shared, head, keep_alive))
 
     def _enter(self, cycle: Any) -> None:
         """Put a request at the end of those that are not answered."""
@@ -123,20 +122,20 @@ class FastProtocol(BoundedProtocol):
         return (b"infer" in self.url or b"/health/" in self.url) and not self.parser.should_upgrade()
 
     def on_body(self, body: bytes) -> None:
-        if isinstance(self.cycle, Cycle):
+        if isinstance(self.cycle, Arriving):
             self.cycle.take(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if isinstance(self.cycle, Cycle):
+        if isinstance(self.cycle, Arriving):
             self.parsed = True
             self.cycle.complete()
         else:
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if isinstance(cycle, Cycle):
+        if isinstance(cycle, Arriving):
             self._answering = cycle
             cycle.start()
         else:

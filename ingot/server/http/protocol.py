@@ -89,7 +89,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._arm(self.timeout_keep_alive)
-        self._advance()
+        if self.pipeline or self.flow.read_paused:
+            self._advance()
 
     def resume_writing(self) -> None:
         self._unwatch()

@@ -35,7 +35,7 @@ class Shared:
         self.heads: Recent[bytes, Head] = Recent(_MAX_HEADS)
         self._app: Any = None
         self._importing: asyncio.Lock | None = None
-        self._lines: dict[tuple[Any, ...], bytes] = {}
+        self._heads: Recent[tuple[Any, ...], bytes] = Recent(_MAX_HEADS)
         self._defaults: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -61,24 +61,21 @@ class Shared:
         """
         if defaults is not self._defaults:
             self._defaults = defaults
-            self._lines.clear()
-        kind = (answer.status, answer.media_type, keep_alive)
-        line = self._lines.get(kind)
-        if line is None:
-            line = self._lines[kind] = _head(answer, defaults, keep_alive=keep_alive)
-        body = answer.body
-        parts = [line, b"%d\r\n" % len(body)]
-        parts += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in answer.headers.items()]
-        parts.append(b"\r\n")
-        if len(body) < _JOIN_BELOW:
-            parts.append(body)
-            return [b"".join(parts)]
-        return [b"".join(parts), body]
+            self._heads.clear()
+        status, body, headers, media_type = answer
+        kind = (status, media_type, headers, keep_alive, len(body))
+        head = self._heads.get(kind)
+        if head is None:
+            head = _head(answer, defaults, keep_alive=keep_alive)
+            self._heads.keep(kind, head)
+        return [head + body] if len(body) < _JOIN_BELOW else [head, body]
 
 
 def _head(answer: Answer, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
-    """Return the head up to the content's length."""
+    """Return all that stands before the body."""
     lines = [STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in defaults)]
     if not keep_alive:
         lines.append(b"connection: close\r\n")
-    return b"".join((*lines, f"content-type: {answer.media_type}\r\ncontent-length: ".encode()))
+    lines.append(f"content-type: {answer.media_type}\r\ncontent-length: {len(answer.body)}\r\n".encode())
+    lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in answer.headers]
+    return b"".join((*lines, b"\r\n"))

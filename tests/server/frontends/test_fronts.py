@@ -19,9 +19,9 @@ import pytest
 
 import ingot
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
-from ingot.server.dataplane import InferRequest
 from ingot.server.http import codec as http_codec
 from ingot.server.main import RunningServer
+from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 from tests.server.test_lifecycle import running, two_in_flight
 
@@ -216,7 +216,7 @@ def test_a_timeout_counts_in_the_other_process_too(server: RunningServer) -> Non
 
 def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningServer) -> None:
     x = np.ones((64, 1024), np.float32)
-    body, length = http_codec.encode_request(InferRequest("slow", (("x", x),)), binary=True)
+    body, length = http_codec.encode_request(InferRequest(Template("slow"), {"x": x}), binary=True)
     head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     port = int(server.http_url.rpartition(":")[2])
     cancelled = 'ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"}'
@@ -232,7 +232,7 @@ def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningS
 def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
     """It asks for megabytes and does not read them; the others' answers come as ever."""
     one = np.ones((1, 1_000_000), np.float32)
-    body, length = http_codec.encode_request(InferRequest("pair", (("a", one), ("b", one))), binary=True)
+    body, length = http_codec.encode_request(InferRequest(Template("pair"), {"a": one, "b": one}), binary=True)
     head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     request = f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body
     port = int(server.http_url.rpartition(":")[2])

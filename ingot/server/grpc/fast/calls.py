@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, public_text
-from ingot.server.dataplane import DataPlane, InferResponse, wrapped
+from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
@@ -20,6 +20,7 @@ from ingot.server.grpc.fast.method import Method
 from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
 from ingot.server.limits import Budget
+from ingot.server.requests import InferResponse
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Calls:
         except IngotError as error:
             self._refuse(outlet, stream, error)
         except Exception as error:
-            log.exception("an answer of model %s could not be encoded", outcome.model)
+            log.exception("an answer of model %s could not be encoded", outcome.route.name)
             self._refuse(outlet, stream, wrapped(error))
 
     def _refuse(self, outlet: Control, stream: Stream, error: IngotError) -> None:

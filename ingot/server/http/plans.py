@@ -1,0 +1,147 @@
+"""Bodies that are like one that was decoded before: only their tensors' values are read, the rest is looked up."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from ingot.runtime import key_of
+from ingot.server.http import data
+from ingot.server.http.recent import Recent
+from ingot.server.requests import InferRequest, Template
+from ingot.tensors import DType
+
+# How many are remembered, and the most bytes that one of them may have beside its tensors' values.
+_MOST = 512
+_MOST_BYTES = 4 << 10
+# Lists of more values are converted piece by piece, which is not done here.
+_MOST_VALUES = 1 << 14
+# Stands for the values of a tensor when it is found out whether what stands there are its values.
+_MARK = 123454321
+
+
+class Layout(NamedTuple):
+    """Which outputs the client wants as raw buffers."""
+
+    default: bool = False
+    by_name: Mapping[str, bool] = MappingProxyType({})
+
+    def binary(self, name: str) -> bool:
+        return self.by_name.get(name, self.default)
+
+
+Decoded = tuple[InferRequest, Layout]
+
+
+class _Raw(NamedTuple):
+    """A JSON header whose tensors are raw data behind it, as (name, shape, type, offset in the data)."""
+
+    template: Template
+    layout: Layout
+    tensors: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+    size: int
+
+
+class _Text(NamedTuple):
+    """A JSON text in which the values of the one tensor are a flat list, or one row of a nested one."""
+
+    template: Template
+    layout: Layout
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    packing: struct.Struct
+
+
+_raws: Recent[tuple[str, str, bytes], _Raw] = Recent(_MOST)
+_texts: Recent[tuple[str, str, bytes, bytes], _Text] = Recent(_MOST)
+
+
+def read_raw(model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
+    """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
+    plan = _raws.get((model, version, header))
+    if plan is None:
+        return None
+    start = len(header)
+    if len(body) - start != plan.size:
+        return None
+    inputs = {name: np.ndarray(shape, dtype, body, start + offset) for name, shape, dtype, offset in plan.tensors}
+    return InferRequest(plan.template, inputs), plan.layout
+
+
+def learn_raw(raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> None:
+    """Remember what a header means, if that is all that there is to know of requests that begin with it."""
+    if len(raw) > _MOST_BYTES or request.id or any("data" in item for item in header["inputs"]):
+        return
+    tensors = []
+    offset = 0
+    for name, array in request.inputs.items():
+        if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
+            return
+        tensors.append((name, array.shape, array.dtype, offset))
+        offset += array.nbytes
+    template = request.template
+    template.key = key_of(request.inputs)
+    _raws.keep((template.model, template.version, raw), _Raw(template, layout, tuple(tensors), offset))
+
+
+def read_text(model: str, version: str, body: bytes) -> Decoded | None:
+    """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
+    start, stop = _values(body)
+    plan = _texts.get((model, version, body[:start], body[stop:]))
+    if plan is None:
+        return None
+    text = body[start:stop]
+    if b"t" in text or b"f" in text:  # true and false, which would pass for numbers
+        return None
+    try:
+        packed = plan.packing.pack(*orjson.loads(text))
+    except (orjson.JSONDecodeError, struct.error, OverflowError):
+        return None
+    return InferRequest(plan.template, {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}), plan.layout
+
+
+def learn_text(body: bytes, header: dict[str, Any], request: InferRequest, layout: Layout) -> None:
+    """Remember what a JSON text means beside its values, if it has one tensor and no id. ``header`` is used up."""
+    if request.id or len(request.inputs) != 1:
+        return
+    [(name, array)] = request.inputs.items()
+    code = data.FORMATS.get(DType.of(array))
+    start, stop = _values(body)
+    if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
+        return
+    if body.count(b",", start, stop) != array.size - 1 or not _is_data(body[:start], body[stop:], header):
+        return
+    template = request.template
+    template.key = key_of(request.inputs)
+    plan = _Text(template, layout, name, array.shape, array.dtype, struct.Struct(f"={array.size}{code}"))
+    _texts.keep((template.model, template.version, body[:start], body[stop:]), plan)
+
+
+def _values(body: bytes) -> tuple[int, int]:
+    """Return where what seems to be a tensor's innermost list begins and ends."""
+    named = body.find(b'"data"')
+    stop = body.find(b"]", named) + 1
+    return max(body.rfind(b"[", named, stop), 0), stop
+
+
+def _is_data(before: bytes, after: bytes, header: dict[str, Any]) -> bool:
+    """Tell whether what stands between two parts of a JSON text are the values of its tensor, and nothing else.
+
+    A text could have the same bytes in a name, or say everything twice; so another list is put there, and is to be
+    found at the right place.
+    """
+    try:
+        marked = orjson.loads(b"%b[%d]%b" % (before, _MARK, after))
+        found = marked["inputs"][0].pop("data")
+        header["inputs"][0].pop("data")
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return False
+    while isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    return bool(found == _MARK) and marked == header

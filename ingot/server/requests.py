@@ -1,0 +1,92 @@
+"""Inference requests and answers as the data plane takes and gives them, free of HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ingot.errors import InvalidArgument
+from ingot.runtime import Key
+from ingot.tensors import Array, DType, TensorSpec
+
+Parameters = Mapping[str, Any]
+_NONE: Parameters = MappingProxyType({})
+
+
+class Route:
+    """Whose answers the requests of one template get: a model's name and version, and which of its outputs.
+
+    ``answers`` is for the codec that made the template: what all of these answers have in common.
+    """
+
+    __slots__ = ("answers", "name", "outputs", "version")
+
+    def __init__(self, name: str, version: str, outputs: tuple[TensorSpec, ...]):
+        self.name = name
+        self.version = version
+        self.outputs = outputs
+        self.answers: dict[Any, Any] = {}
+
+
+class Template:
+    """What requests have in common that differ in nothing but their tensors' values, their id and their deadline.
+
+    A codec that has seen the like of a request before, byte for byte, uses that one's template again, and the data
+    plane keeps in its ``route`` what it found out for the first. ``outputs`` empty means all; ``key`` is what
+    :func:`ingot.runtime.key_of` gives for the inputs, where the codec knows it.
+    """
+
+    __slots__ = ("key", "model", "outputs", "parameters", "route", "version")
+
+    def __init__(
+        self,
+        model: str,
+        version: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: Parameters = _NONE,
+        key: Key | None = None,
+    ):
+        self.model = model
+        self.version = version
+        self.outputs = outputs
+        self.parameters = parameters
+        self.key = key
+        self.route: Route | None = None
+
+
+class InferRequest(NamedTuple):
+    """One inference request, decoded. ``left`` is in how many seconds its client gives up, if it says so."""
+
+    template: Template
+    inputs: Mapping[str, Array]
+    id: str = ""
+    left: float | None = None
+
+
+class InferResponse(NamedTuple):
+    """One answer; ``arrays`` may hold more outputs than its route has."""
+
+    route: Route
+    id: str
+    arrays: Mapping[str, Array]
+
+    @property
+    def outputs(self) -> list[tuple[str, DType, Array]]:
+        """The outputs in the order asked for, else in the model's."""
+        return [(spec.name, spec.dtype, self.arrays[spec.name]) for spec in self.route.outputs]
+
+
+def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:
+    """Return a request's tensors by name.
+
+    Raises:
+        InvalidArgument: two have the same name.
+    """
+    given = list(tensors)
+    found = dict(given)
+    if len(found) < len(given):
+        [(twice, _)] = Counter(name for name, _ in given).most_common(1)
+        raise InvalidArgument(f"input '{twice}' stands twice in the request")
+    return found
