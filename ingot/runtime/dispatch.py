@@ -127,12 +127,14 @@ class Dispatcher:
                 single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
                 single.owner = self
                 self._scheduler.offer(single, now)
-                self._enter()
+                if not self.in_flight:
+                    self._quiet.clear()
+                self.in_flight += 1
                 pending: Pending = single
             else:
                 pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
-        except IngotError as error:
-            self._statistics.end(error, 0.0)
+        except IngotError:
+            self._statistics.failed.count += 1
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
@@ -152,7 +154,9 @@ class Dispatcher:
             rows = rows_of(signature, inputs, start, start + most)
             take = functools.partial(parts.take, index)
             parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
-        self._enter()
+        if not self.in_flight:
+            self._quiet.clear()
+        self.in_flight += 1
         try:
             for entry in parts.entries:
                 self._scheduler.offer(entry, now)
@@ -161,15 +165,12 @@ class Dispatcher:
             raise
         return parts
 
-    def _enter(self) -> None:
-        if not self.in_flight:
-            self._quiet.clear()
-        self.in_flight += 1
-
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
         """Note that a request is over."""
         if outcome is not None:
-            self._statistics.end(outcome, time.perf_counter() - pending.arrived)
+            taken = self._statistics.failed if isinstance(outcome, IngotError) else self._statistics.answered
+            taken.count += 1
+            taken.seconds += time.perf_counter() - pending.arrived
         self.in_flight -= 1
         if not self.in_flight:
             self._quiet.set()
@@ -208,8 +209,7 @@ class Dispatcher:
                 if scheduler.wake is not None and self._loop is not None:
                     self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
                 return
-            for entry in batch:
-                self._queue_seconds.observe(now - entry.arrived)
+            self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
             instance = self._idle.pop()
             if self._runs_inline(scheduler.expected(batch)):
                 self._answer(instance, batch, *instance.run(batch))
@@ -253,7 +253,7 @@ class Dispatcher:
             self._pump_due = True
             self._loop.call_soon(self._pump)
         self._engine_seconds.observe(seconds)
-        rows = sum(entry.rows for entry in entries)
+        rows = sum([entry.rows for entry in entries])
         self._batch_size.observe(rows)
         self._batch_requests.observe(len(entries))
         right = rows

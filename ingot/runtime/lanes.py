@@ -91,22 +91,26 @@ class Lanes:
         """Take one entry out, wherever it stands."""
         lane = self.waiting[entry.group]
         place = lane.before(entry)
-        self._forget(lane, lane.tickets.pop(place)[3])
+        del lane.tickets[place]
+        entry.waiting = False
+        lane.rows -= entry.rows
+        self.count -= 1
+        self.nbytes -= entry.nbytes
         if not place:
             self._changed(lane)
 
     def remove_first(self, lane: Lane, count: int) -> None:
         """Take the first entries of a lane out."""
+        rows = nbytes = 0
         for _, _, _, entry in lane.tickets[:count]:
-            self._forget(lane, entry)
+            entry.waiting = False
+            rows += entry.rows
+            nbytes += entry.nbytes
         del lane.tickets[:count]
+        lane.rows -= rows
+        self.count -= count
+        self.nbytes -= nbytes
         self._changed(lane)
-
-    def _forget(self, lane: Lane, entry: Entry) -> None:
-        entry.waiting = False
-        lane.rows -= entry.rows
-        self.count -= 1
-        self.nbytes -= entry.nbytes
 
     def _changed(self, lane: Lane) -> None:
         """Note that a lane has another first entry, or none."""

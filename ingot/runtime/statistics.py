@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.errors import IngotError
 from ingot.runtime.batching import Spent
-from ingot.runtime.entry import Outcome
 
 
 @dataclass(slots=True)
@@ -64,12 +62,6 @@ class Statistics:
     padded: int = 0
     last: float = 0.0
     described: Mapping[str, Any] = field(default_factory=dict)
-
-    def end(self, outcome: Outcome, seconds: float) -> None:
-        """Count a request that is over."""
-        taken = self.failed if isinstance(outcome, IngotError) else self.answered
-        taken.count += 1
-        taken.seconds += seconds
 
     def batch(self, requests: int, rows: int, right: int, spent: Spent) -> None:
         """Count a batch.

@@ -40,6 +40,12 @@ class Spread:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: Iterable[float]) -> None:
+        counts, bounds = self.counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
+
 
 class Counts(Collector):
     """A counter with labels. ``name`` is without the ``_total`` that is rendered."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import Catalog, Metrics, Servable
+from ingot.runtime import Cancellable, Catalog, Metrics, Servable
 from ingot.runtime.entry import Outcome
 from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
@@ -163,12 +163,15 @@ class DataPlane:
         tally = self._tallies.get((model, protocol))
         if tally is None:
             tally = self._tallies[model, protocol] = _Tally(self.metrics, model, protocol)
-        ticket = Ticket(request, tally, began, reply, self)
         try:
             route = template.route
             if not isinstance(route, _Route) or route.model is not model:
                 route = template.route = _Route(model, template)
-            ticket.start(route)
+            timeout = route.timeout
+            if request.left is not None and (timeout is None or request.left < timeout):
+                timeout = request.left
+            ticket = Ticket(self, request, route, tally, began, reply)
+            ticket.pending = model.submit(request.inputs, ticket.settle, timeout, route.priority, route.key)
         except IngotError as error:
             tally.count(error.code.value, began)
             raise
@@ -198,32 +201,30 @@ class _Route(Route):
 
 
 class Ticket:
-    """A request that was taken in, on its way to the model and back."""
+    """A request that was taken in, on its way to the model and back. ``pending`` is what the model has of it."""
 
-    __slots__ = ("_began", "_pending", "_plane", "_reply", "_request", "_route", "_tally")
+    __slots__ = ("_began", "_plane", "_reply", "_request", "_route", "_tally", "pending")
 
-    def __init__(self, request: InferRequest, tally: _Tally, began: float, reply: Reply, plane: DataPlane):
+    pending: Cancellable
+
+    def __init__(
+        self, plane: DataPlane, request: InferRequest, route: Route, tally: _Tally, began: float, reply: Reply
+    ):
+        self._plane = plane
         self._request = request
+        self._route = route
         self._tally = tally
         self._began = began
         self._reply = reply
-        self._plane = plane
-
-    def start(self, route: _Route) -> None:
-        self._route = route
-        request = self._request
-        timeout = route.timeout
-        if request.left is not None and (timeout is None or request.left < timeout):
-            timeout = request.left
-        self._pending = route.model.submit(request.inputs, self._settle, timeout, route.priority, route.key)
 
     def cancel(self) -> None:
         """Forget the request, as its client left; does nothing once it is answered."""
-        if not self._pending.done:
-            self._pending.cancel()
+        if not self.pending.done:
+            self.pending.cancel()
             self._tally.count("cancelled", self._began)
 
-    def _settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome) -> None:
+        """Pass the model's answer on."""
         if isinstance(outcome, IngotError):
             self._tally.count(outcome.code.value, self._began)
             self._reply(outcome)
@@ -234,7 +235,7 @@ class Ticket:
                 self._plane.recorder.offer(route.name, route.version, request.inputs, outcome)
             except Exception:  # an answer is worth more than its record
                 log.exception("an answer of model %s could not be recorded", route.name)
-        self._tally.count("ok", self._began)
+        self._tally.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
 
 
@@ -251,6 +252,11 @@ class _Tally:
         self._seconds = metrics.request_seconds.labels(*labels)
         self._labelled = functools.partial(metrics.requests.labels, *labels)
         self._codes: dict[str, Count] = {}
+        self._ok: Count = self._labelled("ok")
+
+    def succeeded(self, began: float) -> None:
+        self._ok.value += 1
+        self._seconds.observe(time.perf_counter() - began)
 
     def count(self, code: str, began: float) -> None:
         count = self._codes.get(code)

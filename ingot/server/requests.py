@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import Key
@@ -56,7 +57,8 @@ class Template:
         self.route: Route | None = None
 
 
-class InferRequest(NamedTuple):
+@dataclass(slots=True, eq=False)
+class InferRequest:
     """One inference request, decoded. ``left`` is in how many seconds its client gives up, if it says so."""
 
     template: Template
@@ -65,7 +67,8 @@ class InferRequest(NamedTuple):
     left: float | None = None
 
 
-class InferResponse(NamedTuple):
+@dataclass(slots=True, eq=False)
+class InferResponse:
     """One answer; ``arrays`` may hold more outputs than its route has."""
 
     route: Route

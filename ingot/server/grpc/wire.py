@@ -63,7 +63,9 @@ class _Layout:
         for start, stop, gap in self.gaps:
             if data[start + shift : stop + shift] != gap:
                 return None
-        inputs = {name: np.ndarray(shape, dtype, data, start + shift) for name, shape, dtype, start in self.tensors}
+        inputs = {}
+        for name, shape, dtype, start in self.tensors:
+            inputs[name] = np.ndarray(shape, dtype, data, start + shift)
         return InferRequest(self.template, inputs, request_id, left)
 
 
@@ -106,7 +108,7 @@ class Codec:
     def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
         """Return a ModelInferResponse in parts, and their size in bytes."""
         if not typed:
-            route, identifier, found = response
+            route, identifier, found = response.route, response.id, response.arrays
             shapes = tuple([found[spec.name].shape for spec in route.outputs])
             form = route.answers.get(shapes) or _learn_response(response, shapes)
             if form is not None:
@@ -128,7 +130,8 @@ class Codec:
         typed = not message.raw_input_contents
         if not typed and all(DType.of(array) in _UNCHECKED for array in request.inputs.values()):
             self._learn_request(message, request, len(data))
-        return request if left is None else request._replace(left=left), typed
+        request.left = left
+        return request, typed
 
     def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:
         raw = list(message.raw_input_contents)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -17,7 +17,7 @@ from ingot.errors import Code, InvalidArgument
 from ingot.server.dataplane import MAX_TENSORS, check_parameters
 from ingot.server.http import data, plans
 from ingot.server.http.plans import Layout
-from ingot.server.requests import InferRequest, InferResponse, Template, named
+from ingot.server.requests import InferRequest, InferResponse, Route, Template, named
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 STATUS = {
@@ -33,6 +33,8 @@ STATUS = {
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
+Headers = tuple[tuple[str, str], ...]
+
 # How many shapes of answers are remembered for requests that are alike.
 _MAX_ANSWERS = 16
 
@@ -41,9 +43,6 @@ _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
 _JSON = Layout()
-
-_Form = tuple[tuple[tuple[bytes, TensorSpec], ...], bytes, int]
-"""The JSON before the values of each output that is JSON, all that follows them, and the length of that."""
 
 
 def decode_request(model: str, version: str, body: bytes, header_length: int | None) -> tuple[InferRequest, Layout]:
@@ -121,52 +120,77 @@ def decode_raw_request(model: str, version: str, body: bytes, signature: Signatu
     return InferRequest(Template(model, version), {spec.name: array}), Layout(default=True)
 
 
-def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, int | None]:
-    """Return the body, and the JSON's length if raw buffers follow it.
+def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, Headers]:
+    """Return the body, and the headers that tell how long its JSON is if raw buffers follow it.
 
     Raises:
         InvalidArgument: an output that was asked for as JSON holds NaN or infinity, which JSON cannot carry.
     """
-    route, identifier, found = response
-    outputs = route.outputs
-    if layout.by_name:
-        raws = [arrays.to_bytes(found[spec.name]) for spec in outputs if layout.binary(spec.name)]
-    else:
-        raws = [arrays.to_bytes(found[spec.name]) for spec in outputs] if layout.default else []
-    kind = (tuple([found[spec.name].shape for spec in outputs]), tuple(map(len, raws)))
-    known = route.answers.get(kind) or _learn(response, layout, kind)
-    texts, end, length = known
-    if identifier:
-        end = b'%b,"id":%b}' % (end[:-1], orjson.dumps(identifier))
+    route, found = response.route, response.arrays
+    raws = []
+    kind: list[Any] = []
+    for spec in route.outputs:
+        array = found[spec.name]
+        kind.append(array.shape)
+        if layout.binary(spec.name) if layout.by_name else layout.default:
+            raws.append(raw := arrays.to_bytes(array))
+            kind.append(len(raw))
+    form = tuple(kind)
+    known = route.answers.get(form) or _learn(route, layout, form)
+    if known.texts or response.id:
+        return _with_texts(response, known, raws)
+    return b"".join((known.end, *raws)), known.headers
+
+
+def _with_texts(response: InferResponse, known: _Form, raws: list[bytes]) -> tuple[bytes, Headers]:
+    """Return an answer with an id, or with outputs that are JSON."""
     parts: list[bytes] = []
-    for before, spec in texts:
-        parts += (before, data.to_json(spec.name, spec.dtype, found[spec.name]))
-    parts.append(end)
-    if not raws:
-        return b"".join(parts), None
-    if identifier or texts:
-        length = sum(map(len, parts))
-    return b"".join(parts + raws), length
+    for before, spec in known.texts:
+        parts += (before, data.to_json(spec.name, spec.dtype, response.arrays[spec.name]))
+    parts.append(b'%b,"id":%b}' % (known.end[:-1], orjson.dumps(response.id)) if response.id else known.end)
+    headers = _length(sum(map(len, parts))) if raws else ()
+    return b"".join(parts + raws), headers
 
 
-def _learn(response: InferResponse, layout: Layout, kind: tuple[Any, Any]) -> _Form:
-    """Return the JSON of an answer without its values, and remember it for answers with the same shapes."""
-    route, sizes = response.route, iter(kind[1])
-    model = dumps({"model_name": route.name, "model_version": route.version})
-    text = model[:-1] + b',"outputs":['
+class _Form(NamedTuple):
+    """What all answers of one form have in common.
+
+    ``texts`` has the JSON before the values of each output that is JSON, ``end`` what follows them, and ``headers`` are
+    those of answers without id and texts.
+    """
+
+    texts: tuple[tuple[bytes, TensorSpec], ...]
+    end: bytes
+    headers: Headers
+
+
+def _learn(route: Route, layout: Layout, form: tuple[Any, ...]) -> _Form:
+    """Return the JSON of answers without their values, and remember it.
+
+    Args:
+        route: theirs.
+        layout: which outputs are raw.
+        form: the shape of each output, and the bytes of those that are raw.
+    """
+    told = iter(form)
+    text = dumps({"model_name": route.name, "model_version": route.version})[:-1] + b',"outputs":['
     texts = []
-    for spec, shape in zip(route.outputs, kind[0], strict=True):
-        text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(shape)})[:-1]
+    for spec in route.outputs:
+        text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(next(told))})[:-1]
         if layout.binary(spec.name):
-            text += b',"parameters":{"binary_data_size":%d}},' % next(sizes)
+            text += b',"parameters":{"binary_data_size":%d}},' % next(told)
         else:
             texts.append((text + b',"data":', spec))
             text = b"},"
     end = text.rstrip(b",") + b"]}"
-    form = route.answers[kind] = tuple(texts), end, len(end)
+    known = route.answers[form] = _Form(tuple(texts), end, _length(len(end)))
     if len(route.answers) > _MAX_ANSWERS:
         del route.answers[next(iter(route.answers))]
-    return form
+    return known
+
+
+def _length(json: int) -> Headers:
+    return ((HEADER_LENGTH, str(json)),)
 
 
 def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int | None]:

@@ -12,13 +12,13 @@ from ingot.errors import Code, IngotError, InvalidArgument, public_text
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane, Ticket, wrapped
 from ingot.server.http import codec, unfolding
+from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout
 from ingot.server.http.unfolding import Hold, Unfolding
 from ingot.server.requests import InferResponse
 
 log = logging.getLogger(__name__)
 
-Headers = tuple[tuple[str, str], ...]
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)
 
@@ -150,9 +150,8 @@ def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: 
         done(refusal(plane, outcome))
         return
     try:
-        body, length = codec.encode_response(outcome, layout)
-        headers: Headers = () if length is None else ((codec.HEADER_LENGTH, str(length)),)
-        media_type = "application/json" if length is None else "application/octet-stream"
+        body, headers = codec.encode_response(outcome, layout)
+        media_type = "application/octet-stream" if headers else "application/json"
     except Exception as error:  # noqa: BLE001 - the other requests of the batch wait behind this one
         done(failure(plane, error))
         return

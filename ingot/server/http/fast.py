@@ -41,7 +41,6 @@ class FastProtocol(BoundedProtocol):
         super().__init__(*args, **named)
         self.shared = shared
         self._plain: Head | None = None
-        self._departure: Departure | None = None
 
     def data_received(self, data: bytes) -> None:
         while data:
@@ -140,11 +139,6 @@ class FastProtocol(BoundedProtocol):
             cycle.start()
         else:
             super()._start_asgi_task(cycle, app)
-
-    def on_response_complete(self) -> None:
-        if self._departure is not None and not self.pipeline:
-            self.transport.close()  # the client has said that it sends no more
-        super().on_response_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's own type
         """Close, unless the client may only have shut down its own side and still wait for an answer."""

@@ -70,7 +70,9 @@ def read_raw(model: str, version: str, header: bytes, body: bytes) -> Decoded | 
     start = len(header)
     if len(body) - start != plan.size:
         return None
-    inputs = {name: np.ndarray(shape, dtype, body, start + offset) for name, shape, dtype, offset in plan.tensors}
+    inputs = {}
+    for name, shape, dtype, offset in plan.tensors:
+        inputs[name] = np.ndarray(shape, dtype, body, start + offset)
     return InferRequest(plan.template, inputs), plan.layout
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ingot.server.http.departure import Departure
+
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 60.0
 UNREAD_SECONDS = 60.0
@@ -30,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parsed = True
         self._answering: Any = None  # the cycle whose turn it is; ``cycle`` is the newest
         self._advancing = False
+        self._departure: Departure | None = None
         self._idle_since = 0.0
         self._head_bytes = 0
         self._in_head = True
@@ -83,6 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        if self._departure is not None and not self.pipeline:
+            self.transport.close()  # the client has said that it sends no more
         if self.transport.is_closing():
             self._watch()
             return

@@ -100,7 +100,8 @@ class Connection(Control, asyncio.Protocol):
     def released(self, stream: Stream) -> None:
         if stream.timer is not None:
             stream.timer.cancel()
-        self._calls.release(stream)
+        if stream.held:
+            self._calls.release(stream)
         if self.leaving and not self.streams:
             self.loop.call_soon(self.close)
 

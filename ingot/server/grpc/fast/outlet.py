@@ -107,7 +107,9 @@ class Outlet:
             self._out += replies.whole(stream.id, message, size)
             self.progress += 1
             self._over(stream)
-            self.write(b"")
+            if not self._due:
+                self._due = True
+                self.loop.call_soon(self.flush)
             return
         self.send(stream, b"\0" + size.to_bytes(4), *message)
         self.end(stream, replies.ending(0, opened=True))

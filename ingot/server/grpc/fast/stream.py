@@ -21,45 +21,24 @@ class Stream:
     not answered yet.
     """
 
-    __slots__ = (
-        "closed",
-        "credit",
-        "deadline",
-        "ended",
-        "ending",
-        "head",
-        "held",
-        "id",
-        "messages",
-        "method",
-        "opened",
-        "outgoing",
-        "received",
-        "room",
-        "task",
-        "ticket",
-        "timer",
-        "total",
-        "waiting",
-        "working",
-    )
+    # Most calls need none of these; what is not set takes no time.
+    ended = opened = closed = False
+    credit = received = held = total = 0
+    method: Method | None = None
+    messages: Messages | None = None
+    outgoing: deque[bytes | memoryview] | None = None
+    working: deque[int] | None = None
+    ending: bytes | None = None
+    ticket: Ticket | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    waiting: asyncio.Future[None] | None = None  # for a message
+    room: asyncio.Future[None] | None = None  # to send
 
     def __init__(self, stream_id: int, head: Head):
         self.id = stream_id
         self.head = head
         self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
-        self.ended = self.opened = self.closed = False
-        self.credit = self.received = self.held = self.total = 0
-        self.method: Method | None = None
-        self.messages: Messages | None = None
-        self.outgoing: deque[bytes | memoryview] | None = None
-        self.working: deque[int] | None = None
-        self.ending: bytes | None = None
-        self.ticket: Ticket | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.waiting: asyncio.Future[None] | None = None  # for a message
-        self.room: asyncio.Future[None] | None = None  # to send
 
     @property
     def left(self) -> float | None:
