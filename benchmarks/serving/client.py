@@ -221,7 +221,7 @@ async def opened(checker: Checker, port: int, rate: float, seconds: float) -> Fo
 
 
 def main() -> None:
-    """Run one load and print what was found as JSON."""
+    """Run one load and write what was found as JSON, to a file: pipes of some virtual machines lose parts of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("contestant")
     parser.add_argument("model")
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     wire = contestants()[options.contestant].wires[options.format]
     checker = Checker(model(options.model, options.build), wire, options.port)
@@ -238,7 +239,7 @@ def main() -> None:
         load = closed(checker, options.port, options.clients, options.seconds)
     else:
         load = opened(checker, options.port, options.rate, options.seconds)
-    print(json.dumps(asdict(uvloop.run(load))))
+    options.out.write_text(json.dumps(asdict(uvloop.run(load))))
 
 
 if __name__ == "__main__":

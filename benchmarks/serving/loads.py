@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -248,10 +249,14 @@ def _client(
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.serving.client", contestant, model.name, form, str(port)]
     command += ["--build", str(build), "--seconds", str(seconds), *options]
-    result = subprocess.run(pinned(command, LOAD_CORE), capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise WrongAnswer(f"{contestant} on {model.name}: {result.stderr.strip()[-1000:]}")
-    found: dict[str, Any] = json.loads(result.stdout)
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / "found.json"
+        result = subprocess.run(
+            pinned([*command, "--out", str(out)], LOAD_CORE), capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise WrongAnswer(f"{contestant} on {model.name}: {result.stderr.strip()[-1000:]}")
+        found: dict[str, Any] = json.loads(out.read_text())
     if found["wrong"]:
         raise WrongAnswer(f"{contestant} on {model.name}: {found['wrong']} answers are wrong, or errors of the server")
     return found

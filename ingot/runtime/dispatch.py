@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from threading import Event
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +31,12 @@ log = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
 _TICK = 250e-6
+# Which share of the SLO is planned with: the rest is for the way to the client, which is not seen here.
+_HEADROOM = 0.95
+# The longest that the event loop rests while a call runs on the cores that it needs itself: seconds, and as a share of
+# what the call is expected to take.
+_REST = 2e-3
+_REST_SHARE = 0.1
 
 
 class Dispatcher:
@@ -44,6 +51,7 @@ class Dispatcher:
         mixer: for a model whose requests may be padded to one size.
         slo: in how many seconds requests that name no time of their own are to be answered; None is without limit.
         metrics: where to count.
+        crowded: whether engine calls take all the cores that there are.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class Dispatcher:
         mixer: Mixer | None = None,
         slo: float | None = None,
         metrics: Metrics | None = None,
+        crowded: bool = False,
     ):
         self.in_flight = 0
         self._name = name
@@ -83,6 +92,9 @@ class Dispatcher:
         self._pump_due = False
         self._short = engines[0].device == "cpu"  # a GPU's time is not its caller's
         self._inline = False
+        self._crowded = crowded
+        self._ended = Event()  # a call has
+        self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
 
@@ -120,8 +132,8 @@ class Dispatcher:
         loop = self._loop = asyncio.get_running_loop()
         fit = self._fits.find(inputs, key)
         now = time.perf_counter()
-        limit = self._slo if timeout is None else timeout
-        deadline = math.inf if limit is None else now + limit
+        limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
+        deadline = math.inf if limit is None else now + share * limit
         try:
             if fit.rows <= self._scheduler.limits.max_batch or not self._scheduler.batching:
                 single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
@@ -211,10 +223,17 @@ class Dispatcher:
                 return
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
             instance = self._idle.pop()
-            if self._runs_inline(scheduler.expected(batch)):
+            expected = scheduler.expected(batch)
+            if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
+            self._ended.clear()
+            self._rest = min(_REST_SHARE * expected, _REST)
             instance.start(batch)
+        if self._crowded and self._scheduler:
+            # All that comes now waits for a call to end. Taking in each request when it comes would interrupt the call
+            # again and again, and cost its caches; so they gather in their sockets for a moment.
+            self._ended.wait(self._rest)
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []
@@ -233,6 +252,7 @@ class Dispatcher:
         self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: Spent
     ) -> None:
         # In the instance's thread: one wakeup of the loop answers the whole batch.
+        self._ended.set()
         with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds, spent)

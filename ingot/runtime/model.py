@@ -18,6 +18,7 @@ from ingot.padding import Padding
 from ingot.runtime import mixing, rehearsal, warmup
 from ingot.runtime.admission import Admission
 from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
+from ingot.runtime.devices import cpu_count
 from ingot.runtime.dispatch import Dispatcher
 from ingot.runtime.engine import Engine
 from ingot.runtime.entry import Outcome
@@ -94,6 +95,7 @@ class Model:
         self._metrics = metrics = metrics or Metrics()
         self._takeover: Takeover | None = None
         self._joins = True
+        self._threads = 1
         self._paddings: Mapping[str, Padding] = {}
         self._examples: list[Mapping[str, Array]] = []
         self._recorded: Mapping[int, float] = {}
@@ -186,6 +188,7 @@ class Model:
         signature = self._signature = self._signature or choice.engine.signature
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.form.tune(choice.engine, self._settings, signature)
+        self._threads = tuned.threads
         first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
         while len(engines) < self._settings.instances:
@@ -229,7 +232,8 @@ class Model:
         if self._takeover is not None:
             self._takeover.start()
         served = (self.name, self.version, engines, signature, scheduler)
-        return Dispatcher(*served, mixer=mixer, slo=self._settings.slo, metrics=self._metrics)
+        crowded = self.device == "cpu" and cpu_count() <= len(engines) * self._threads
+        return Dispatcher(*served, mixer=mixer, slo=self._settings.slo, metrics=self._metrics, crowded=crowded)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the engines are those that are to serve for good; return whether they are."""

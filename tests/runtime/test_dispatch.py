@@ -254,3 +254,38 @@ def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work())
+
+
+@pytest.mark.parametrize("cores", [1, 99])
+def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    rests: list[float | None] = []
+
+    class Watched(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rests.append(timeout)
+            return super().wait(timeout)
+
+    gate = threading.Event()
+    monkeypatch.setattr("ingot.runtime.dispatch.Event", Watched)
+    monkeypatch.setattr("ingot.runtime.model.cpu_count", lambda: cores)
+
+    async def work() -> None:
+        engine = FunctionEngine(gate=gate)
+        served = loaded(engine)
+        first = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        assert not rests  # nobody waits
+        others = [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
+        await wait_until(lambda: served.statistics().described["waiting"] == 3)
+        await asyncio.sleep(0)
+        assert bool(rests) == (cores == 1)
+        assert all(rest is not None and rest <= 0.002 for rest in rests)
+        gate.set()
+        for answer in await asyncio.gather(first, *others):
+            assert answer["y"].tolist() == [[2, 2]]
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())

@@ -61,10 +61,11 @@ class Cycle:
             body: all of it; it is within the limit of one request.
         """
         try:
-            self._hold(len(body))
+            self._shared.budget.change(len(body))
         except IngotError as error:
             self.answer(exchange.refusal(self._shared.plane, error))
             return
+        self._held = len(body)
         self._begin(body)
 
     def _begin(self, body: bytes) -> None:
