@@ -19,6 +19,9 @@ _CLIP = 1.5
 # Known sizes lie at least this factor apart, and a size that was never run is tried when this many times as many rows
 # as ever wait.
 _GROWTH = 2
+# Each row more takes at least this share of what a row takes in the largest call that is known: in two calls that seem
+# to take the same time the machine was disturbed.
+_LEAST_SLOPE = 0.25
 # Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine.
 _TRIES = 3
 # What was measured while the model was loaded may have been disturbed, so of so many first calls those that take less
@@ -34,7 +37,7 @@ _MARGIN = 2.0
 
 
 class Latency:
-    """Seconds of one engine call by rows: straight lines between known sizes, and a constant rate beyond the last.
+    """Seconds of one engine call by rows: straight lines between known sizes, the last of which goes on beyond them.
 
     More rows are never expected to take less time.
 
@@ -74,11 +77,19 @@ class Latency:
         sizes, seconds = self._rows, self._seconds
         place = bisect_left(sizes, rows)
         if place == len(sizes):
-            return self._pace * seconds[-1] * rows / sizes[-1] if sizes else 0.0
+            return self._pace * (seconds[-1] + (rows - sizes[-1]) * self._slope()) if sizes else 0.0
         if sizes[place] == rows or place == 0:
             return self._pace * seconds[place]
         low, high = sizes[place - 1], sizes[place]
         return self._pace * (seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (rows - low) / (high - low))
+
+    def _slope(self) -> float:
+        """Return the seconds that each row takes beyond the largest known size."""
+        sizes, seconds = self._rows, self._seconds
+        rate = seconds[-1] / sizes[-1]
+        if len(sizes) == 1:
+            return rate
+        return max((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]), _LEAST_SLOPE * rate)
 
     @property
     def margin(self) -> float:
@@ -98,7 +109,7 @@ class Latency:
         seconds /= self._pace
         place = bisect_right(known, seconds)
         if place == len(sizes):
-            return int(min(sizes[-1] * seconds / known[-1], sys.maxsize))
+            return int(min(sizes[-1] + (seconds - known[-1]) / self._slope(), sys.maxsize))
         if place == 0:
             return 0
         low, high = sizes[place - 1], sizes[place]
@@ -125,6 +136,8 @@ class Latency:
         place = self._nearest(rows)
         if place is None:
             # An unlucky first call at a size must not end its use: it is not believed to be slower than in proportion.
+            if self._rows and rows > self._rows[-1]:
+                expected = self(self._rows[-1]) * rows / self._rows[-1]
             self._insert(rows, min(seconds, expected or seconds))
         elif self._tries[place] < _TRIES:
             self._try(place, seconds / expected)

@@ -239,7 +239,7 @@ class Scheduler:
             return False
         if entry.deadline - entry.arrived < 2 * full:
             return False  # it never had time for more
-        rows = max(entry.rows, latency.within(left))
+        rows = max(entry.rows, latency.within(left / latency.margin))
         return rows / latency(rows) < (1 - LINGER) * cap / full
 
     def _due(self, lane: Lane, now: float) -> float:
