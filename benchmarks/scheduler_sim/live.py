@@ -1,18 +1,23 @@
 """The live scheduler beside the simulated one, on one trace: ``python -m benchmarks.scheduler_sim.live``.
 
 A model is served in this process, by :class:`ingot.runtime.model.Model`, its event loop and its engine's thread; each
-request of a trace is submitted at its time. The simulator is given the same trace and the latency that was measured.
-An engine that sleeps as long as a profile says shows the scheduler alone, a real one all of it.
+request of a trace is submitted at its time. The simulator is given the same trace, and an engine whose calls take as
+long, and differ as much, as those of the live run did, with what passes between two calls; what is compared is what
+both schedulers made of it. An engine that sleeps as long as a profile says shows the scheduler alone, a real one all.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median, quantiles, stdev
 
 import numpy as np
 import onnx
@@ -35,6 +40,9 @@ from ingot.tensors import Array, DType, Signature, TensorSpec
 
 _WIDTH = 256
 _BUDGET = 3.0
+# Calls of about one size from which is told what they take, and the most by which they are taken to differ.
+_ENOUGH = 5
+_MOST_NOISE = 0.5
 
 
 class Sleeper:
@@ -67,10 +75,12 @@ async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
     left = len(arrivals)
     over = asyncio.Event()
 
-    def send(arrival: traces.Arrival, due: float) -> None:
+    def send(arrival: traces.Arrival) -> None:
+        sent = loop.time()
+
         def reply(outcome: Outcome) -> None:
             if not isinstance(outcome, IngotError):
-                taken = loop.time() - due
+                taken = loop.time() - sent
                 result.latencies.append(taken)
                 result.on_time += taken <= arrival.timeout
             end()
@@ -89,26 +99,64 @@ async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
 
     start = loop.time() + 0.1
     for arrival in arrivals:
-        loop.call_at(start + arrival.time, send, arrival, start + arrival.time)
+        loop.call_at(start + arrival.time, send, arrival)
     await asyncio.wait_for(over.wait(), 2 * arrivals[-1].time + 60)
     return result
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of an engine: its rows, and the times of its beginning and end."""
+
+    rows: int
+    began: float
+    ended: float
+
+
 class Watched:
-    """An engine that notes the sizes of its batches."""
+    """An engine that notes its calls."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self.sizes: list[int] = []
+        self.calls: list[Call] = []
         self.signature, self.platform, self.device = engine.signature, engine.platform, engine.device
         self.settings = engine.settings
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        self.sizes.append(len(next(iter(inputs.values()))))
-        return self.engine.run(inputs)
+        began = time.perf_counter()
+        outputs = self.engine.run(inputs)
+        self.calls.append(Call(len(next(iter(inputs.values()))), began, time.perf_counter()))
+        return outputs
 
     def close(self) -> None:
         self.engine.close()
+
+
+def service(calls: Sequence[Call], known: Mapping[int, float]) -> tuple[dict[int, float], float]:
+    """Return what calls took, and by how much they differed.
+
+    Args:
+        calls: in order.
+        known: seconds by rows, for sizes that did not occur.
+
+    Returns:
+        Seconds by rows, with what passes between two calls that follow at once, and the standard deviation of their
+        logarithm.
+    """
+    gaps = [after.began - before.ended for before, after in pairwise(calls)]
+    between = quantiles(gaps, n=20)[0]
+    by_size: dict[int, list[Call]] = {}
+    for call in calls:
+        by_size.setdefault(call.rows.bit_length(), []).append(call)
+    off = [(call.ended - call.began) / Latency(known)(call.rows) for call in calls]
+    found = {rows: between + median(off) * taken for rows, taken in known.items()}
+    for some in by_size.values():
+        if len(some) >= _ENOUGH:
+            rows = round(mean(call.rows for call in some))
+            found[rows] = between + mean(call.ended - call.began for call in some)
+    expected = Latency(found)
+    logs = [math.log((between + call.ended - call.began) / expected(call.rows)) for call in calls]
+    return found, min(stdev(logs), _MOST_NOISE)
 
 
 def compare(name: str, engine: Engine, slo: float, loads: Sequence[float], seconds: float) -> list[str]:
@@ -122,10 +170,11 @@ def compare(name: str, engine: Engine, slo: float, loads: Sequence[float], secon
     for load in loads:
         rate = load * profile.capacity
         arrivals = traces.poisson(rate, max(50, int(rate * seconds)), slo)
-        watched.sizes.clear()
+        watched.calls.clear()
         live = asyncio.run(replay(model, arrivals))
-        live.batches = list(watched.sizes)
-        told = Simulation(contest.ours(profile), profile.seconds).replay(arrivals)
+        live.batches = [call.rows for call in watched.calls]
+        taken, noise = service(watched.calls, known)
+        told = Simulation(contest.ours(profile), taken, noise=noise).replay(arrivals)
         told.span = live.span
         pairs = [
             (live.throughput, told.throughput),
