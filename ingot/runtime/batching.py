@@ -55,6 +55,7 @@ class Batcher:
         self._buffers = Buffers(engine)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
+        self._promised = {spec.name for spec in signature.outputs}
         self._output_axes = signature.batch_axes(signature.outputs)
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
@@ -103,6 +104,8 @@ class Batcher:
         finally:
             ran = time.perf_counter()
             spent.running += ran - joined
+        if not self._promised <= outputs.keys():
+            raise InternalError(f"the engine gave no output '{min(self._promised - outputs.keys())}'")
         if self._buffers.nbytes:
             self._buffers.part_from(outputs.values())
         answers = self._split(entries, outputs)

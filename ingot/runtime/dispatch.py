@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from threading import Event
+from threading import Semaphore
 from types import MappingProxyType
 from typing import Any
 
@@ -33,8 +33,8 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 _TICK = 250e-6
 # Which share of the SLO is planned with: the rest is for the way to the client, which is not seen here.
 _HEADROOM = 0.95
-# The longest that the event loop rests while a call runs on the cores that it needs itself: seconds, and as a share of
-# what the call is expected to take.
+# The longest that the event loop rests after a tick, while calls run on the cores that it needs itself: seconds, and as
+# a share of what the last call is expected to take.
 _REST = 2e-3
 _REST_SHARE = 0.1
 
@@ -93,7 +93,7 @@ class Dispatcher:
         self._short = engines[0].device == "cpu"  # a GPU's time is not its caller's
         self._inline = False
         self._crowded = crowded
-        self._ended = Event()  # a call has
+        self._ended = Semaphore(0)  # calls that have, and are not answered yet
         self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
@@ -227,17 +227,17 @@ class Dispatcher:
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
                 return  # which pumps again, after what arrived meanwhile
-            self._ended.clear()
             self._rest = min(_REST_SHARE * expected, _REST)
             instance.start(batch)
-        if self._crowded and self._scheduler:
-            # All that comes now waits for a call to end. Taking in each request when it comes would interrupt the call
-            # again and again, and cost its caches; so they gather in their sockets for a moment.
-            self._ended.wait(self._rest)
+        # All that comes now waits for a call to end. Taking in each request when it comes would interrupt it again
+        # and again, and cost the call its caches; so they gather in their sockets for a moment.
+        if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
+            self._ended.release()
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []
         for entry in late:
+            entry.inputs = _NOTHING  # the clock of its time may hold it for long
             entry.settle(DeadlineExceeded("the request's time was up before its turn came"))
 
     def _runs_inline(self, seconds: float) -> bool:
@@ -252,10 +252,14 @@ class Dispatcher:
         self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: Spent
     ) -> None:
         # In the instance's thread: one wakeup of the loop answers the whole batch.
-        self._ended.set()
+        self._ended.release()
         with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._answer, instance, entries, outcomes, seconds, spent)
+                self._loop.call_soon_threadsafe(self._answer_ended, instance, entries, outcomes, seconds, spent)
+
+    def _answer_ended(self, *ended: Any) -> None:
+        self._ended.acquire(blocking=False)
+        self._answer(*ended)
 
     def _answer(
         self, instance: Instance, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: Spent
@@ -267,7 +271,7 @@ class Dispatcher:
         except Exception:  # what is learnt of a batch must not keep it from its clients
             log.exception("model %s: a batch could not be learnt from", self._name)
         for entry, outcome in zip(entries, outcomes, strict=True):
-            entry.inputs = _NOTHING  # the clock of its time may hold it for long
+            entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
         if self._scheduler and not self._pump_due and self._loop is not None:
             self._pump_due = True

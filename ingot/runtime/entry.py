@@ -29,7 +29,7 @@ class Entry:
         nbytes: what the inputs hold; by default it is counted.
 
     Attributes:
-        done: whether it is answered, or nobody waits for it any more.
+        done: whether nobody waits for it any more.
         waiting: whether it is in the queue; this and ``ticket`` belong to the scheduler.
     """
 

@@ -91,26 +91,25 @@ class Lanes:
         """Take one entry out, wherever it stands."""
         lane = self.waiting[entry.group]
         place = lane.before(entry)
-        del lane.tickets[place]
-        entry.waiting = False
-        lane.rows -= entry.rows
-        self.count -= 1
-        self.nbytes -= entry.nbytes
+        self._remove(lane, place, place + 1)
         if not place:
             self._changed(lane)
 
     def remove_first(self, lane: Lane, count: int) -> None:
         """Take the first entries of a lane out."""
+        self._remove(lane, 0, count)
+        self._changed(lane)
+
+    def _remove(self, lane: Lane, start: int, stop: int) -> None:
         rows = nbytes = 0
-        for _, _, _, entry in lane.tickets[:count]:
+        for _, _, _, entry in lane.tickets[start:stop]:
             entry.waiting = False
             rows += entry.rows
             nbytes += entry.nbytes
-        del lane.tickets[:count]
+        del lane.tickets[start:stop]
         lane.rows -= rows
-        self.count -= count
+        self.count -= stop - start
         self.nbytes -= nbytes
-        self._changed(lane)
 
     def _changed(self, lane: Lane) -> None:
         """Note that a lane has another first entry, or none."""

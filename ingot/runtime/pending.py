@@ -123,14 +123,17 @@ class Parts(Pending):
 
     def take(self, index: int, outcome: Outcome) -> None:
         """Take the answer to a part; it is the reply of that part's entry."""
+        if self.done:
+            return
         if isinstance(outcome, IngotError):
             self.fail(outcome)
             return
         self._outcomes[index] = outcome
         self._left -= 1
         if not self._left:
-            self.settle(self._joined())
-            self.entries = []  # which lead back here
+            joined = self._joined()
+            self._forget()
+            self.settle(joined)
 
     def _joined(self) -> Outcome:
         found = [outcome for outcome in self._outcomes if outcome is not None]
@@ -143,9 +146,13 @@ class Parts(Pending):
             )
 
     def _drop(self) -> None:
-        entries, self.entries = self.entries, []
-        for entry in entries:
+        for entry in self._forget():
             self.owner.discard(entry)
+
+    def _forget(self) -> list[Entry]:
+        """Hold nothing any more, and return the entries: they lead back here, and the clock may hold this for long."""
+        entries, self.entries, self._outcomes = self.entries, [], []
+        return entries
 
 
 def _ignore(_: Outcome) -> None:

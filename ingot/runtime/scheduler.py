@@ -112,7 +112,7 @@ class Scheduler:
         lanes, limits = self._lanes, self.limits
         if lanes.count >= limits.max_queue or (lanes.count and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({lanes.count} requests wait); send fewer at once, or try later")
-        lane = lanes.waiting.get(entry.group) or lanes.find(entry.group) or self._new_lane(entry)
+        lane = lanes.find(entry.group) or self._new_lane(entry)
         left = entry.deadline - now
         if left < PATIENCE:
             if lane.latency(entry.rows) > left and self._sure(lane, now):

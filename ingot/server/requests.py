@@ -10,16 +10,18 @@ from typing import Any
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import Key
+from ingot.server.recent import Recent
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
+_FORMS = 16
 _NONE: Parameters = MappingProxyType({})
 
 
 class Route:
     """Whose answers the requests of one template get: a model's name and version, and which of its outputs.
 
-    ``answers`` is for the codec that made the template: what all of these answers have in common.
+    ``answers`` is for the codec that made the template: what its answers of one form have in common.
     """
 
     __slots__ = ("answers", "name", "outputs", "version")
@@ -28,7 +30,7 @@ class Route:
         self.name = name
         self.version = version
         self.outputs = outputs
-        self.answers: dict[Any, Any] = {}
+        self.answers: Recent[Any, Any] = Recent(_FORMS)
 
 
 class Template:

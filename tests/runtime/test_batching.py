@@ -70,3 +70,15 @@ def test_an_engine_that_returns_too_few_rows_is_not_trusted() -> None:
     outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
     assert engine.calls == [3, 1, 2, 1, 1]  # joined it lied; alone each is right
     assert all(isinstance(outcome, Mapping) for outcome in outcomes)
+
+
+def test_an_output_that_the_engine_does_not_give_is_named() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", 2)),),
+        (TensorSpec("y", DType.FP32, ("batch", 2)), TensorSpec("z", DType.FP32, ("batch", 2))),
+        "batch",
+    )
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature)
+    [outcome] = Batcher(engine, signature).run([Entry({"x": np.ones((1, 2), np.float32)}, 1, print, 0.0)])
+    assert isinstance(outcome, InternalError)
+    assert "'z'" in str(outcome)

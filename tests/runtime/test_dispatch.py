@@ -262,13 +262,14 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
 ) -> None:
     rests: list[float | None] = []
 
-    class Watched(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            rests.append(timeout)
-            return super().wait(timeout)
+    class Watched(threading.Semaphore):
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            if blocking:
+                rests.append(timeout)
+            return super().acquire(blocking, timeout)
 
     gate = threading.Event()
-    monkeypatch.setattr("ingot.runtime.dispatch.Event", Watched)
+    monkeypatch.setattr("ingot.runtime.dispatch.Semaphore", Watched)
     monkeypatch.setattr("ingot.runtime.model.cpu_count", lambda: cores)
 
     async def work() -> None:
@@ -289,3 +290,48 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
         served.close()
 
     asyncio.run(work())
+
+
+def test_the_clock_of_a_large_request_that_is_answered_holds_none_of_its_outputs() -> None:
+    given: list[weakref.ref[Array]] = []
+
+    def note(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        output = inputs["x"] * 2
+        given.append(weakref.ref(output))
+        return {"y": output}
+
+    async def work() -> None:
+        served = loaded(FunctionEngine(note), limits=Limits(max_batch=2))
+        answer = await served.infer({"x": np.ones((5, 2), np.float32)}, timeout=3600)
+        assert answer["y"].tolist() == [[2, 2]] * 5
+        await wait_until(lambda: not any(output() is not None for output in given))
+        assert len(given) == 3
+        await served.drain()
+        served.close()
+
+    gc.disable()
+    try:
+        asyncio.run(work())
+    finally:
+        gc.enable()
+
+
+def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": np.zeros((len(inputs["x"]),) * 2, np.float32)}  # which cannot be, without a word in the log
+
+    async def work() -> None:
+        engine = FunctionEngine(ragged, WIDE, gate)
+        served = loaded(engine, limits=Limits(max_batch=2), instances=2)
+        pending = served.submit({"x": np.ones((3, 2), np.float32)}, explode)
+        await wait_until(lambda: len(engine.calls) == 2)
+        pending.cancel()
+        gate.set()
+        assert (await asyncio.wait_for(served.infer(ONE), 30))["y"].tolist() == [[0]]
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+    assert not caplog.text

@@ -1,8 +1,9 @@
-"""Bodies that are recognized by one like them: they must mean what the parser alone says that they mean."""
+"""Requests that are recognized by one like them: they must mean what the parser alone says that they mean."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,34 +12,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.server.http import codec, plans
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc import wire
+from ingot.server.http import codec
+from ingot.server.http.plans import Plans
+from ingot.server.requests import InferRequest
 from ingot.tensors import DType
 
+Decode = Callable[[bytes], tuple[InferRequest, Any]]
 
-def decoded(body: bytes) -> Any:
-    """Return what a body means: its tensor's type, shape and bytes, or the error's text."""
+
+def text_decoder() -> Decode:
+    """Return what decodes the JSON bodies of one server."""
+    plans = Plans()
+    return lambda body: codec.decode_request(plans, "m", "", body, None)
+
+
+def raw_decoder(header_length: int) -> Decode:
+    """Return what decodes bodies of one server that are raw behind so many bytes of JSON."""
+    plans = Plans()
+    return lambda body: codec.decode_request(plans, "m", "", body, header_length)
+
+
+def message_decoder() -> Decode:
+    """Return what decodes the messages of one server."""
+    return wire.Codec().decode
+
+
+def meaning(decode: Decode, body: bytes) -> Any:
+    """Return what a body means: its tensors' types, shapes and bytes and all else, or the error's text."""
     try:
-        request, layout = codec.decode_request("m", "", body, None)
+        request, layout = decode(body)
     except InvalidArgument as error:
         return str(error)
     tensors = {name: (array.dtype, array.shape, array.tobytes()) for name, array in request.inputs.items()}
     template = request.template
-    return tensors, request.id, template.outputs, dict(template.parameters), layout
+    named = (template.model, template.version, template.outputs, dict(template.parameters))
+    return tensors, request.id, named, layout
 
 
-def forget() -> None:
-    plans._raws.clear()
-    plans._texts.clear()
-
-
-def check_alike(first: bytes, *then: bytes) -> None:
-    """Check that bodies mean after the first what they mean alone."""
-    for body in then:
-        forget()
-        alone = decoded(body)
-        forget()
-        decoded(first)
-        assert decoded(body) == alone
+def check_alike(decoder: Callable[[], Decode], first: bytes, *then: bytes) -> None:
+    """Check that bodies mean, to who knows the first, what they mean to who has seen none."""
+    knowing = decoder()
+    for _ in range(3):
+        meaning(knowing, first)
+    for body in (first, *then):
+        assert meaning(knowing, body) == meaning(decoder(), body)
 
 
 def body(data: Any, datatype: str = "FP32", shape: tuple[int, ...] = (1, 3), **more: Any) -> bytes:
@@ -54,14 +73,14 @@ PLAIN = {dtype: 1.5 if dtype in ("FP16", "FP32", "FP64") else 1 for dtype in (it
 @given(datatype=st.sampled_from([*PLAIN]), data=st.lists(VALUES, min_size=2, max_size=4), nested=st.booleans())
 def test_any_values_mean_the_same_after_a_body_of_their_form(datatype: str, data: list[Any], nested: bool) -> None:
     plain = [PLAIN[datatype]] * 3
-    check_alike(body([plain] if nested else plain, datatype), body([data] if nested else data, datatype))
+    check_alike(text_decoder, body([plain] if nested else plain, datatype), body([data] if nested else data, datatype))
 
 
 @given(st.binary(max_size=12), st.binary(max_size=12))
 def test_any_bytes_in_the_place_of_values_mean_the_same(before: bytes, after: bytes) -> None:
     plain = body([1.5, 2, 3])
     head, tail = plain.split(b"1.5, 2, 3")
-    check_alike(plain, head + before + b"1.5, 2, 3" + after + tail, head + before + tail)
+    check_alike(text_decoder, plain, head + before + b"1.5, 2, 3" + after + tail, head + before + tail)
 
 
 @pytest.mark.parametrize(
@@ -80,26 +99,85 @@ def test_any_bytes_in_the_place_of_values_mean_the_same(before: bytes, after: by
 )
 def test_only_the_values_themselves_are_read_anew(first: bytes) -> None:
     """The same bytes may stand in a name, or be said twice."""
-    others = [
-        first.replace(old, new) for old in (b"7", b"8") for new in (b"9", b"true", b"1, 2", b"]", b"9.5", b"-0.0")
-    ]
-    check_alike(first, first, *others)
+    values = (b"9", b"true", b"1, 2", b"]", b"9.5", b"-0.0")
+    check_alike(text_decoder, first, *(first.replace(old, new) for old in (b"7", b"8") for new in values))
 
 
 def test_values_of_known_requests_arrive() -> None:
-    forget()
-    for data in ([1.5, 2, 3], [4, 5, 6e-3], [-1, 0.1, 1e30]):
-        request, _ = codec.decode_request("m", "2", body(data), None)
+    plans = Plans()
+    templates = []
+    for data in ([1.5, 2, 3], [4, 5, 6e-3], [-1, 0.1, 1e30], [7, 8, 9]):
+        request, _ = codec.decode_request(plans, "m", "2", body(data), None)
         assert request.inputs["x"].tolist() == [np.array(data, np.float32).tolist()]
-        assert (request.template.model, request.template.version) == ("m", "2")
-    assert len(plans._texts) == 1
-    again, _ = codec.decode_request("other", "", body([1, 2, 3]), None)
-    assert again.template.model == "other"
+        templates.append(request.template)
+    assert templates[1] is templates[2] is templates[3]
+    again, _ = codec.decode_request(plans, "other", "", body([1, 2, 3]), None)
+    assert (again.template.model, templates[3].model, templates[3].version) == ("other", "m", "2")
 
 
-def test_ids_and_long_lists_are_not_remembered() -> None:
-    forget()
-    for number in range(5):
-        codec.decode_request("m", "", body([1, 2, 3], id=str(number)), None)
-    codec.decode_request("m", "", body([0] * 20_000, shape=(1, 20_000)), None)
-    assert not plans._texts
+def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
+    plans = Plans()
+
+    def template(**more: Any) -> Any:
+        return codec.decode_request(plans, "m", "", body([1, 2, 3], **more), None)[0].template
+
+    known = [template() for _ in range(3)][-1]
+    for number in range(2000):
+        template(id=str(number))
+        template(parameters={"trace": number})
+    assert template() is known
+
+
+@given(st.binary(max_size=8), st.integers(-8, 8))
+def test_raw_data_of_another_length_means_the_same(more: bytes, less: int) -> None:
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+    header = json.dumps({"inputs": [item]}).encode()
+    plain = header + bytes(range(8))
+    check_alike(lambda: raw_decoder(len(header)), plain, plain + more, plain[:less], header + more)
+
+
+def test_a_header_that_is_longer_than_the_body_is_refused_though_it_is_known() -> None:
+    decode = raw_decoder(999)
+    for _ in range(3):
+        with pytest.raises(InvalidArgument, match="999"):
+            decode(b'{"inputs":[]}')
+
+
+def message(*tensors: tuple[str, int], request_id: str = "", model: str = "m", **parameters: int) -> bytes:
+    asked = pb.ModelInferRequest(model_name=model, id=request_id)
+    for name, value in parameters.items():
+        asked.parameters[name].int64_param = value
+    for name, size in tensors:
+        asked.inputs.add(name=name, datatype="FP32", shape=[1, size])
+        asked.raw_input_contents.append(np.arange(size, dtype=np.float32).tobytes())
+    return asked.SerializeToString()
+
+
+FIELDS = st.sampled_from(
+    [
+        pb.ModelInferRequest(model_name="mmmmmm").SerializeToString(),
+        pb.ModelInferRequest(model_version="222222").SerializeToString(),
+        pb.ModelInferRequest(id="abcdef").SerializeToString(),
+        pb.ModelInferRequest(raw_input_contents=[b"sixsix"]).SerializeToString(),
+        pb.ModelInferRequest(
+            outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name="four")]
+        ).SerializeToString(),
+        b"",
+        b"\xff\xff",
+    ]
+)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), FIELDS, FIELDS, st.sampled_from(["", "a", "request-7"]))
+def test_messages_mean_the_same_with_fields_before_and_behind(
+    sizes: list[int], before: bytes, behind: bytes, request_id: str
+) -> None:
+    """Messages of several lengths that begin alike are known; fields may come in any order, and twice."""
+    knowing = message_decoder()
+    for size in (1, 2, 3, 4, 5, 6):
+        for _ in range(3):
+            meaning(knowing, message(("x", size)))
+            meaning(knowing, message(("x", size), ("y", 2)))
+    asked = message(*zip("xyz", sizes, strict=False), request_id=request_id)
+    for body in (asked, before + asked, asked + behind, before + asked + behind, asked[: len(asked) // 2]):
+        assert meaning(knowing, body) == meaning(message_decoder(), body)

@@ -43,7 +43,12 @@ class RemotePending:
         """Forget the request, as its client left; the reply is not called any more."""
         if not self.done:
             self.done = True
+            self.reply = _ignore
             self._leave(self._number)
+
+
+def _ignore(_: Outcome) -> None:
+    """Take the place of a reply that was called."""
 
 
 class EngineEnd:
@@ -122,7 +127,8 @@ class EngineEnd:
         if pending is not None:
             self._bytes -= pending.nbytes
             pending.done = True
-            pending.reply(outcome)
+            reply, pending.reply = pending.reply, _ignore  # which leads back here
+            reply(outcome)
 
     def _told(self, future: asyncio.Future[bytes], kind: int, body: memoryview) -> None:
         if future.done():  # who asked has left

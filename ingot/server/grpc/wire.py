@@ -7,7 +7,6 @@ known goes through the protobuf library, which alone decides what a message mean
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,13 @@ from ingot.runtime import key_of
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import parse
-from ingot.server.requests import InferRequest, InferResponse
+from ingot.server.requests import InferRequest, InferResponse, Route
 from ingot.tensors import DType
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 4096
 # How many kinds of requests may have one length, before those of that length are all parsed.
 _ALIKE = 8
-
-# How many shapes of answers are remembered for requests that are alike.
-_MAX_ANSWERS = 16
 
 _NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
 _RAW_INPUT = b"\x3a"
@@ -40,10 +36,10 @@ _Form = tuple[bytes, tuple[tuple[bytes, str], ...], int]
 """An answer up to its id, what stands before each output's tensor, and the size of it all."""
 
 
-class _Layout:
+class _Plan:
     """A request without its id and tensors: what it means, and where the tensors lie, counted from its start."""
 
-    __slots__ = ("gaps", "template", "tensors")
+    __slots__ = ("end", "gaps", "template", "tensors")
 
     def __init__(self, request: InferRequest, raw: list[bytes], start: int):
         self.template = request.template
@@ -57,9 +53,12 @@ class _Layout:
                 start += len(gap)
             self.tensors.append((name, array.shape, array.dtype, start))
             start += len(content)
+        self.end = start
 
     def read(self, data: bytes, shift: int, request_id: str, left: float | None) -> InferRequest | None:
         """Return the request that ``data`` is, whose metadata is this; ``shift`` is what its id takes."""
+        if len(data) != self.end + shift:  # another message has this length, and begins like this one
+            return None
         for start, stop, gap in self.gaps:
             if data[start + shift : stop + shift] != gap:
                 return None
@@ -74,7 +73,7 @@ class Codec:
 
     def __init__(self) -> None:
         self._starts: dict[int, tuple[int, ...]] = {}
-        self._layouts: dict[bytes, _Layout] = {}
+        self._plans: dict[bytes, _Plan] = {}
 
     def decode(self, data: bytes, left: float | None = None) -> tuple[InferRequest, bool]:
         """Parse a ModelInferRequest.
@@ -90,17 +89,17 @@ class Codec:
             InvalidArgument: it is no valid protobuf, or contradicts itself.
         """
         for start in self._starts.get(len(data), ()):
-            layout = self._layouts.get(data[:start])
-            if layout is not None and (request := layout.read(data, 0, "", left)) is not None:
+            plan = self._plans.get(data[:start])
+            if plan is not None and (request := plan.read(data, 0, "", left)) is not None:
                 return request, False
         begin, stop = _id_of(data)
         shift = stop - begin
         if shift:
             for start in self._starts.get(len(data) - shift, ()):
-                layout = self._layouts.get(data[:begin] + data[stop : start + shift])
+                plan = self._plans.get(data[:begin] + data[stop : start + shift])
                 text = _text(data[begin + 2 : stop])
-                if layout is not None and text is not None:
-                    request = layout.read(data, shift, text, left)
+                if plan is not None and text is not None:
+                    request = plan.read(data, shift, text, left)
                     if request is not None:
                         return request, False
         return self._parse(data, left)
@@ -109,8 +108,11 @@ class Codec:
         """Return a ModelInferResponse in parts, and their size in bytes."""
         if not typed:
             route, identifier, found = response.route, response.id, response.arrays
-            shapes = tuple([found[spec.name].shape for spec in route.outputs])
-            form = route.answers.get(shapes) or _learn_response(response, shapes)
+            kind: list[Any] = []
+            for spec in route.outputs:
+                array = found[spec.name]
+                kind += (array.shape, array.nbytes)
+            form = route.answers.get(tuple(kind)) or _learn_response(route, tuple(kind))
             if form is not None:
                 head, rest, size = form
                 if identifier:
@@ -144,34 +146,35 @@ class Codec:
         # A message that is longer holds something that this one does not; it is looked up in vain.
         if len(key) > _REMEMBERED_BYTES or whole + with_id - len(prefix) != size:
             return
-        if len(self._layouts) >= _REMEMBERED:
-            self._layouts.clear()
+        if len(self._plans) >= _REMEMBERED:
+            self._plans.clear()
             self._starts.clear()
         starts = self._starts.get(whole, ())
-        if key in self._layouts or (len(key) not in starts and len(starts) >= _ALIKE):
+        if key in self._plans or (len(key) not in starts and len(starts) >= _ALIKE):
             return
-        self._layouts[key] = _Layout(request, raw, len(key))
+        self._plans[key] = _Plan(request, raw, len(key))
         if len(key) not in starts:
             self._starts[whole] = (*starts, len(key))
 
 
-def _learn_response(response: InferResponse, shapes: tuple[Any, ...]) -> _Form | None:
-    """Return an answer without its id and tensors, and remember it for those with the same shapes; None for texts."""
-    route, specs = response.route, response.route.outputs
-    if not specs or any(spec.dtype is DType.BYTES for spec in specs):
+def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:
+    """Return answers without their ids and tensors, and remember it; None for texts.
+
+    Args:
+        route: theirs.
+        kind: the shape and the bytes of each output.
+    """
+    if not route.outputs or any(spec.dtype is DType.BYTES for spec in route.outputs):
         return None
     head = pb.ModelInferResponse(model_name=route.name, model_version=route.version).SerializeToString()
     outputs = pb.ModelInferResponse()
-    sizes = []
-    for spec, shape in zip(specs, shapes, strict=True):
+    for spec, shape in zip(route.outputs, kind[::2], strict=True):
         outputs.outputs.add(name=spec.name, datatype=spec.dtype.value, shape=shape)
-        sizes.append(math.prod(shape) * spec.dtype.numpy.itemsize)
-    tags = [_RAW_OUTPUT + _varint(size) for size in sizes]
+    tags = [_RAW_OUTPUT + _varint(size) for size in kind[1::2]]
     tags[0] = outputs.SerializeToString() + tags[0]
-    rest = tuple((tag, spec.name) for tag, spec in zip(tags, specs, strict=True))
-    form = route.answers[shapes] = head, rest, len(head) + sum(map(len, tags)) + sum(sizes)
-    if len(route.answers) > _MAX_ANSWERS:
-        del route.answers[next(iter(route.answers))]
+    rest = tuple((tag, spec.name) for tag, spec in zip(tags, route.outputs, strict=True))
+    form = head, rest, len(head) + sum(map(len, tags)) + sum(kind[1::2])
+    route.answers.keep(kind, form)
     return form
 
 

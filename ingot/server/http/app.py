@@ -16,6 +16,7 @@ from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata, wrapped
 from ingot.server.http import codec, exchange, schema
+from ingot.server.http.plans import Plans
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
@@ -37,6 +38,7 @@ def create_app(
     """
     app = FastAPI(title="Ingot", version=ingot.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     budget = budget or Budget(max_bodies_bytes)
+    service = exchange.Service(plane, Plans(), max_body_bytes)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
@@ -108,7 +110,7 @@ def create_app(
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
             asked = exchange.Asked.of(model, _version(request), request.headers)
-            work = exchange.infer(plane, asked, body, max_body_bytes, reservation.add)
+            work = exchange.infer(service, asked, body, reservation.add)
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", response_class=PlainTextResponse)

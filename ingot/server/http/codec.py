@@ -15,8 +15,8 @@ import orjson
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.dataplane import MAX_TENSORS, check_parameters
-from ingot.server.http import data, plans
-from ingot.server.http.plans import Layout
+from ingot.server.http import data
+from ingot.server.http.plans import Layout, Plans
 from ingot.server.requests import InferRequest, InferResponse, Route, Template, named
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -35,9 +35,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 Headers = tuple[tuple[str, str], ...]
 
-# How many shapes of answers are remembered for requests that are alike.
-_MAX_ANSWERS = 16
-
 _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
@@ -45,10 +42,13 @@ _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 _JSON = Layout()
 
 
-def decode_request(model: str, version: str, body: bytes, header_length: int | None) -> tuple[InferRequest, Layout]:
+def decode_request(
+    plans: Plans, model: str, version: str, body: bytes, header_length: int | None
+) -> tuple[InferRequest, Layout]:
     """Parse an inference request.
 
     Args:
+        plans: requests that are known.
         model: from the path.
         version: from the path, or empty.
         body: the whole body.
@@ -65,12 +65,12 @@ def decode_request(model: str, version: str, body: bytes, header_length: int | N
         request, layout = _decode(model, version, header, memoryview(b""))
         plans.learn_text(body, header, request, layout)
         return request, layout
+    if not 0 <= header_length <= len(body):
+        raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     raw = body[:header_length]
     known = plans.read_raw(model, version, raw, body)
     if known is not None:
         return known
-    if not 0 <= header_length <= len(body):
-        raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     header = _parse(raw)
     request, layout = _decode(model, version, header, memoryview(body)[header_length:])
     plans.learn_raw(raw, header, request, layout)
@@ -183,9 +183,8 @@ def _learn(route: Route, layout: Layout, form: tuple[Any, ...]) -> _Form:
             texts.append((text + b',"data":', spec))
             text = b"},"
     end = text.rstrip(b",") + b"]}"
-    known = route.answers[form] = _Form(tuple(texts), end, _length(len(end)))
-    if len(route.answers) > _MAX_ANSWERS:
-        del route.answers[next(iter(route.answers))]
+    known = _Form(tuple(texts), end, _length(len(end)))
+    route.answers.keep(form, known)
     return known
 
 

@@ -69,10 +69,7 @@ class Cycle:
         self._begin(body)
 
     def _begin(self, body: bytes) -> None:
-        shared = self._shared
-        self._ticket = exchange.begin(
-            shared.plane, self.head.asked, body, shared.max_body_bytes, self._hold, self.answer
-        )
+        self._ticket = exchange.begin(self._shared.service, self.head.asked, body, self._hold, self.answer)
 
     def _hold(self, size: int) -> None:
         """Take memory into account, until the answer.

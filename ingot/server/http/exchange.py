@@ -13,7 +13,7 @@ from ingot.server import compression
 from ingot.server.dataplane import DataPlane, Ticket, wrapped
 from ingot.server.http import codec, unfolding
 from ingot.server.http.codec import Headers
-from ingot.server.http.plans import Layout
+from ingot.server.http.plans import Layout, Plans
 from ingot.server.http.unfolding import Hold, Unfolding
 from ingot.server.requests import InferResponse
 
@@ -66,6 +66,18 @@ class Asked(NamedTuple):
 NOTHING = Asked("", "", None, "", None)
 
 
+class Service(NamedTuple):
+    """What inference over HTTP is answered with.
+
+    ``plane`` is the server's behaviour, ``plans`` knows requests that came before, and ``max_body_bytes`` is the most
+    that a body may have, before and after it is decompressed.
+    """
+
+    plane: DataPlane
+    plans: Plans
+    max_body_bytes: int
+
+
 class Work(Protocol):
     """A request that is not answered yet."""
 
@@ -73,14 +85,13 @@ class Work(Protocol):
         """Forget it, as its client left; does nothing once it is answered."""
 
 
-def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold: Hold, done: Done) -> Work | None:
+def begin(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -> Work | None:
     """Take an inference request in.
 
     Args:
-        plane: the server's behaviour.
+        service: what answers it.
         asked: what its head says.
         body: the whole body, as it came.
-        max_body_bytes: how large it may become when it is decompressed.
         hold: told how much more memory it then takes; raises Unavailable if that is too much.
         done: called once with the answer, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
@@ -89,11 +100,12 @@ def begin(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold
         The request, which can be cancelled; None if it is answered.
     """
     if asked.encoding:
-        return _Packed(plane, asked, done).start(body, max_body_bytes, hold)
-    return _submit(plane, asked, body, done)
+        return _Packed(service, asked, done).start(body, hold)
+    return _submit(service, asked, body, done)
 
 
-def _submit(plane: DataPlane, asked: Asked, body: bytes, done: Done) -> Ticket | None:
+def _submit(service: Service, asked: Asked, body: bytes, done: Done) -> Ticket | None:
+    plane = service.plane
     try:
         length = asked.header_length
         if isinstance(length, str):
@@ -104,7 +116,7 @@ def _submit(plane: DataPlane, asked: Asked, body: bytes, done: Done) -> Ticket |
             signature = plane.signature(asked.model, asked.version)
             request, layout = codec.decode_raw_request(asked.model, asked.version, body, signature)
         else:
-            request, layout = codec.decode_request(asked.model, asked.version, body, length)
+            request, layout = codec.decode_request(service.plans, asked.model, asked.version, body, length)
         return plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's and ends no connection
         done(failure(plane, error))
@@ -114,35 +126,36 @@ def _submit(plane: DataPlane, asked: Asked, body: bytes, done: Done) -> Ticket |
 class _Packed:
     """A request with a ``Content-Encoding``."""
 
-    def __init__(self, plane: DataPlane, asked: Asked, done: Done):
-        self._plane = plane
+    def __init__(self, service: Service, asked: Asked, done: Done):
+        self._service = service
         self._asked = asked
         self._done = done
         self._work: Work | None = None
 
-    def start(self, body: bytes, max_body_bytes: int, hold: Hold) -> Work | None:
+    def start(self, body: bytes, hold: Hold) -> Work | None:
         try:
             encoding = compression.known(self._asked.encoding)
         except InvalidArgument as error:
             self._go_on(error)
             return None
         if not encoding:
-            return _submit(self._plane, self._asked, body, self._done)
-        pieces = compression.unfolded(body, encoding, max_body_bytes)
+            return _submit(self._service, self._asked, body, self._done)
+        pieces = compression.unfolded(body, encoding, self._service.max_body_bytes)
         self._work = body_to_be = Unfolding(pieces, hold, self._go_on)
         body_to_be.start(len(body))
         return self if self._work is not None else None
 
     def cancel(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
+        work, self._work = self._work, None  # which leads back here
+        if work is not None:
+            work.cancel()
 
     def _go_on(self, body: bytes | Exception) -> None:
         if isinstance(body, Exception):
             self._work = None
-            self._done(failure(self._plane, body))
+            self._done(failure(self._service.plane, body))
         else:
-            self._work = _submit(self._plane, self._asked, body, self._done)
+            self._work = _submit(self._service, self._asked, body, self._done)
 
 
 def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: InferResponse | IngotError) -> None:
@@ -162,7 +175,7 @@ def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: 
         unfolding.compress(body, asked.answer_encoding, lambda packed: done(Answer(200, packed, headers, media_type)))
 
 
-async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int, hold: Hold) -> Answer:
+async def infer(service: Service, asked: Asked, body: bytes, hold: Hold) -> Answer:
     """Answer an inference request; :func:`begin` as a coroutine."""
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -170,7 +183,7 @@ async def infer(plane: DataPlane, asked: Asked, body: bytes, max_body_bytes: int
         if not future.done():  # else its client left in this very tick
             future.set_result(answer)
 
-    work = begin(plane, asked, body, max_body_bytes, hold, done)
+    work = begin(service, asked, body, hold, done)
     try:
         return await future
     finally:

@@ -12,7 +12,7 @@ import orjson
 
 from ingot.runtime import key_of
 from ingot.server.http import data
-from ingot.server.http.recent import Recent
+from ingot.server.recent import Recent
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import DType
 
@@ -58,71 +58,85 @@ class _Text(NamedTuple):
     packing: struct.Struct
 
 
-_raws: Recent[tuple[str, str, bytes], _Raw] = Recent(_MOST)
-_texts: Recent[tuple[str, str, bytes, bytes], _Text] = Recent(_MOST)
+class Plans:
+    """The bodies that are known of one server; each is learnt when the like of it comes for the second time."""
 
+    def __init__(self) -> None:
+        self._raws: Recent[tuple[str, str, bytes], _Raw] = Recent(_MOST)
+        self._texts: Recent[tuple[str, str, bytes, bytes], _Text] = Recent(_MOST)
+        self._seen: Recent[int, None] = Recent(_MOST)
 
-def read_raw(model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
-    """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
-    plan = _raws.get((model, version, header))
-    if plan is None:
-        return None
-    start = len(header)
-    if len(body) - start != plan.size:
-        return None
-    inputs = {}
-    for name, shape, dtype, offset in plan.tensors:
-        inputs[name] = np.ndarray(shape, dtype, body, start + offset)
-    return InferRequest(plan.template, inputs), plan.layout
+    def read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
+        """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
+        plan = self._raws.get((model, version, header))
+        if plan is None:
+            return None
+        start = len(header)
+        if len(body) - start != plan.size:
+            return None
+        inputs = {}
+        for name, shape, dtype, offset in plan.tensors:
+            inputs[name] = np.ndarray(shape, dtype, body, start + offset)
+        return InferRequest(plan.template, inputs), plan.layout
 
-
-def learn_raw(raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> None:
-    """Remember what a header means, if that is all that there is to know of requests that begin with it."""
-    if len(raw) > _MOST_BYTES or request.id or any("data" in item for item in header["inputs"]):
-        return
-    tensors = []
-    offset = 0
-    for name, array in request.inputs.items():
-        if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
+    def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> None:
+        """Remember what a header means, if that is all that there is to know of requests that begin with it."""
+        template = request.template
+        key = template.model, template.version, raw
+        if len(raw) > _MOST_BYTES or request.id or self._is_new(key):
             return
-        tensors.append((name, array.shape, array.dtype, offset))
-        offset += array.nbytes
-    template = request.template
-    template.key = key_of(request.inputs)
-    _raws.keep((template.model, template.version, raw), _Raw(template, layout, tuple(tensors), offset))
+        if any("data" in item for item in header["inputs"]):
+            return
+        tensors = []
+        offset = 0
+        for name, array in request.inputs.items():
+            if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
+                return
+            tensors.append((name, array.shape, array.dtype, offset))
+            offset += array.nbytes
+        template.key = key_of(request.inputs)
+        self._raws.keep(key, _Raw(template, layout, tuple(tensors), offset))
 
+    def read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
+        """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
+        start, stop = _values(body)
+        plan = self._texts.get((model, version, body[:start], body[stop:]))
+        if plan is None:
+            return None
+        text = body[start:stop]
+        if b"t" in text or b"f" in text:  # true and false, which would pass for numbers
+            return None
+        try:
+            packed = plan.packing.pack(*orjson.loads(text))
+        except (orjson.JSONDecodeError, struct.error, OverflowError):
+            return None
+        return InferRequest(plan.template, {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}), plan.layout
 
-def read_text(model: str, version: str, body: bytes) -> Decoded | None:
-    """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
-    start, stop = _values(body)
-    plan = _texts.get((model, version, body[:start], body[stop:]))
-    if plan is None:
-        return None
-    text = body[start:stop]
-    if b"t" in text or b"f" in text:  # true and false, which would pass for numbers
-        return None
-    try:
-        packed = plan.packing.pack(*orjson.loads(text))
-    except (orjson.JSONDecodeError, struct.error, OverflowError):
-        return None
-    return InferRequest(plan.template, {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}), plan.layout
+    def learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: Layout) -> None:
+        """Remember what a JSON text means beside its values, if it has one tensor and no id. ``header`` is used up."""
+        if request.id or len(request.inputs) != 1:
+            return
+        [(name, array)] = request.inputs.items()
+        code = data.FORMATS.get(DType.of(array))
+        start, stop = _values(body)
+        if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
+            return
+        template = request.template
+        key = template.model, template.version, body[:start], body[stop:]
+        if self._is_new(key) or body.count(b",", start, stop) != array.size - 1:
+            return
+        if _is_data(key[2], key[3], header):
+            template.key = key_of(request.inputs)
+            packing = struct.Struct(f"={array.size}{code}")
+            self._texts.keep(key, _Text(template, layout, name, array.shape, array.dtype, packing))
 
-
-def learn_text(body: bytes, header: dict[str, Any], request: InferRequest, layout: Layout) -> None:
-    """Remember what a JSON text means beside its values, if it has one tensor and no id. ``header`` is used up."""
-    if request.id or len(request.inputs) != 1:
-        return
-    [(name, array)] = request.inputs.items()
-    code = data.FORMATS.get(DType.of(array))
-    start, stop = _values(body)
-    if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
-        return
-    if body.count(b",", start, stop) != array.size - 1 or not _is_data(body[:start], body[stop:], header):
-        return
-    template = request.template
-    template.key = key_of(request.inputs)
-    plan = _Text(template, layout, name, array.shape, array.dtype, struct.Struct(f"={array.size}{code}"))
-    _texts.keep((template.model, template.version, body[:start], body[stop:]), plan)
+    def _is_new(self, key: tuple[Any, ...]) -> bool:
+        """Tell whether a key comes for the first time: what never comes again is not to drive out what does."""
+        seen = hash(key)
+        if seen in self._seen:
+            return False
+        self._seen.keep(seen, None)
+        return True
 
 
 def _values(body: bytes) -> tuple[int, int]:

@@ -8,10 +8,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.exchange import Answer
+from ingot.server.http.exchange import Answer, Service
 from ingot.server.http.heads import Head
-from ingot.server.http.recent import Recent
+from ingot.server.http.plans import Plans
 from ingot.server.limits import Budget
+from ingot.server.recent import Recent
 
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
@@ -31,6 +32,7 @@ class Shared:
     def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int):
         self.plane = plane
         self.max_body_bytes = max_body_bytes
+        self.service = Service(plane, Plans(), max_body_bytes)
         self.budget = Budget(max_bodies_bytes)
         self.heads: Recent[bytes, Head] = Recent(_MAX_HEADS)
         self._app: Any = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -202,3 +204,37 @@ def test_a_start_that_is_cancelled_stays_so_though_the_front_has_ended() -> None
         child.desk.channel.close()
 
     run(test)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector(cancelled: bool) -> None:
+    """Its bytes would stay until then."""
+
+    class Ticket:
+        pending: Any = None
+        answer: Any = None
+
+        def settle(self, outcome: Any) -> None:
+            self.answer = outcome
+
+    async def test() -> None:
+        async def render() -> bytes:
+            return b"the metrics"
+
+        pair = await Pair([Broken()], render).connect()
+        ticket = Ticket()
+        ticket.pending = pair.engine.submit(0, {"x": np.ones((1, 2), np.float32)}, (), ticket.settle, None, 0)
+        if cancelled:
+            ticket.pending.cancel()
+        while not (cancelled or ticket.answer):
+            await asyncio.sleep(0.001)
+        gone = weakref.ref(ticket)
+        del ticket
+        assert gone() is None
+        await pair.close()
+
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()

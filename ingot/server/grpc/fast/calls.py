@@ -134,11 +134,9 @@ class Calls:
 
     def _submit(self, outlet: Control, stream: Stream, data: bytes) -> None:
         try:
-            left = None
-            if stream.deadline is not None:
-                left = stream.left
-                if left is not None and left <= 0:
-                    raise DeadlineExceeded("the call's deadline passed before its request was there")
+            left = stream.left
+            if left is not None and left <= 0:
+                raise DeadlineExceeded("the call's deadline passed before its request was there")
             request, typed = self._codec.decode(data, left)
             stream.ticket = self._plane.submit(request, "grpc", partial(self._answer, outlet, stream, typed))
         except IngotError as error:

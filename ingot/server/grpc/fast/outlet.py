@@ -77,6 +77,9 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Send bytes with the rest of this tick."""
         self._out.append(data)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._due:
             self._due = True
             self.loop.call_soon(self.flush)
@@ -107,9 +110,7 @@ class Outlet:
             self._out += replies.whole(stream.id, message, size)
             self.progress += 1
             self._over(stream)
-            if not self._due:
-                self._due = True
-                self.loop.call_soon(self.flush)
+            self._flush_soon()
             return
         self.send(stream, b"\0" + size.to_bytes(4), *message)
         self.end(stream, replies.ending(0, opened=True))
