@@ -18,7 +18,7 @@ from ingot.runtime.statistics import Statistics
 from ingot.runtime.tally import Count
 from ingot.server.recorder import Recorder
 from ingot.server.requests import InferRequest, InferResponse, Parameters, Route, Template
-from ingot.tensors import Signature, TensorSpec
+from ingot.tensors import Array, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,14 @@ class DataPlane:
         self.metrics.errors.labels(protocol, error.code.value).inc()
         if error.code is Code.INTERNAL:
             log.error("%s: %s", protocol, error)
+
+    def record(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Offer a request and its answer to the recorder, if there is one; its failure is no client's loss."""
+        if self.recorder is not None:
+            try:
+                self.recorder.offer(model, version, inputs, outputs)
+            except Exception:
+                log.exception("an answer of model %s could not be recorded", model)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Describe a model.
@@ -231,10 +239,7 @@ class Ticket:
             return
         route, request = self._route, self._request
         if self._plane.recorder is not None:
-            try:
-                self._plane.recorder.offer(route.name, route.version, request.inputs, outcome)
-            except Exception:  # an answer is worth more than its record
-                log.exception("an answer of model %s could not be recorded", route.name)
+            self._plane.record(route.name, route.version, request.inputs, outcome)
         self._tally.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
 

@@ -121,9 +121,8 @@ class Desk:
         if isinstance(outcome, IngotError):
             self._refuse(number, outcome)
             return
+        self._plane.record(model.name, model.version, inputs, outcome)
         try:
-            if self._plane.recorder is not None:
-                self._plane.recorder.offer(model.name, model.version, inputs, outcome)
             self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
         except Exception as error:
             log.exception("an answer of model %s could not be sent to its front process", model.name)
