@@ -1,9 +1,10 @@
 """The live scheduler beside the simulated one, on one trace: ``python -m benchmarks.scheduler_sim.live``.
 
 A model is served in this process, by :class:`ingot.runtime.model.Model`, its event loop and its engine's thread; each
-request of a trace is submitted at its time. The simulator is given the same trace, and an engine whose calls take as
-long, and differ as much, as those of the live run did, with what passes between two calls; what is compared is what
-both schedulers made of it. An engine that sleeps as long as a profile says shows the scheduler alone, a real one all.
+request of a trace is submitted at its time. The simulator runs the same scheduler on the same trace, with an engine
+whose calls take as long, and differ as much, as those of the live run did, with what passes between two calls. What
+differs is what the event loop and the threads cost: the comparison tells whether the simulator can be believed, not
+whether the policy is good. An engine that sleeps as long as a profile says shows the scheduler alone, a real one all.
 """
 
 from __future__ import annotations
@@ -75,19 +76,17 @@ async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
     left = len(arrivals)
     over = asyncio.Event()
 
-    def send(arrival: traces.Arrival) -> None:
-        sent = loop.time()
-
+    def send(arrival: traces.Arrival, due: float) -> None:
         def reply(outcome: Outcome) -> None:
             if not isinstance(outcome, IngotError):
-                taken = loop.time() - sent
+                taken = loop.time() - due
                 result.latencies.append(taken)
                 result.on_time += taken <= arrival.timeout
             end()
 
         result.offered += 1
         try:
-            model.submit(inputs, reply, arrival.timeout)
+            model.submit(inputs, reply, due + arrival.timeout - loop.time())
         except IngotError:
             end()
 
@@ -99,7 +98,7 @@ async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
 
     start = loop.time() + 0.1
     for arrival in arrivals:
-        loop.call_at(start + arrival.time, send, arrival)
+        loop.call_at(start + arrival.time, send, arrival, start + arrival.time)
     await asyncio.wait_for(over.wait(), 2 * arrivals[-1].time + 60)
     return result
 

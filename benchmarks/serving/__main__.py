@@ -43,6 +43,7 @@ def main() -> None:
         run.round(number)
     found = {"generated": "by python -m benchmarks.serving; do not edit", "about": about, "failures": run.failures}
     found["absent"] = {**absent, **{name: _reason(why) for name, why in run.absent.items()}}
+    found["about"] = {key: value for key, value in about.items() if key not in run.absent}
     options.out.mkdir(parents=True, exist_ok=True)
     records = "[\n" + ",\n".join(json.dumps(record) for record in run.records) + "\n]"
     head = json.dumps(found, indent=1)[:-2]

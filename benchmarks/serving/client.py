@@ -198,12 +198,12 @@ async def closed(checker: Checker, port: int, clients: int, seconds: float) -> F
     return found
 
 
-async def opened(checker: Checker, port: int, rate: float, seconds: float) -> Found:
+async def opened(checker: Checker, port: int, rate: float, seconds: float, seed: int) -> Found:
     """Send at the times of a Poisson process, whether answers come or not."""
     load = _Load(checker, port)
     for _ in range(CONNECTIONS):
         await load.connect()
-    gaps = np.random.default_rng(2).exponential(1 / rate, round(rate * seconds))
+    gaps = np.random.default_rng(seed).exponential(1 / rate, round(rate * seconds))
     start = time.perf_counter()
     times = deque((start + np.cumsum(gaps)).tolist())
     load.found.due = len(times)
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     wire = contestants()[options.contestant].wires[options.format]
@@ -238,7 +239,7 @@ def main() -> None:
     if options.rate is None:
         load = closed(checker, options.port, options.clients, options.seconds)
     else:
-        load = opened(checker, options.port, options.rate, options.seconds)
+        load = opened(checker, options.port, options.rate, options.seconds, options.seed)
     options.out.write_text(json.dumps(asdict(uvloop.run(load))))
 
 

@@ -171,7 +171,8 @@ def _ingots() -> list[Contestant]:
 
 
 def _peers() -> list[Contestant]:
-    # On one core, batches do not pay for minilm and cnn. What mosec may hold in open loops is what it answers in 50 ms.
+    # On one core, batches do not pay for minilm and cnn. What mosec may hold in open loops is about what it answers in
+    # 50 ms.
     mosec = {"tiny": Tuning(32, 1), "wide": Tuning(32, 10, 64), "minilm": Tuning(1, 0, 1), "cnn": Tuning(1, 0)}
     every = ("tiny", "wide", "minilm", "cnn")
     return [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 Record = dict[str, Any]
@@ -13,7 +13,7 @@ Values = list[float]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure. ``least`` or ``most`` is what its median is to be; neither: it is reported.
+    """A figure. ``least`` or ``most`` is what it is to be; neither: it is reported.
 
     ``values`` takes the records of a run, and gives the figure of every round that has it.
     """
@@ -31,10 +31,13 @@ class Goal:
         sign, number = ("≥", self.least) if self.least is not None else ("≤", self.most)
         return f"{sign} {number:g}{self.unit or 'x'}"
 
-    def met(self, values: Values) -> bool:
-        """Whether the median meets it."""
-        middle = median(values)
-        return (self.least is None or middle >= self.least) and (self.most is None or middle <= self.most)
+    def met(self, values: Values) -> str:
+        """Return whether every round meets it, or in how many it is met."""
+        if not self.goal or not values:
+            return ""
+        least, most = (-math.inf if self.least is None else self.least), (math.inf if self.most is None else self.most)
+        count = sum(least <= value <= most for value in values)
+        return "yes" if count == len(values) else f"in {count} of {len(values)} rounds" if count else "no"
 
 
 def closed(contestant: str, model: str, form: str, clients: int) -> dict[str, Any]:
@@ -89,7 +92,11 @@ def _throughput() -> list[Goal]:
     grpc = closed("ingot", "tiny", "grpc", 32)
     bare = {"kind": "bare", "contestant": "h2", "model": "tiny"}
     rows += [
-        Goal("tiny, 32 streams, gRPC: requests/s against the best Python peer", _best_grpc, least=8),
+        Goal(
+            "tiny, 32 streams, gRPC: requests/s against the best of MLServer and KServe (both in the first round only)",
+            _best_grpc,
+            least=8,
+        ),
         Goal("tiny, 32 streams, gRPC: against a bare transport's echo", ratio(grpc, bare, "rate"), least=0.7),
     ]
     rows += [
@@ -101,7 +108,11 @@ def _throughput() -> list[Goal]:
         for form in ("binary", "grpc")
     ]
     rows += [
-        Goal(f"{name}, 8 clients, binary: share of the raw engine's best rate", _share_of_engine(name), least=0.98)
+        Goal(
+            f"{name}, 8 clients, binary: share of the raw engine's best rate, which may be at batch 32",
+            _share_of_engine(name),
+            least=0.98,
+        )
         for name in ("minilm", "cnn")
     ]
     return rows
@@ -127,7 +138,12 @@ def _cost() -> list[Goal]:
     ours, theirs = closed("ingot", "tiny", "binary", 32), closed("mosec", "tiny", "binary", 32)
     grpcio = closed("ingot, grpcio", "tiny", "grpc", 32)
     return [
-        Goal("tiny, CPU of the server a request, HTTP binary", _figure(ours, "cpu_us"), most=25, unit=" us"),
+        Goal(
+            "tiny, 32 clients, which fill the core: CPU of the server a request, HTTP binary",
+            _figure(ours, "cpu_us"),
+            most=25,
+            unit=" us",
+        ),
         Goal("the same, gRPC", _figure({**ours, "format": "grpc"}, "cpu_us"), most=20, unit=" us"),
         Goal("the same, gRPC by grpcio", _figure(grpcio, "cpu_us"), unit=" us"),
         Goal("tiny, start to first answer, from an archive: against mosec", ratio(ours, theirs, "start_s"), most=1.0),
@@ -154,7 +170,7 @@ def _best_grpc(records: Sequence[Record]) -> Values:
 def _share_of_engine(name: str) -> Callable[[Sequence[Record]], Values]:
     def values(records: Sequence[Record]) -> Values:
         ours = by_round(records, closed("ingot", name, "binary", 8), "rate")
-        engine = [by_round(records, {"kind": "raw", "model": name, "batch": batch}, "rate") for batch in (1, 8)]
+        engine = [by_round(records, {"kind": "raw", "model": name, "batch": batch}, "rate") for batch in (1, 8, 32)]
         return [rate / max(rates[number] for rates in engine) for number, rate in ours.items()]
 
     return values

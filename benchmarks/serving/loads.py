@@ -46,14 +46,14 @@ class WrongAnswer(Exception):
 
 
 def open_loop(
-    contestant: str, model: Model, form: str, port: int, build: Path, rate: float, seconds: float
+    contestant: str, model: Model, form: str, port: int, build: Path, rate: float, seconds: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Send at the times of a Poisson process; return what :mod:`benchmarks.serving.client` found.
+    """Send at the times of a Poisson process, those of ``seed``; return what :mod:`benchmarks.serving.client` found.
 
     Raises:
         WrongAnswer: an answer is another request's.
     """
-    return _client(contestant, model, form, port, build, seconds, "--rate", str(rate))
+    return _client(contestant, model, form, port, build, seconds, "--rate", str(rate), "--seed", str(seed))
 
 
 def python_load(

@@ -73,10 +73,13 @@ class Run:
     def round(self, number: int) -> None:
         """Measure all once."""
         names = [*self.plan.peers]
-        turned = names[number % len(names) :] + names[: number % len(names)]
+        # Those that take part in every round take turns among themselves; the others only come in the first.
+        names.sort(key=lambda name: not contestants()[name].thorough)
+        thorough = sum(contestants()[name].thorough for name in names)
+        first = number % max(thorough, 1)
+        turned = [*names[first:thorough], *names[:first], *names[thorough:]]
         for name in self.plan.models:
             served = model(name, self.plan.build)
-            self._raw(number, served)
             if name in ("tiny", "wide") and self.plan.wrk:
                 try:
                     self._bare(number, served)
@@ -85,6 +88,8 @@ class Run:
             for contestant in (contestants()[peer] for peer in turned):
                 if contestant.name in self.absent:
                     continue
+                if contestant.name == "ingot":  # whose figures are taken as shares of it
+                    self._raw(number, served)
                 if name in contestant.models and (contestant.thorough or number == 0):
                     self._contestant(number, contestant, served)
             if name in self.plan.goodput:
@@ -140,7 +145,7 @@ class Run:
 
     def _raw(self, number: int, served: Model) -> None:
         command = [sys.executable, "-m", "benchmarks.serving.limits.raw", served.name, "--build", str(self.plan.build)]
-        command += ["--seconds", str(self.plan.seconds)]
+        command += ["--seconds", str(self.plan.seconds if served.spec.exact else 3 * self.plan.seconds)]
         output = subprocess.run(pinned(command, SERVER_CORE), check=True, capture_output=True, text=True).stdout
         for batch, rate in json.loads(output).items():
             self._add("raw", number, "engine", served, batch=int(batch), rate=rate)
@@ -195,7 +200,8 @@ class Run:
         with serving(contestant, served, "binary", build, slo_ms=SLO_MS) as server:
             for share in OFFERED:
                 rate = share * capacity
-                found = open_loop(contestant.name, served, "binary", server.start.port, build, rate, seconds)
+                port = server.start.port
+                found = open_loop(contestant.name, served, "binary", port, build, rate, seconds, seed=number)
                 times = found.pop("latencies")
                 good = sum(1e3 * time <= SLO_MS for time in times) / found["seconds"]
                 values = {"share": share, "capacity": capacity, "rate": good, "answered": len(times), **found}
