@@ -92,11 +92,7 @@ def _throughput() -> list[Goal]:
     grpc = closed("ingot", "tiny", "grpc", 32)
     bare = {"kind": "bare", "contestant": "h2", "model": "tiny"}
     rows += [
-        Goal(
-            "tiny, 32 streams, gRPC: requests/s against the best of MLServer and KServe (both in the first round only)",
-            _best_grpc,
-            least=8,
-        ),
+        Goal("tiny, 32 streams, gRPC: requests/s against the faster of KServe and MLServer*", _best_grpc, least=8),
         Goal("tiny, 32 streams, gRPC: against a bare transport's echo", ratio(grpc, bare, "rate"), least=0.7),
     ]
     rows += [
@@ -139,10 +135,7 @@ def _cost() -> list[Goal]:
     grpcio = closed("ingot, grpcio", "tiny", "grpc", 32)
     return [
         Goal(
-            "tiny, 32 clients, which fill the core: CPU of the server a request, HTTP binary",
-            _figure(ours, "cpu_us"),
-            most=25,
-            unit=" us",
+            "tiny, 32 clients: CPU of the server a request, HTTP binary", _figure(ours, "cpu_us"), most=25, unit=" us"
         ),
         Goal("the same, gRPC", _figure({**ours, "format": "grpc"}, "cpu_us"), most=20, unit=" us"),
         Goal("the same, gRPC by grpcio", _figure(grpcio, "cpu_us"), unit=" us"),
