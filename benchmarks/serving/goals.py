@@ -134,9 +134,7 @@ def _cost() -> list[Goal]:
     ours, theirs = closed("ingot", "tiny", "binary", 32), closed("mosec", "tiny", "binary", 32)
     grpcio = closed("ingot, grpcio", "tiny", "grpc", 32)
     return [
-        Goal(
-            "tiny, 32 clients: CPU of the server a request, HTTP binary", _figure(ours, "cpu_us"), most=25, unit=" us"
-        ),
+        Goal("tiny, 32 clients: the server's CPU a request, binary", _figure(ours, "cpu_us"), most=25, unit=" us"),
         Goal("the same, gRPC", _figure({**ours, "format": "grpc"}, "cpu_us"), most=20, unit=" us"),
         Goal("the same, gRPC by grpcio", _figure(grpcio, "cpu_us"), unit=" us"),
         Goal("tiny, start to first answer, from an archive: against mosec", ratio(ours, theirs, "start_s"), most=1.0),

@@ -19,8 +19,8 @@ from benchmarks.serving.models import SPECS
 
 _METHOD = """\
 Server and all of its processes on core 0, load on core 1. Every contestant runs the same ONNX files with ONNX Runtime
-and one thread of it. mosec's batches and delay are the best that we found for 32 clients: with 1 and 8 it waits out its
-delay. TorchServe, LitServe and MLServer have batches of 32 and 1 ms; FastAPI and KServe do not batch. Of each figure the
+and one thread of it. mosec's batches and delay are the best that we found for 32 clients: with 1 and 8 it waits its
+delay out. TorchServe, LitServe and MLServer have batches of 32 and 1 ms; FastAPI and KServe do not batch. Of each figure the
 median of all rounds is shown, and the least and the most. In a round the contestants take turns, and ratios are taken
 in it: that of two medians may be another. The machine is shared: its speed changes by a quarter from one minute to the
 next, and at worst by two thirds. A goal that is met in some rounds only is undecided, and a share of the raw engine
