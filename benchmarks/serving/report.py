@@ -20,12 +20,12 @@ from benchmarks.serving.models import SPECS
 _METHOD = """\
 Server and all of its processes on core 0, load on core 1. Every contestant runs the same ONNX files with ONNX Runtime
 and one thread of it. mosec's batches and delay are the best that we found for 32 clients: with 1 and 8 it waits its
-delay out. TorchServe, LitServe and MLServer have batches of 32 and 1 ms; FastAPI and KServe do not batch. Of each figure the
-median of all rounds is shown, and the least and the most. In a round the contestants take turns, and ratios are taken
-in it: that of two medians may be another. The machine is shared: its speed changes by a quarter from one minute to the
-next, and at worst by two thirds. A goal that is met in some rounds only is undecided, and a share of the raw engine
-above 1 is noise. The peers marked * are measured in the first round only, after 0.4 s of warm-up: they show orders of
-magnitude.
+delay out. TorchServe, LitServe and MLServer have batches of 32 and 1 ms; FastAPI and KServe do not batch. Of each
+figure the median of all rounds is shown, and the least and the most. In a round the contestants take turns, and ratios
+are taken in it: that of two medians may be another. The machine is shared: its speed changes by a quarter from one
+minute to the next, and at worst by two thirds. A goal that is met in some rounds only is undecided, and a share of the
+raw engine above 1 is noise. The peers marked * are measured in the first round only, after 0.4 s of warm-up: they show
+orders of magnitude.
 
 Loads are closed loops: `wrk`, every answer compared to the bit with what belongs to its request; for gRPC `h2load` with
 8 streams a connection, which sends one sample again and again: checked are the HTTP status of all answers, their bytes
