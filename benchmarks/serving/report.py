@@ -201,6 +201,7 @@ def _goodput(records: Sequence[Record]) -> list[str]:
 def section(found: dict[str, Any]) -> list[str]:
     """Return the part of docs/benchmarks.md that is made of a run."""
     results = "../benchmarks/serving/results"
-    plots = [f"[{name}]({results}/{file})" for name, file in _PLOTS.items()]
-    link = f"Every figure is on the [page of the run]({results}/serving.md). Plots: {', '.join(plots)}."
-    return [*goal_table(found["records"]), "", _about(found["about"]), "", *_amiss(found), link]
+    records, about, amiss = found["records"], found["about"], _amiss(found)
+    plots = [f"![{name}]({results}/{file})" for name, file in _PLOTS.items()]
+    link = f"Every figure is on the [page of the run]({results}/serving.md)."
+    return [*goal_table(records), "", _about(about), "", *amiss, link, "", *plots]
