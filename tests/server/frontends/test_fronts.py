@@ -64,13 +64,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def counted(server: RunningServer, metric: str) -> float:
-    """Return a metric's value; 0 if it has none yet, and -1 if the front that was asked has just gone."""
-    with ingot.Client(server.http_url) as client:
-        try:
-            lines = client.metrics().splitlines()
-        except Unavailable:
-            return -1
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
+    """Return a metric's value; 0 if it has none yet."""
+    for attempt in range(20):
+        with ingot.Client(server.http_url) as client:
+            try:
+                lines = client.metrics().splitlines()
+            except Unavailable:  # the front that was asked has just gone, and another is asked next
+                time.sleep(0.1 * attempt)
+                continue
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
+    raise AssertionError("no front tells its metrics")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
