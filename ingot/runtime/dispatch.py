@@ -139,8 +139,6 @@ class Dispatcher:
                 single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
                 single.owner = self
                 self._scheduler.offer(single, now)
-                if not self.in_flight:
-                    self._quiet.clear()
                 self.in_flight += 1
                 pending: Pending = single
             else:
@@ -166,8 +164,6 @@ class Dispatcher:
             rows = rows_of(signature, inputs, start, start + most)
             take = functools.partial(parts.take, index)
             parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
-        if not self.in_flight:
-            self._quiet.clear()
         self.in_flight += 1
         try:
             for entry in parts.entries:
@@ -194,6 +190,7 @@ class Dispatcher:
     async def wait_quiet(self) -> None:
         """Wait until nothing is in flight; call when nothing is submitted any more."""
         if self.in_flight:
+            self._quiet.clear()
             await self._quiet.wait()
 
     def close(self, timeout: float | None = None) -> None:

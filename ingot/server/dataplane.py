@@ -238,8 +238,7 @@ class Ticket:
             self._reply(outcome)
             return
         route, request = self._route, self._request
-        if self._plane.recorder is not None:
-            self._plane.record(route.name, route.version, request.inputs, outcome)
+        self._plane.record(route.name, route.version, request.inputs, outcome)
         self._tally.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
 

@@ -14,6 +14,7 @@ from ingot.server.recent import Recent
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
+# How many forms of answers are remembered for one template; they differ in the shapes of the outputs.
 _FORMS = 16
 _NONE: Parameters = MappingProxyType({})
 

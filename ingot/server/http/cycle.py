@@ -63,7 +63,7 @@ class Cycle:
         try:
             self._shared.budget.change(len(body))
         except IngotError as error:
-            self.answer(exchange.refusal(self._shared.plane, error))
+            self.answer(exchange.refusal(self._shared.service.plane, error))
             return
         self._held = len(body)
         self._begin(body)
@@ -110,7 +110,7 @@ class Cycle:
         if self._ticket is not None:
             self._ticket.cancel()
             self._ticket = None
-        self.answer(exchange.refusal(self._shared.plane, error))
+        self.answer(exchange.refusal(self._shared.service.plane, error))
 
     def leave(self) -> None:
         """Forget the request: its connection is gone."""
@@ -143,7 +143,7 @@ class Arriving(Cycle):
         if self._error is not None or self.response_complete:
             return
         try:
-            check_size(self._held + len(part), self._shared.max_body_bytes)
+            check_size(self._held + len(part), self._shared.service.max_body_bytes)
             self._hold(len(part))
         except IngotError as error:
             self.refuse(error)
@@ -167,12 +167,12 @@ class Arriving(Cycle):
         self._started = True
         if self._error is None and self.head.length is not None:
             try:
-                check_size(self.head.length, self._shared.max_body_bytes)
+                check_size(self.head.length, self._shared.service.max_body_bytes)
             except IngotError as error:
                 self.refuse(error)
                 return
         if self._error is not None:
-            self.answer(exchange.refusal(self._shared.plane, self._error))
+            self.answer(exchange.refusal(self._shared.service.plane, self._error))
         elif self._complete:
             self._go()
         elif self.head.expects:
@@ -188,11 +188,11 @@ class Arriving(Cycle):
         self._parts.clear()
         self.keep_alive = False
         if self._started:
-            self.answer(exchange.refusal(self._shared.plane, error))
+            self.answer(exchange.refusal(self._shared.service.plane, error))
 
     def _go(self) -> None:
         if self.head.probe is not None:
-            self.answer(self.head.probe(self._shared.plane))
+            self.answer(self.head.probe(self._shared.service.plane))
             return
         body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()

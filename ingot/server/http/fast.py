@@ -102,7 +102,7 @@ class FastProtocol(BoundedProtocol):
             head = head._replace(expects=False)
         keep_alive = modern and parser.should_keep_alive()
         plain = keep_alive and not head.expects and len(self.headers) == len(dict(self.headers))
-        if plain and head.length and head.length <= self.shared.max_body_bytes:
+        if plain and head.length and head.length <= self.shared.service.max_body_bytes:
             self._plain = head
         self._enter(Arriving(self, self.shared, head, keep_alive))
 

@@ -30,8 +30,6 @@ class Shared:
     """
 
     def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int):
-        self.plane = plane
-        self.max_body_bytes = max_body_bytes
         self.service = Service(plane, Plans(), max_body_bytes)
         self.budget = Budget(max_bodies_bytes)
         self.heads: Recent[bytes, Head] = Recent(_MAX_HEADS)
@@ -51,7 +49,7 @@ class Shared:
     def _load(self) -> Any:
         from ingot.server.http.app import create_app
 
-        return create_app(self.plane, self.max_body_bytes, budget=self.budget)
+        return create_app(self.service.plane, self.service.max_body_bytes, budget=self.budget)
 
     def render(self, answer: Answer, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> list[bytes]:
         """Return an answer as bytes, in one piece or two.
