@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -26,8 +27,8 @@ from tests import onnx_models
 from tests.server.test_lifecycle import running, two_in_flight
 
 
-def fronts_of(pid: int) -> list[int]:
-    """Return the front processes that a process has started."""
+def fronts_of(pid: int, url: str | None = None) -> list[int]:
+    """Return the front processes that a process has started, of all its servers or of the one at a URL."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -38,7 +39,20 @@ def fronts_of(pid: int) -> list[int]:
                 continue
             if parent == pid and b"ingot.server.frontends.process" in command:
                 found.append(int(folder.name))
-    return found
+    return found if url is None else [front for front in found if listens(front, int(url.rpartition(":")[2]))]
+
+
+def listens(pid: int, port: int) -> bool:
+    sockets = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, address, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and int(address.rpartition(":")[2], 16) == port:
+            sockets.add(f"socket:[{inode}]")
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            if str(handle.readlink()) in sockets:
+                return True
+    return False
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -112,7 +126,7 @@ def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServ
 
 def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(server: RunningServer) -> None:
     assert counted(server, "ingot_fronts") == 2
-    fronts = fronts_of(os.getpid())[-2:]  # the tests' own server may have some, which are older
+    fronts = fronts_of(os.getpid(), server.http_url)
     before = counted(server, "ingot_front_restarts_total")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
     outcomes: dict[int, list[bool]] = {index: [] for index in range(8)}
@@ -162,7 +176,7 @@ def test_the_memory_that_was_shared_with_a_killed_front_is_given_back_at_once(se
         for _ in range(3):
             with ingot.Client(server.http_url) as client:
                 client.infer("pair", {"a": large, "b": large})
-            front = fronts_of(os.getpid())[0]
+            front = fronts_of(os.getpid(), server.http_url)[0]
             os.kill(front, signal.SIGKILL)
             until(lambda front=front: front not in fronts_of(os.getpid()), "its end")  # type: ignore[misc]
             until(lambda: counted(server, "ingot_fronts") == 2, "a new front")
@@ -173,11 +187,10 @@ def test_the_memory_that_was_shared_with_a_killed_front_is_given_back_at_once(se
 
 def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
-    others = set(fronts_of(os.getpid()))
-    with ingot.serve(model, http_port=0, grpc_port=0, frontends=2, drain_timeout=0.1):
-        fronts = set(fronts_of(os.getpid())) - others
+    with ingot.serve(model, http_port=0, grpc_port=0, frontends=2, drain_timeout=0.1) as server:
+        fronts = fronts_of(os.getpid(), server.http_url)
         assert len(fronts) == 2
-        os.kill(min(fronts), signal.SIGSTOP)
+        os.kill(fronts[0], signal.SIGSTOP)
     assert not any(alive(front) for front in fronts)
 
 
@@ -194,7 +207,7 @@ def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None
             except Unavailable as error:
                 results.append(error)
 
-    fronts = fronts_of(os.getpid())
+    fronts = fronts_of(os.getpid(), server.http_url)
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -332,7 +345,7 @@ def test_a_busy_port_is_named_with_the_remedy_before_any_front_starts(folder: Pa
         for frontends in (0, 1):
             with pytest.raises(InvalidArgument, match=f"for {protocol}: Address already in use"):
                 ingot.serve(model, frontends=frontends, **ports)
-        assert len(fronts_of(os.getpid())) >= 1
+        assert len(fronts_of(os.getpid(), first.http_url)) == 1
         with ingot.Client(first.http_url) as client:
             assert client.ready()
 
