@@ -178,7 +178,8 @@ class H2load:
                 time.sleep(1 / CHECKS)
         load = finish_h2load(process, self._log, seconds, self._size)
         cpu = server.usage().cpu - before
-        return Load(load.requests, load.rate, load.p50_ms, load.p99_ms, 0, 1e6 * cpu / (load.requests + checked))
+        answered = load.requests + checked
+        return Load(answered, answered / seconds, load.p50_ms, load.p99_ms, 0, 1e6 * cpu / answered)
 
     def _check(self, channel: grpc.Channel, number: int) -> bytes:
         request = self._requests[number]

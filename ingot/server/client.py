@@ -62,7 +62,7 @@ class Client:
             raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
 
     def ready(self, model: str = "") -> bool:
-        """Tell whether a model, or the whole server, takes requests."""
+        """Tell whether a model, or the whole server, takes requests; False for a model that the server does not have."""
         return self._transport.ready(model)
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:
@@ -126,8 +126,9 @@ class _Http:
         self._client = httpx.Client(base_url=url, timeout=timeout, verify=verify, trust_env=trust_env)
 
     def ready(self, model: str) -> bool:
-        path = f"/v2/models/{quote(model, safe='')}/ready" if model else "/v2/health/ready"
-        return self._send("GET", path, accept=(200, 503)).status_code == 200
+        if model:  # gRPC answers alike for a model that is not ready and one that is not there
+            return self._send("GET", f"{_path(model, '')}/ready", accept=(200, 404, 503)).status_code == 200
+        return self._send("GET", "/v2/health/ready", accept=(200, 503)).status_code == 200
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
         with _parsing(str(self._client.base_url)):

@@ -31,6 +31,7 @@ def test_it_asks_over_either_protocol(url: str) -> None:
     with ingot.Client(url) as client:
         assert client.ready()
         assert client.ready("affine")
+        assert not client.ready("nope")
         assert client.metadata("affine")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
         assert client.infer("affine", {"x": x}, version="1", outputs=["z"])["z"].tolist() == [[-1, -2, -3]]
         assert client.infer("affine", {"x": x}, binary=False)["y"].tolist() == [[3, 5, 7]]
