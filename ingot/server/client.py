@@ -62,7 +62,7 @@ class Client:
             raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
 
     def ready(self, model: str = "") -> bool:
-        """Tell whether a model, or the whole server, takes requests; False for a model that the server does not have."""
+        """Tell whether a model, or the whole server, takes requests; not so a model that the server does not have."""
         return self._transport.ready(model)
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:

@@ -115,6 +115,56 @@ def test_values_of_known_requests_arrive() -> None:
     assert (again.template.model, templates[3].model, templates[3].version) == ("other", "m", "2")
 
 
+TEXT = b'"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [7]}]'
+RAW = b'"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}]'
+
+
+def headed_decoder() -> Decode:
+    """Return what decodes bodies of one server that are four raw bytes behind JSON."""
+    plans = Plans()
+    return lambda body: codec.decode_request(plans, "m", "", body, len(body) - 4)
+
+
+@pytest.mark.parametrize(("decoder", "rest", "raw"), [(text_decoder, TEXT, b""), (headed_decoder, RAW, b"abcd")])
+@given(
+    first=st.sampled_from(["", "a", "request-7"]),
+    then=st.one_of(st.text(max_size=4), st.sampled_from(['","id":"c', '"', "\\", "\ud800", "\x00", 7, None, [1]])),
+    place=st.sampled_from(["before", "behind", "twice"]),
+    compact=st.booleans(),
+    escaped=st.booleans(),
+)
+def test_requests_with_any_id_mean_the_same(
+    decoder: Callable[[], Decode],
+    rest: bytes,
+    raw: bytes,
+    first: str,
+    then: Any,
+    place: str,
+    compact: bool,
+    escaped: bool,
+) -> None:
+    """Wherever it stands, however it is written, and after requests with another one or none."""
+    comma, colon = (",", ":") if compact else (", ", ": ")
+
+    def put(identifier: Any) -> bytes:
+        value = json.dumps(identifier, ensure_ascii=escaped)
+        member = f'"id"{colon}{value}'.encode(errors="surrogatepass")
+        members = {"before": (member, rest), "behind": (rest, member), "twice": (b'"id":"a"', rest, member)}
+        return b"{" + comma.encode().join(members[place]) + b"}" + raw
+
+    none = b"{" + rest + b"}" + raw
+    no_object = b'{"id":"a",' + none
+    for known in (put(first), none):
+        check_alike(decoder, known, put(then), put("z"), none, no_object)
+
+
+def test_requests_that_differ_in_their_id_are_known() -> None:
+    for decode, rest, raw in ((text_decoder(), TEXT, b""), (headed_decoder(), RAW, b"abcd")):
+        found = [decode(b'{"id":"%d",%b}%b' % (number, rest, raw))[0] for number in range(4)]
+        assert [request.id for request in found] == ["0", "1", "2", "3"]
+        assert found[1].template is found[2].template is found[3].template
+
+
 def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
     plans = Plans()
 
@@ -123,7 +173,7 @@ def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
 
     known = [template() for _ in range(3)][-1]
     for number in range(2000):
-        template(id=str(number))
+        template(id=str(number))  # behind the inputs, where it is not looked for
         template(parameters={"trace": number})
     assert template() is known
 

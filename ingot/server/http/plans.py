@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,6 +22,8 @@ _MOST = 512
 _MOST_BYTES = 4 << 10
 # Lists of more values are converted piece by piece, which is not done here.
 _MOST_VALUES = 1 << 14
+# An id before all else, where most clients write it, whose text is its bytes; and the member behind it.
+_ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
 # Stands for the values of a tensor when it is found out whether what stands there are its values.
 _MARK = 123454321
 
@@ -68,7 +71,8 @@ class Plans:
 
     def read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
         """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
-        plan = self._raws.get((model, version, header))
+        identifier, rest = _cut_id(header)
+        plan = self._raws.get((model, version, rest))
         if plan is None:
             return None
         start = len(header)
@@ -77,13 +81,16 @@ class Plans:
         inputs = {}
         for name, shape, dtype, offset in plan.tensors:
             inputs[name] = np.ndarray(shape, dtype, body, start + offset)
-        return InferRequest(plan.template, inputs), plan.layout
+        return InferRequest(plan.template, inputs, identifier), plan.layout
 
     def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> None:
         """Remember what a header means, if that is all that there is to know of requests that begin with it."""
         template = request.template
-        key = template.model, template.version, raw
-        if len(raw) > _MOST_BYTES or request.id or self._is_new(key):
+        identifier, rest = _cut_id(raw)
+        key = template.model, template.version, rest
+        if len(raw) > _MOST_BYTES or request.id != identifier or self._is_new(key):
+            return
+        if identifier and "id" in orjson.loads(b"{" + rest):  # said twice
             return
         if any("data" in item for item in header["inputs"]):
             return
@@ -100,7 +107,8 @@ class Plans:
     def read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
         """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
         start, stop = _values(body)
-        plan = self._texts.get((model, version, body[:start], body[stop:]))
+        identifier, before = _cut_id(body[:start])
+        plan = self._texts.get((model, version, before, body[stop:]))
         if plan is None:
             return None
         text = body[start:stop]
@@ -110,22 +118,29 @@ class Plans:
             packed = plan.packing.pack(*orjson.loads(text))
         except (orjson.JSONDecodeError, struct.error, OverflowError):
             return None
-        return InferRequest(plan.template, {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}), plan.layout
+        inputs = {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}
+        return InferRequest(plan.template, inputs, identifier), plan.layout
 
     def learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: Layout) -> None:
-        """Remember what a JSON text means beside its values, if it has one tensor and no id. ``header`` is used up."""
-        if request.id or len(request.inputs) != 1:
+        """Remember what a JSON text means beside its values, if it has one tensor. ``header`` is used up."""
+        if len(request.inputs) != 1:
             return
         [(name, array)] = request.inputs.items()
         code = data.FORMATS.get(DType.of(array))
         start, stop = _values(body)
         if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
             return
+        identifier, before = _cut_id(body[:start])
+        if request.id != identifier:
+            return
         template = request.template
-        key = template.model, template.version, body[:start], body[stop:]
+        key = template.model, template.version, before, body[stop:]
         if self._is_new(key) or body.count(b",", start, stop) != array.size - 1:
             return
-        if _is_data(key[2], key[3], header):
+        if identifier:
+            del header["id"]
+            before = b"{" + before
+        if _is_data(before, key[3], header):
             template.key = key_of(request.inputs)
             packing = struct.Struct(f"={array.size}{code}")
             self._texts.keep(key, _Text(template, layout, name, array.shape, array.dtype, packing))
@@ -137,6 +152,20 @@ class Plans:
             return False
         self._seen.keep(seen, None)
         return True
+
+
+def _cut_id(text: bytes) -> tuple[str, bytes]:
+    """Return the id with which a JSON object begins and what follows it; if it begins otherwise, no id and all of it.
+
+    What follows an id begins with a quotation mark, and so is never taken for a whole text.
+    """
+    found = _ID.match(text)
+    if found is None:
+        return "", text
+    try:
+        return found[1].decode(), text[found.end() :]
+    except UnicodeDecodeError:
+        return "", text
 
 
 def _values(body: bytes) -> tuple[int, int]:
