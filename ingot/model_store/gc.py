@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -67,7 +68,7 @@ def collect(
             needed = set(leased)
             graced: set[str] = set()
             for name in names:
-                needing, lately = _reachable(store, name, since, keep_moves, dry_run=dry_run)
+                needing, lately = _reachable(store, name, since, keep_moves, leased, dry_run=dry_run)
                 needed |= needing
                 graced |= lately
             marked = needed | graced
@@ -83,11 +84,11 @@ def collect(
 
 
 def _reachable(
-    store: Store, name: str, since: datetime, keep_moves: int, *, dry_run: bool
+    store: Store, name: str, since: datetime, keep_moves: int, leased: set[str], *, dry_run: bool
 ) -> tuple[set[str], set[str]]:
     """Return the digests of all blobs that one model needs, and of those that it lately needed.
 
-    What is attached to archives that are gone is forgotten.
+    What is attached to archives that are gone, and that nobody is pushing, is forgotten.
     """
     tags = store.of(name)
     with contextlib.nullcontext() if dry_run else tags.locked() as change:
@@ -114,8 +115,9 @@ def _reachable(
         for tag in there:
             if not is_attachments_tag(tag) or tag in living:
                 continue
-            if (store.blobs.folder / tag.removeprefix("sha256-")).exists():
-                # It goes after its archive, which may yet be brought back, or be another model's too.
+            hexadecimal = tag.removeprefix("sha256-")
+            if (store.blobs.folder / hexadecimal).exists() or f"sha256:{hexadecimal}" in leased:
+                # It comes before its archive and goes after it, which may be brought back, or be another model's too.
                 marked |= _attached(store, tag, there[tag])
             elif change is not None:
                 change.replace(tag, None, "remove")
@@ -194,8 +196,13 @@ def _old(path: Path, before: float) -> bool:
 
 
 def _size(path: Path) -> int:
-    files = [item for item in path.rglob("*") if item.is_file()] if path.is_dir() else [path]
-    return sum(item.stat().st_size for item in files)
+    """Return the bytes of a file, or of all in a folder; of what has gone meanwhile none."""
+    total = 0
+    for item in path.rglob("*") if path.is_dir() else (path,):
+        with contextlib.suppress(FileNotFoundError):
+            found = item.stat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def _remove(path: Path, before: float) -> bool:

@@ -36,7 +36,7 @@ from ingot.model_store.references import (
     next_version,
 )
 from ingot.model_store.store_folder import StoreFolder
-from ingot.model_store.tags import ANY, NONE, Action, Change, Move, Tags, check_expected, targets
+from ingot.model_store.tags import ANY, NONE, Action, Move, Tags, check_expected, targets
 from ingot.model_store.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class Store:
             self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self.leases.hold(_digests(archive)):
                 sink = self.blobs.doubting() if recheck else self.blobs
+                # First: nobody finds the archive without its signatures, even if this process ends now.
+                self._attach(archive, ref.name, sink)
                 archive.copy_to(sink, transfer).check_own()  # of the copy: its blobs are on this disk, and checked
                 return self._move(ref.name, ref.tag, archive, "push", expect)
 
@@ -141,7 +143,10 @@ class Store:
             archive = self.open(self.descriptor(before[-1]), tags.read())
         except InvalidArchive as error:
             raise NotFound(f"'{ref}' pointed to {before[-1]} before, which is not whole any more: {error}") from error
+        if not archive.attached:
+            archive = self._with_attached_elsewhere(archive, ref.name)
         with self._holding(archive):
+            self._attach(archive, ref.name, self.blobs)
             # What it is taken back from is what was looked at, or else somebody else's move would be undone.
             return self._move(ref.name, ref.tag, archive, "rollback", (now or NONE) if expect == ANY else expect)
 
@@ -168,10 +173,7 @@ class Store:
         if archive.digest not in self.tags(name).values():
             raise NotFound(f"the store at {self.root} has no '{name}@{archive.digest}'")
         with self._folder.writing(), self.leases.hold(_digests(archive)):
-            archive.copy_attached(self.blobs)
-            with self.of(name).locked() as change:
-                for tag, listing in self._listing(change, archive, replace=replace).items():
-                    change.replace(tag, listing, "push")
+            self._attach(archive, name, self.blobs, replace=replace)
 
     def get(self, reference: str | Reference) -> Archive:
         """Return the archive that a reference names; without a tag, the highest version, or the only tag.
@@ -298,22 +300,34 @@ class Store:
     def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
         with self.of(name).locked() as change:
             self._check_free(name, tag, archive.digest, expect)
-            # In one step: nobody finds the archive without its signatures.
-            also = self._listing(change, archive) if action == "push" else {}
-            change.replace(tag, archive.descriptor, action, expect=expect, also=also)
+            change.replace(tag, archive.descriptor, action, expect=expect)
         return Reference(name, tag, archive.digest)
 
-    def _listing(self, change: Change, archive: Archive, *, replace: bool = False) -> dict[str, Descriptor | None]:
-        """Return the entry that lists what is attached to an archive, unless it is replaced with what was before.
+    def _attach(self, archive: Archive, name: str, sink: BlobFolder, *, replace: bool = False) -> None:
+        """Copy what is attached to an archive, and list it with what was attached before, unless that is replaced.
 
         A list that is damaged is made anew of what the archive carries.
         """
+        if not archive.attached and not replace:
+            return
+        archive.copy_attached(sink)
         tag = attachments_tag(archive.digest)
-        listing = change.tags.read().get(tag)
-        merged = attachments.merge(() if replace else self._listed(listing), archive.attached)
-        if not merged.manifests:
-            return {tag: None} if listing is not None else {}
-        return {tag: self.blobs.put(manifest.encode(merged), manifest.INDEX)}
+        with self.of(name).locked() as change:
+            before = () if replace else self._listed(change.tags.read().get(tag))
+            merged = attachments.merge(before, archive.attached)
+            listing = self.blobs.put(manifest.encode(merged), manifest.INDEX) if merged.manifests else None
+            change.replace(tag, listing, "push")
+
+    def _with_attached_elsewhere(self, archive: Archive, name: str) -> Archive:
+        """Return an archive with what another model lists as attached to it.
+
+        It was forgotten here when the archive was collected, which came back when it was pushed to another model.
+        """
+        tag = attachments_tag(archive.digest)
+        for other in self.names():
+            if other != name and (listing := self.of(other).read().get(tag)) is not None:
+                return Archive(self.blobs, archive.descriptor, self._listed(listing))
+        return archive
 
     @contextmanager
     def _holding(self, archive: Archive) -> Iterator[None]:

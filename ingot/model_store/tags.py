@@ -10,7 +10,7 @@ import fcntl
 import getpass
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,7 +157,6 @@ class Change:
         action: Action,
         *,
         expect: str = ANY,
-        also: Mapping[str, Descriptor | None] | None = None,
     ) -> Descriptor | None:
         """Point a tag at an archive, or at nothing, if it points to what is expected.
 
@@ -166,7 +165,6 @@ class Change:
             new: the archive.
             action: what the log calls it.
             expect: a digest, ``ANY`` or ``NONE``.
-            also: other entries that change in the same step, such as the list of what is attached to the archive.
 
         Returns:
             What it pointed to before.
@@ -180,20 +178,18 @@ class Change:
         old = tags.get(tag)
         there = old.digest if old else NONE
         check_expected(f"{self.tags.name}:{tag}", there, expect)
-        before = dict(tags)
-        for name, entry in {**(also or {}), tag: new}.items():
-            if entry is None:
-                tags.pop(name, None)
-            elif name not in tags or tags[name].digest != entry.digest:
-                tags[name] = entry
-        if tags == before:
+        if there == (new.digest if new else NONE):
             return old
+        if new is None:
+            del tags[tag]
+        else:
+            tags[tag] = new
         if len(tags) > MAX_TAGS:
             raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
         self._lock.write(b"*")
         self._lock.flush()
         self._write(tags)
-        if not is_attachments_tag(tag) and (new and new.digest) != (old and old.digest):
+        if not is_attachments_tag(tag):
             move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action)
             try:
                 self._log(move)

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import Archive, Store
+from ingot.model_store import Archive, Store, gc
 from ingot.model_store.derived import DerivedCache
 from ingot.model_store.gc import Collected, collect
+from ingot.model_store.references import attachments_tag
 from tests.model_store.samples import archive
 
 FIRST, SECOND = archive(b"one"), archive(b"two")
@@ -170,6 +172,59 @@ def test_signatures_stay_as_long_as_what_they_sign(store: Store) -> None:
     gone = names(collect(store, grace=NOW)) | names(collect(store, grace=NOW))
     assert {item.hex for item in signed.attached_descriptors()} < gone
     assert list(store.of("tiny").read()) == ["1"]
+
+
+def forget_signed(store: Store) -> Archive:
+    """Collect a signed archive that an alias pointed to, and return it."""
+    signed = SECOND.with_signature(b"{}")
+    store.push(signed, "tiny:prod")
+    store.promote("tiny:1", "prod")
+    store.remove("tiny:2")
+    for _ in range(2):  # what is attached goes after the archive
+        collect(store, grace=NOW, keep_moves=0)
+    assert attachments_tag(signed.digest) not in store.of("tiny").read()
+    with pytest.raises(NotFound, match="not whole any more"):
+        store.rollback("tiny:prod")
+    return signed
+
+
+def test_a_rollback_to_what_another_model_brought_back_finds_its_signatures(store: Store) -> None:
+    store.push(forget_signed(store), "other:1")
+    store.rollback("tiny:prod")
+    assert store.get("tiny:prod").signatures() == (b"{}",)
+    store.remove("other:1")
+    assert collect(store, grace=NOW).files == ()
+    assert store.get("tiny:prod").signatures() == (b"{}",)
+
+
+def test_a_push_that_ends_early_leaves_no_archive_without_its_signatures(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = forget_signed(store)
+    monkeypatch.setattr(Archive, "check_own", Mock(side_effect=KeyboardInterrupt))  # all blobs are there, and no tag
+    with pytest.raises(KeyboardInterrupt):
+        store.push(signed, "tiny:3")
+    assert "3" not in store.tags("tiny")
+    store.rollback("tiny:prod")
+    assert store.get("tiny:prod").signatures() == (b"{}",)
+
+
+def test_what_a_push_under_way_has_attached_stays(store: Store) -> None:
+    signed = forget_signed(store)
+    with store.leases.hold([item.digest for item in signed.all_descriptors()]):
+        store._attach(signed, "tiny", store.blobs)
+        assert collect(store, grace=NOW).files == ()
+        assert attachments_tag(signed.digest) in store.of("tiny").read()
+    collect(store, grace=NOW)
+    assert attachments_tag(signed.digest) not in store.of("tiny").read()
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = store.root / ".tmp-0"
+    left.write_bytes(b"its writer gives it its name in a moment")
+    monkeypatch.setattr(gc, "is_locked", lambda path: path.unlink(missing_ok=True))
+    assert collect(store).waiting == 1
+    assert not left.exists()
 
 
 def test_nothing_is_collected_while_it_is_unknown_what_is_needed(store: Store) -> None:
