@@ -13,15 +13,15 @@ from urllib.parse import quote, urlsplit
 
 import grpc
 import httpx
-import numpy as np
 import orjson
 
 from ingot import errors
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.server import arguments
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import codec as http_codec
-from ingot.server.requests import InferRequest, Template
+from ingot.server.requests import InferRequest
 from ingot.tensors import Array
 
 _BY_STATUS = {status: errors.CLASSES[code] for code, status in http_codec.STATUS.items()}
@@ -45,41 +45,41 @@ class Client:
         ca_file: PEM file of the certificates that vouch for the server's; by default those that everybody trusts.
 
     Raises:
-        InvalidArgument: the URL is of another kind, or the file cannot be read.
+        InvalidArgument: the URL is of another kind, or the file cannot be read; of the methods: an argument is of
+            another kind than it must be, or the client is closed.
     """
 
     def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.netloc:
-            raise InvalidArgument(f"'{url}' is not a server's address; write http://host:port or grpc://host:port")
+        scheme, place = _address(url)
         try:
             self._transport: _Transport = (
-                _Grpc(parts.scheme, parts.netloc, timeout, ca_file)
-                if parts.scheme.startswith("grpc")
+                _Grpc(scheme, place, timeout, ca_file)
+                if scheme.startswith("grpc")
                 else _Http(url.rstrip("/"), timeout, ca_file)
             )
         except (OSError, ssl.SSLError) as error:
             raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
+        self._closed = False
 
     def ready(self, model: str = "") -> bool:
         """Tell whether a model, or the whole server, takes requests; not so a model that the server does not have."""
-        return self._transport.ready(model)
+        return self._open().ready(arguments.text("model", model))
 
-    def metadata(self, model: str, version: str = "") -> dict[str, Any]:
+    def metadata(self, model: str, version: str | int = "") -> dict[str, Any]:
         """Return a model's name, versions, platform, inputs and outputs, as the protocol shapes them.
 
         Ingot's servers add ``properties``: which variant of an archive is served, and why.
         """
-        return self._transport.metadata(model, version)
+        return self._open().metadata(arguments.text("model", model), arguments.version_text(version))
 
     def infer(
         self,
         model: str,
         inputs: Mapping[str, Array],
         *,
-        version: str = "",
+        version: str | int = "",
         outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, str | float] | None = None,
         binary: bool = True,
     ) -> dict[str, Array]:
         """Ask a model.
@@ -89,15 +89,14 @@ class Client:
             inputs: an array for each input, batch dimension included.
             version: which version; by default the highest.
             outputs: which outputs; by default all.
-            parameters: request parameters, such as ``timeout`` in microseconds.
+            parameters: request parameters, such as ``timeout`` in microseconds: flags, numbers of at most 64 bits and
+                texts.
             binary: send raw tensors; JSON is for servers without the extension, and slower. gRPC is always raw.
 
         Raises:
             IngotError: of the kind that the server reports, or Unavailable when none answers.
         """
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        template = Template(model, version, tuple(outputs), parameters or {})
-        return self._transport.infer(InferRequest(template, arrays), binary)
+        return self._open().infer(arguments.request(model, inputs, version, outputs, parameters), binary)
 
     def metrics(self) -> str:
         """Return the server's metrics in Prometheus' text form; HTTP only.
@@ -105,10 +104,11 @@ class Client:
         Raises:
             Unsupported: the client speaks gRPC.
         """
-        return self._transport.metrics()
+        return self._open().metrics()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Closing twice does nothing."""
+        self._closed = True
         self._transport.close()
 
     def __enter__(self) -> Client:
@@ -116,6 +116,32 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open(self) -> _Transport:
+        if self._closed:
+            raise InvalidArgument("this client is closed; ask within its 'with' block, or make another ingot.Client")
+        return self._transport
+
+
+def _address(url: str) -> tuple[str, str]:
+    """Return a URL's scheme, and its host with the port.
+
+    Raises:
+        InvalidArgument: it is no server's address.
+    """
+    forms = "write http://host:port or grpc://host:port"
+    try:
+        parts = urlsplit(arguments.text("url", url))
+        port = parts.port
+    except ValueError as error:  # of urlsplit's
+        raise InvalidArgument(f"'{url}' is not a server's address: {error}; {forms}") from error
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
+        raise InvalidArgument(f"'{url}' is not a server's address; {forms}")
+    if port is None and parts.scheme.startswith("grpc"):
+        raise InvalidArgument(
+            f"'{url}' names no port; write {parts.scheme}://host:port, such as {parts.scheme}://{parts.netloc}:8001"
+        )
+    return parts.scheme, parts.netloc
 
 
 class _Http:
@@ -168,7 +194,11 @@ class _Http:
         if answer.status_code in accept:
             return answer
         kind = _BY_STATUS.get(answer.status_code, errors.InternalError)
-        raise kind(f"the server answered {answer.status_code}: {_error_text(answer)}")
+        text = f"the server answered {answer.status_code}: {_error_text(answer)}"
+        base = str(self._client.base_url).rstrip("/")
+        if answer.status_code == 404 and base.endswith("/v2"):  # a proxy may have the server below such a path
+            text = f"{text}; the client adds /v2 itself: give the address as {base.removesuffix('/v2')}"
+        raise kind(text)
 
 
 class _Grpc:
@@ -248,7 +278,7 @@ def _unreachable(url: str, why: str) -> Unavailable:
     if re.search("mismatch|Hostname Verification", why):
         remedy = "ask by a name or address that the server's certificate is made for"
     elif re.search("self.signed|issuer", why):
-        remedy = "give the certificate that vouches for the server's: --ca-file, in Python ca_file"
+        remedy = "--ca-file, in Python ca_file, must be the certificate that vouches for the server's"
     elif "CERTIFICATE_VERIFY_FAILED" in why:
         remedy = "the server needs another certificate"
     elif re.search("refused|not known|resolving", why):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import enum
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,10 +71,85 @@ def test_the_other_protocols_port_and_tls_without_tls_are_told(server: RunningSe
             client.ready()
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:8000", "ftp://x", "http://", ""])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:8000", "ftp://x", "http://", "", "http://x:port", "http://[::1", "http://:1"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(InvalidArgument, match="http://host:port"):
         ingot.Client(text)
+
+
+def test_an_address_is_text_and_one_of_grpc_names_its_port() -> None:
+    with pytest.raises(InvalidArgument, match=r"url is 8000 \(int\)"):
+        ingot.Client(8000)  # type: ignore[arg-type]
+    for scheme in ("grpc", "grpcs"):
+        with pytest.raises(InvalidArgument, match=rf"names no port; write {scheme}://host:port"):
+            ingot.Client(f"{scheme}://127.0.0.1")
+
+
+def test_an_address_that_ends_in_v2_is_told_where_nothing_is_found_below_it(server: RunningServer) -> None:
+    with ingot.Client(f"{server.http_url}/v2/") as client:
+        with pytest.raises(NotFound, match=rf"give the address as {server.http_url}$"):
+            client.infer("affine", {"x": np.zeros((1, 3), np.float32)})
+        with pytest.raises(NotFound, match="give the address as"):
+            client.metadata("affine")
+
+
+X = {"x": np.array([[1, 2, 3]], np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"inputs": X["x"]}, r"inputs is .*ndarray.*; give the arrays by the names"),
+        ({"inputs": None}, "inputs is None; give the arrays by the names"),
+        ({"inputs": {0: X["x"]}}, r"an input's name is 0 \(int\); it must be text"),
+        ({"inputs": {"x": [[1], [2, 3]]}}, "input 'x' cannot be made an array"),
+        ({"inputs": {"x": None}}, "input 'x' holds None"),
+        ({"inputs": {"x": np.zeros((1, 3), complex)}}, "input 'x': arrays of type complex128"),
+        ({"model": 1}, r"model is 1 \(int\); it must be text"),
+        ({"model": "\ud800"}, "model .* is not UTF-8"),
+        ({"version": 1.5}, r"version is 1.5 \(float\); it must be text"),
+        ({"version": None}, "version is None"),
+        ({"outputs": "y"}, r"outputs is 'y' \(str\); give a list"),
+        ({"outputs": 1}, r"outputs is 1 \(int\); give a list"),
+        ({"outputs": ["y", None]}, "an output's name is None"),
+        ({"parameters": "timeout"}, "parameters is 'timeout'"),
+        ({"parameters": {1: 1}}, "a parameter's name is 1"),
+        ({"parameters": {"timeout": 2**70}}, r"parameter 'timeout' is 1.18e\+21, which does not fit into 64 bits"),
+        ({"parameters": {"timeout": None}}, "parameter 'timeout' is None; .* Leave out"),
+        ({"parameters": {"a": [1]}}, r"parameter 'a' is \[1\] \(list\)"),
+        ({"parameters": {"a": float("nan")}}, "parameter 'a' is nan"),
+        ({"parameters": {"a": "\ud800"}}, "parameter 'a' .* is not UTF-8"),
+    ],
+)
+def test_arguments_of_another_kind_are_named_alike_over_either_protocol(
+    url: str, arguments: dict[str, Any], says: str
+) -> None:
+    with ingot.Client(url) as client:
+        for binary in (True, False):
+            with pytest.raises(InvalidArgument, match=says):
+                client.infer(**{"model": "affine", "inputs": X, "binary": binary, **arguments})
+
+
+def test_what_stands_for_text_numbers_and_arrays_is_taken(url: str) -> None:
+    class Level(enum.StrEnum):
+        HIGH = "high"
+
+    parameters = {"priority": np.int64(1), "mine": Level.HIGH, "other": -0.5, "third": 1e300, "flag": np.bool_(True)}
+    with ingot.Client(url) as client:
+        answer = client.infer("affine", X, version=1, outputs=iter(["y"]), parameters=parameters)  # type: ignore[arg-type]
+        assert {name: array.tolist() for name, array in answer.items()} == {"y": [[3, 5, 7]]}
+        assert client.metadata("affine", 1) == client.metadata("affine", "1")
+
+
+def test_a_closed_client_says_so(url: str) -> None:
+    with ingot.Client(url) as client:
+        assert client.ready()
+    client.close()
+    for ask in (client.ready, client.metrics, lambda: client.metadata("affine"), lambda: client.infer("affine", X)):
+        with pytest.raises(InvalidArgument, match="this client is closed"):
+            ask()
 
 
 def test_metrics_are_http_only(server: RunningServer) -> None:

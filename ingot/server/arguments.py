@@ -1,0 +1,98 @@
+"""What callers of :class:`ingot.Client` give, checked before it is sent: both protocols then refuse the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import InvalidArgument
+from ingot.server.requests import InferRequest, Template
+from ingot.tensors import Array, DType
+
+
+def request(model: Any, inputs: Any, version: Any, outputs: Any, parameters: Any) -> InferRequest:
+    """Return a request; the arguments are those of :meth:`ingot.Client.infer`.
+
+    Raises:
+        InvalidArgument: one of them is of another kind; the message names it.
+    """
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgument(f"inputs is {_kind(inputs)}; give the arrays by the names of the inputs: {{'x': array}}")
+    if isinstance(outputs, str | bytes) or not isinstance(outputs, Iterable):
+        raise InvalidArgument(f"outputs is {_kind(outputs)}; give a list of the outputs' names: outputs=['y']")
+    if not isinstance(parameters, Mapping | None):
+        raise InvalidArgument(f"parameters is {_kind(parameters)}; give values by name: {{'timeout': 50_000}}")
+    names = tuple(text("an output's name", output) for output in outputs)
+    template = Template(text("model", model), version_text(version), names, _parameters(parameters or {}))
+    return InferRequest(template, {text("an input's name", name): _array(name, inputs[name]) for name in inputs})
+
+
+def text(what: str, value: Any) -> str:
+    """Return a value that must be text.
+
+    Raises:
+        InvalidArgument: it is none, or holds half a character (a lone surrogate), which neither protocol can carry.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} is {_kind(value)}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} is {value!r}, which is not UTF-8: {error.reason}") from error
+    return value
+
+
+def version_text(value: Any) -> str:
+    """Return a model's version, which may be given as a number.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    return str(value) if type(value) is int else text("version", value)
+
+
+def _parameters(parameters: Mapping[Any, Any]) -> dict[str, Any]:
+    return {text("a parameter's name", name): _parameter(name, parameters[name]) for name in parameters}
+
+
+def _parameter(name: str, value: Any) -> bool | int | float | str:
+    """Return a parameter's value, if gRPC's messages have a place for it; JSON could carry more, and some of it not."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return str.__str__(text(f"parameter '{name}'", value))  # of an Enum's member its value
+    if not isinstance(value, bool | int | float):
+        raise InvalidArgument(
+            f"parameter '{name}' is {_kind(value)}; it must be true or false, a number or text. "
+            "Leave out those that are not to be sent"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"parameter '{name}' is {value}, which JSON cannot carry")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise InvalidArgument(f"parameter '{name}' is {value:.3g}, which does not fit into 64 bits")
+    return next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
+
+
+def _array(name: str, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # whatever the caller's object does when it is asked for an array
+        raise InvalidArgument(f"input '{name}' cannot be made an array: {error}") from error
+    try:
+        dtype = DType.of(array)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"input '{name}': {error}") from None
+    if dtype is DType.BYTES and (odd := [item for item in array.flat if not isinstance(item, str | bytes)]):
+        raise InvalidArgument(f"input '{name}' holds {_kind(odd[0])}; arrays are of numbers, flags, text or bytes")
+    return array
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is, for messages: those that are short are shown."""
+    if value is None:
+        return "None"
+    shown, kind = repr(value), type(value).__name__
+    return f"{shown} ({kind})" if len(shown) <= 40 and "\n" not in shown else f"of type {kind}"
