@@ -32,8 +32,9 @@ def seconds(text: str) -> float | None:
 
 
 def written(seconds: float) -> str:
-    """Return a time as :func:`seconds` reads it: ``50ms``, ``90s``."""
-    unit = "us" if 0 < seconds < 1e-3 else "ms" if 0 < seconds < 1 else "s"
+    """Return a time as :func:`seconds` reads it: ``50ms``, ``90s``, ``1h``."""
+    whole = next((unit for unit in ("h", "m") if seconds and seconds % _UNITS[unit] == 0), "s")
+    unit = "us" if 0 < seconds < 1e-3 else "ms" if 0 < seconds < 1 else whole
     return f"{seconds / _UNITS[unit]:.6g}{unit}"
 
 

@@ -113,7 +113,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="<time>",
-            help="Time in which requests are to be answered, such as 50ms; later ones are refused.",
+            help="Time in which requests are to be answered, such as 50ms, at most 1h; later ones are refused.",
             rich_help_panel=_BATCHING,
             show_default="no limit",
         ),
@@ -262,7 +262,7 @@ def serve(
         from ingot.server.lifecycle import Server
         from ingot.server.main import create, run
 
-        config = ServerConfig.of({key: value for key, value in chosen.items() if value is not None})
+        config = ServerConfig.of({key: value for key, value in chosen.items() if value is not None}, options=True)
         server: Server = create(sources, Store(store), config, _transferring)
 
         def started() -> None:

@@ -25,10 +25,11 @@ def _seconds(value: Any) -> Any:
     """Return a time that is written, such as ``10s``, in seconds; numbers are seconds."""
     if not isinstance(value, str):
         return value
-    found = layout.seconds(value)
+    text = value.strip()
+    found = layout.seconds(text.removeprefix("-"))
     if found is None:
         raise PydanticCustomError("time", "no time; write it as {times}", {"times": layout.TIMES})
-    return found
+    return -found if text.startswith("-") else found  # no setting takes a negative one: its limits will say so
 
 
 def _unmistakable(value: Any) -> Any:
@@ -121,12 +122,22 @@ class ServerConfig(BaseModel):
     record_limit_mb: int = Field(256, ge=1, description="Most MiB of a model's version that are recorded.")
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> ServerConfig:
+    def of(cls, settings: Mapping[str, Any], *, options: bool = False) -> ServerConfig:
         """Return a configuration; what ``settings`` lacks comes from the environment or the defaults.
 
+        Args:
+            settings: by name.
+            options: whether the user gave them as options of the command, so that messages call them that.
+
         Raises:
-            InvalidArgument: a setting is unknown or has a wrong value; the message names it.
+            InvalidArgument: a setting is unknown or has a wrong value; the message names it as the user wrote it.
         """
+
+        def called(name: str) -> str:
+            if name in given and name not in settings:
+                return f"INGOT_{name.upper()}"
+            return f"--{name.replace('_', '-')}" if options else name
+
         # Not by pydantic-settings: to import it took a twentieth of the time that a server takes to start.
         variables = {name: os.environ.get(f"INGOT_{name.upper()}") for name in cls.model_fields}
         given = {name: text for name, text in variables.items() if text is not None}
@@ -138,13 +149,15 @@ class ServerConfig(BaseModel):
             if name not in cls.model_fields:
                 known = ", ".join(cls.model_fields)
                 raise InvalidArgument(f"there is no setting '{name}'; there are: {known}") from error
-            option = f"--{name.replace('_', '-')} (or INGOT_{name.upper()})"
-            unit = " seconds" if name in TIMES and fault["msg"][-1:].isdigit() else ""
-            raise InvalidArgument(f"{option} is {fault['input']!r}: {fault['msg']}{unit}") from error
+            value = {**given, **settings}[name]
+            bounded = name in TIMES and fault["type"].startswith(("greater_than", "less_than"))
+            problem = f"it must be {_bounds(cls, name)}" if bounded else fault["msg"]
+            unit = " seconds" if bounded and not isinstance(value, str) else ""
+            raise InvalidArgument(f"{called(name)} is {value!r}{unit}: {problem}") from error
         if config.http_port and config.http_port == config.grpc_port:
             raise InvalidArgument(
-                f"--http-port and --grpc-port are both {config.http_port}; each protocol needs a port of its own "
-                "(0 takes any free one)"
+                f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
+                "port of its own (0 takes any free one)"
             )
         return config
 
@@ -179,3 +192,15 @@ class ServerConfig(BaseModel):
             self.slo,
             engine_threads=self.threads,
         )
+
+
+def _bounds(config: type[ServerConfig], name: str) -> str:
+    """Return what a time may be, in words: ``over 0 and at most 1h``."""
+    words = {"gt": "over", "ge": "at least", "le": "at most"}
+    found = [
+        (words[key], getattr(item, key))
+        for item in config.model_fields[name].metadata
+        for key in words
+        if hasattr(item, key)
+    ]
+    return " and ".join(f"{word} {layout.written(bound) if bound else 0}" for word, bound in found)

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # How long the event loop waits for the interpreter lock while an engine's thread runs Python. By Python's own 5 ms, a
 # request that arrives meanwhile is read that much later; the engine itself runs without the lock.
 _SWITCH_SECONDS = 50e-6
+# PyTorch's nn.Module by its name: a server has not imported it.
+_MODULE = ("torch.nn.modules.module", "Module")
 
 
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
@@ -141,12 +143,13 @@ class RunningServer:
             await self._server.stop()
 
 
-def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) -> RunningServer:
+def serve(*sources: str | os.PathLike[str] | Archive, store: Store | None = None, **settings: Any) -> RunningServer:
     """Serve models from a background thread.
 
     Args:
         sources: archives, references of the store (``digits:1``) or a registry (``oci://host/digits:1``), archive
-            files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE`` serves one under another name.
+            files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE`` serves one under another name. Files may be
+            paths.
         store: where references are looked up; by default the user's.
         settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
 
@@ -155,14 +158,17 @@ def serve(*sources: str | Archive, store: Store | None = None, **settings: Any) 
 
     Raises:
         NotFound: a source does not exist.
-        InvalidArgument: a port is taken or a setting is wrong.
+        InvalidArgument: a port is taken, a setting is wrong, or a source is of another kind.
         Untrusted: ``trust`` is given and asks for a signature that a source does not have.
     """
     return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
 
 def create(
-    sources: Sequence[str | Archive], store: Store | None, config: ServerConfig, transferring: Transferring = logged
+    sources: Sequence[str | os.PathLike[str] | Archive],
+    store: Store | None,
+    config: ServerConfig,
+    transferring: Transferring = logged,
 ) -> Server:
     """Return a server, not started, for some sources.
 
@@ -173,18 +179,32 @@ def create(
         transferring: shows how far the pull of an archive is; by default the log tells it.
 
     Raises:
-        InvalidArgument: there are none.
+        InvalidArgument: there are none, or one is of another kind.
         NotFound: a source does not exist.
         Untrusted: the trust policy asks for a signature that a source does not have.
     """
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
+    known = [_source(source) for source in sources]
     policy = None
     if config.trust is not None:
         from ingot.model_store.trust import Policy  # which most servers start without
 
         policy = Policy.load(config.trust)
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)
-    for source in sources:
+    for source in known:
         repository.add(source)
     return Server(repository, config)
+
+
+def _source(source: Any) -> str | Archive:
+    if isinstance(source, Archive):
+        return source
+    if isinstance(source, str | os.PathLike) and isinstance(path := os.fspath(source), str):
+        return path
+    remedy = "give paths, references such as digits:1, or Archives"
+    if isinstance(source, list | tuple | set):
+        remedy = f"{remedy}, one by one: serve('digits:1', 'other:1')"
+    elif any((base.__module__, base.__name__) == _MODULE for base in type(source).__mro__):
+        remedy = "export the module first, and serve the archive: serve(ingot.export_model(module, example))"
+    raise InvalidArgument(f"an object of type {type(source).__name__} cannot be served; {remedy}")

@@ -180,7 +180,8 @@ def _claim(folder: Path) -> IO[bytes]:
         lock = os.fdopen(os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600), "wb")
     except OSError as error:
         raise InvalidArgument(
-            f"requests cannot be recorded in {folder}: {error.strerror or error}; give --record a folder that this "
+            f"requests cannot be recorded in {folder}: {error.strerror or error}; "
+            "give --record (in Python record) a folder that this "
             "server may write"
         ) from error
     try:
@@ -188,7 +189,7 @@ def _claim(folder: Path) -> IO[bytes]:
     except OSError as error:
         lock.close()
         raise InvalidArgument(
-            f"another server records in {folder}; stop it, or give --record another folder"
+            f"another server records in {folder}; stop it, or give --record (in Python record) another folder"
         ) from error
     return lock
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from ingot.errors import InvalidArgument
 
-_REMEDY = "give PEM files: --tls-cert the certificate and those that vouch for it, --tls-key its key without a password"
+_REMEDY = (
+    "give PEM files: --tls-cert the certificate and those that vouch for it, --tls-key its key without a password "
+    "(in Python tls_cert, tls_key)"
+)
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,9 @@ class TestRefusedArchives:
             (["serve", "./digits.txt"], "is not an Ingot archive"),
             (["serve", "nope.onnx"], "there is no file nope.onnx"),
             (["serve", "./digits.ingot#bf16"], "has no variant 'bf16'; it has: fp32"),
-            (["serve", "./digits.ingot", "--http-port", "99999"], "--http-port (or INGOT_HTTP_PORT)"),
-            (["serve", "./digits.ingot", "--slo", "50"], "--slo (or INGOT_SLO) is '50': write a unit: 50ms or 50s"),
+            (["serve", "./digits.ingot", "--http-port", "99999"], "--http-port is 99999"),
+            (["serve", "./digits.ingot", "--slo", "10h"], "--slo is '10h': it must be over 0 and at most 1h"),
+            (["serve", "./digits.ingot", "--slo", "50"], "--slo is '50': write a unit: 50ms or 50s"),
         ],
     )
     def test_each_with_its_remedy(

@@ -140,6 +140,26 @@ def test_the_environment_sets_options_and_bad_ones_are_named(folder: Path) -> No
         assert "Traceback" not in result.stderr
 
 
+def test_sources_that_are_none_are_told_with_the_remedy(folder: Path) -> None:
+    module = type("Module", (), {"__module__": "torch.nn.modules.module"})
+    for source, says in (
+        (
+            [str(onnx_models.affine(folder))],
+            r"type list cannot be served; .* one by one: serve\('digits:1', 'other:1'\)",
+        ),
+        (object(), "type object cannot be served; give paths, references such as digits:1, or Archives"),
+        (None, "type NoneType cannot be served"),
+        (type("Net", (module,), {})(), r"type Net cannot be served; export the module first"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            ingot.serve(source, http_port=0, grpc_port=0)  # type: ignore[arg-type]
+
+
+def test_a_file_may_be_a_path(folder: Path) -> None:
+    with ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0) as server:
+        assert server.models == ["affine"]
+
+
 def test_names_versions_and_sources(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with ingot.serve(model, f"other={model}", http_port=0, grpc_port=0) as server:
@@ -235,7 +255,7 @@ def test_settings_that_are_none(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with pytest.raises(InvalidArgument, match="no setting 'http_prot'"):
         ingot.serve(model, http_prot=0)
-    with pytest.raises(InvalidArgument, match=r"--http-port .* is 70000"):
+    with pytest.raises(InvalidArgument, match="http_port is 70000"):
         ingot.serve(model, http_port=70000)
 
 

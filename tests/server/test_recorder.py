@@ -209,8 +209,8 @@ def test_a_server_that_cannot_start_lets_the_folder_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"record_share": 0}, "--record-share"),
-        ({"record_share": 1.5}, "--record-share"),
+        ({"record_share": 0}, "record_share is"),
+        ({"record_share": 1.5}, "record_share is"),
         ({"record_limit": 0}, "limit"),
     ],
 )
