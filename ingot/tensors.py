@@ -293,10 +293,11 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
                 raise InvalidArgument(
                     f"dimension {axis} of input '{spec.name}' is {size}, the model takes {dim}: {_shown(spec.shape)}"
                 )
-        elif size not in signature.range(dim):
+        elif size not in (sizes := signature.range(dim)):
+            ends = f"{sizes.low} or more" if sizes.high is None else f"{sizes.low}..{sizes.high}"
+            multiples = f", in multiples of {sizes.step}" if sizes.step > 1 else ""
             raise InvalidArgument(
-                f"dimension {axis} ('{dim}') of input '{spec.name}' is {size}, the model takes {signature.range(dim)}"
-                + (f", which are multiples of {step}" if (step := signature.range(dim).step) > 1 else "")
+                f"dimension {axis} ('{dim}') of input '{spec.name}' is {size}, the model takes {ends}{multiples}"
             )
         elif bound.setdefault(dim, size) != size:
             raise InvalidArgument(

@@ -151,10 +151,28 @@ def test_fitting_inputs_give_the_sizes_of_named_dimensions() -> None:
         (inputs(a=np.zeros((2, 4), np.float32)), "dimension 1 of input 'a' is 4, the model takes 3"),
         (inputs(b=np.zeros((2, 1), np.int64)), r"dimension 1 \('seq'\) of input 'b' is 1, the model takes 2\.\.4"),
         (inputs(b=np.zeros((2, 5), np.int64)), r"dimension 1 \('seq'\) of input 'b' is 5, the model takes 2\.\.4"),
-        (inputs(a=np.zeros((0, 3), np.float32)), r"dimension 0 \('batch'\) of input 'a' is 0, the model takes 1\.\."),
+        (
+            inputs(a=np.zeros((0, 3), np.float32)),
+            r"dimension 0 \('batch'\) of input 'a' is 0, the model takes 1 or more",
+        ),
         (inputs(b=np.zeros((3, 4), np.int64)), "dimension 'batch' is 3 in input 'b' but 2 in another input"),
     ],
 )
 def test_each_way_to_be_wrong_has_its_message(given: dict[str, Array], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_inputs(SIGNATURE, given)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "says"),
+    [
+        ("x:float32[n]", 0, "dimension 0 ('n') of input 'x' is 0, the model takes 1 or more"),
+        ("x:float32[n=2..4]", 5, "dimension 0 ('n') of input 'x' is 5, the model takes 2..4"),
+        ("x:float32[n=..:8]", 9, "dimension 0 ('n') of input 'x' is 9, the model takes 8 or more, in multiples of 8"),
+    ],
+)
+def test_a_size_out_of_range_is_told_with_the_range(text: str, size: int, says: str) -> None:
+    spec, ranges = parse_spec(text)
+    with pytest.raises(InvalidArgument) as caught:
+        check_inputs(Signature((spec,), (), ranges=ranges), {"x": np.zeros(size, np.float32)})
+    assert str(caught.value) == says

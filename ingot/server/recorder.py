@@ -181,8 +181,7 @@ def _claim(folder: Path) -> IO[bytes]:
     except OSError as error:
         raise InvalidArgument(
             f"requests cannot be recorded in {folder}: {error.strerror or error}; "
-            "give --record (in Python record) a folder that this "
-            "server may write"
+            "give --record (in Python record) a folder that this server may write"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

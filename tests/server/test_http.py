@@ -89,6 +89,8 @@ def test_unknown_things_are_named(http: httpx.Client, method: str, path: str, st
     answer = http.request(method, path, json=affine() if method == "POST" else None)
     assert answer.status_code == status
     assert set(answer.json()) == {"error"}
+    if path == "/v2/models/affine/infer" and method == "GET":
+        assert answer.json()["error"].endswith("Method Not Allowed; use POST")
     if path == "/nothing":
         assert "POST /v2/models/{model}/infer" in answer.json()["error"]
     if "nope" in path:
@@ -261,6 +263,35 @@ def test_lying_binary_sizes(http: httpx.Client, size: Any, given: int, says: str
     answer = http.post("/v2/models/affine/infer", content=body, headers=headers)
     assert answer.status_code == 400
     assert says in answer.json()["error"]
+
+
+VALUES = np.array([0, 2, 300], "<f4").tobytes()
+
+
+@pytest.mark.parametrize("raw", [VALUES, b"abcdabcdabcd", bytes(12)], ids=["floats", "text", "zeros"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_raw_tensors_without_the_header_are_told_of_it(http: httpx.Client, raw: bytes, alone: bool) -> None:
+    body, _ = binary({"inputs": [tensor(parameters={"binary_data_size": 12})]}, raw)
+    answer = http.post("/v2/models/affine/infer", content=raw if alone else body)
+    assert answer.status_code == 400
+    assert f"the header {LENGTH} must be the JSON's length in bytes, and 0 if" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("wrong", [-5, 5])
+def test_a_header_that_cuts_the_json_elsewhere_is_named(http: httpx.Client, wrong: int) -> None:
+    body, headers = binary({"inputs": [tensor(parameters={"binary_data_size": 12})]}, VALUES)
+    length = int(headers[LENGTH]) + wrong
+    answer = http.post("/v2/models/affine/infer", content=body, headers={LENGTH: str(length)})
+    assert answer.status_code == 400
+    assert f"{LENGTH} says that the first {length} bytes of the body are the JSON" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"inputs": [NaN]}', b"[1"])
+def test_json_that_is_merely_wrong_is_not_taken_for_raw_tensors(http: httpx.Client, body: bytes) -> None:
+    answer = http.post("/v2/models/affine/infer", content=body)
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]
+    assert LENGTH not in answer.json()["error"]
 
 
 @pytest.mark.usefixtures("still_answers")

@@ -7,7 +7,7 @@ how many bytes of them are its own, in the order of the tensors. The client half
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -61,7 +61,7 @@ def decode_request(
         known = plans.read_text(model, version, body)
         if known is not None:
             return known
-        header = _parse(body)
+        header = _parse(body, _unannounced)
         request, layout = _decode(model, version, header, memoryview(b""))
         plans.learn_text(body, header, request, layout)
         return request, layout
@@ -71,7 +71,7 @@ def decode_request(
     known = plans.read_raw(model, version, raw, body)
     if known is not None:
         return known
-    header = _parse(raw)
+    header = _parse(raw, _announced)
     request, layout = _decode(model, version, header, memoryview(body)[header_length:])
     plans.learn_raw(raw, header, request, layout)
     return request, layout
@@ -250,14 +250,31 @@ class _Buffers:
             )
 
 
-def _parse(raw: bytes | memoryview) -> dict[str, Any]:
+def _parse(raw: bytes | memoryview, remedy: Callable[[bytes, str], str] = lambda _, __: "") -> dict[str, Any]:
+    """Return a JSON object; ``remedy`` says what may be done, given what is none and what is wrong with it."""
     try:
         header = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"the request is not valid JSON: {error}") from error
+        hint = remedy(bytes(raw), str(error))
+        raise InvalidArgument(f"the request is not valid JSON: {error}{hint and f'; {hint}'}") from error
     if not isinstance(header, dict):
         raise InvalidArgument("the request is not a JSON object")
     return header
+
+
+def _announced(raw: bytes, problem: str) -> str:
+    return f"{HEADER_LENGTH} says that the first {len(raw)} bytes of the body are the JSON, and raw tensors follow"
+
+
+def _unannounced(body: bytes, problem: str) -> str:
+    """Return the remedy for a body that seems to hold raw tensors, though no header says so."""
+    is_raw = "UTF-8" in problem or "after document" in problem or b"\0" in body
+    if not is_raw and (not body or body.lstrip().startswith((b"{", b"["))):
+        return ""
+    return (
+        f"if raw tensors follow the JSON, the header {HEADER_LENGTH} must be the JSON's length in bytes, and 0 if "
+        "the body is the data of one input alone"
+    )
 
 
 def _input(item: Any, buffers: _Buffers) -> tuple[str, Array]:
