@@ -1,6 +1,17 @@
 """``python -m ingot`` is the ``ingot`` command."""
 
-from ingot.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it with 130 and without a word, also while its modules are read."""
+    try:
+        from ingot.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

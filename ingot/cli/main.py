@@ -132,7 +132,7 @@ def _scratch() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours; Ctrl-C is 130."""
+    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours."""
     # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
     # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

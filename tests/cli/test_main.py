@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +48,27 @@ def test_a_misspelt_command_line_is_exit_code_2(run_ingot: RunIngot, arguments: 
     assert result.returncode == 2
     assert "Usage:" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+_INTERRUPTED = """
+import runpy, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupt(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["serve", "nowhere.onnx"]
+runpy.run_module("ingot", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["ingot.cli.main", "typer", "ingot.cli.serve", "ingot.server.lifecycle", "uvloop"])
+def test_ctrl_c_while_modules_are_read_is_quiet(module: str) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED.format(module=module)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "")
