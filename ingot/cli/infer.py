@@ -26,6 +26,14 @@ def infer(
     output_names: Annotated[
         list[str] | None, typer.Option("--output-name", help="Only this output; once for each.")
     ] = None,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--parameter",
+            metavar="<name=value>",
+            help="A parameter of the request, such as timeout=50000 (microseconds) or priority=1; once for each.",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the answer.")] = 60.0,
     ca_file: Annotated[
         Path | None, typer.Option(help="PEM file of the certificates that vouch for the server's.")
@@ -38,9 +46,10 @@ def infer(
 
     from ingot.server.client import Client
 
+    chosen = _parameters(parameters or [])
     with Client(url, timeout, ca_file) as client:
         arrays = _inputs(client, model, version, inputs)
-        outputs = client.infer(model, arrays, version=version, outputs=output_names or ())
+        outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:
         try:
             with out.open("wb") as file:  # numpy would add .npz to a name without it
@@ -74,6 +83,23 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             raise InvalidArgument(f"unknown input '{name}'; the model takes {', '.join(dtypes)}")
         inputs[name] = _parse(name, value, dtypes[name])
     return inputs
+
+
+def _parameters(texts: list[str]) -> dict[str, str | float]:
+    """Parse ``name=value``: numbers, true and false as JSON has them, anything else is text."""
+    parameters: dict[str, str | float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"'{text}' is no parameter; write NAME=VALUE, such as timeout=50000")
+        if name in parameters:
+            raise InvalidArgument(f"parameter '{name}' is given twice")
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = value
+        parameters[name] = found if isinstance(found, bool | int | float) else value
+    return parameters
 
 
 def _read(path: Path) -> Array:

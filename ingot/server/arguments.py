@@ -72,7 +72,7 @@ def _parameter(name: str, value: Any) -> bool | int | float | str:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgument(f"parameter '{name}' is {value}, which JSON cannot carry")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise InvalidArgument(f"parameter '{name}' is {value:.3g}, which does not fit into 64 bits")
+        raise InvalidArgument(f"parameter '{name}' is a whole number that does not fit into 64 bits")
     return next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
 
 

@@ -1,0 +1,54 @@
+"""``ingot infer``, asking a server as a user does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ingot
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.support import RunIngot, refused, succeeded
+
+INPUT = ("affine", "--input", "x=[[1, 2, 3]]")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with ingot.serve(onnx_models.affine(tmp_path_factory.mktemp("model")), http_port=0, grpc_port=0) as running:
+        yield running
+
+
+@pytest.fixture(params=["http_url", "grpc_url"])
+def url(request: pytest.FixtureRequest, server: RunningServer) -> str:
+    return str(getattr(server, request.param))
+
+
+def test_parameters_are_sent_as_numbers_flags_and_text(run_ingot: RunIngot, url: str) -> None:
+    texts = ("timeout=60000000", "priority=1", "share=0.5", "flag=true", "mine=a=b", "none=null", "list=[1]")
+    options = [part for text in texts for part in ("--parameter", text)]
+    assert "[[3. 5. 7.]]" in succeeded(run_ingot("infer", url, *INPUT, *options))
+    assert "answered" in refused(run_ingot("infer", url, *INPUT, "--parameter", "timeout=1"))
+    assert "parameter 'priority' is 'high'" in refused(run_ingot("infer", url, *INPUT, "--parameter", "priority=high"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("timeout",), "'timeout' is no parameter; write NAME=VALUE, such as timeout=50000"),
+        (("=1",), "'=1' is no parameter"),
+        (("a=1", "a=2"), "parameter 'a' is given twice"),
+        (("a=1" + "0" * 30,), "parameter 'a' is a whole number that does not fit into 64 bits"),
+        (("a=Infinity",), "parameter 'a' is inf"),
+    ],
+)
+def test_parameters_that_are_none_are_refused(
+    run_ingot: RunIngot, server: RunningServer, options: tuple[str, ...], says: str
+) -> None:
+    command = [part for text in options for part in ("--parameter", text)]
+    assert says in refused(run_ingot("infer", server.http_url, *INPUT, *command))
+
+
+def test_an_address_that_ends_in_v2_is_told(run_ingot: RunIngot, server: RunningServer) -> None:
+    assert "the client adds /v2 itself" in refused(run_ingot("infer", f"{server.http_url}/v2", *INPUT))
