@@ -35,14 +35,21 @@ class Padding:
         """Check that a model's inputs can be padded so.
 
         Raises:
-            InvalidArgument: the signature has no such dimension or it is the batch's; ``values`` are not those of its
-                inputs, or are none of their datatype; a bucket is none of its sizes.
+            InvalidArgument: the signature has no such dimension or it is the batch's; ``values`` are not those of the
+                inputs that have it, or are none of their datatype; a bucket is none of its sizes.
         """
         if dim == signature.batch or dim not in signature.symbols:
             what = "the batch" if dim == signature.batch else "no dimension of the inputs"
             known = ", ".join(name for name in signature.symbols if name != signature.batch)
             raise InvalidArgument(f"'{dim}' cannot be padded: it is {what}; there are: {known or 'none'}")
         specs = {spec.name: spec for spec in signature.inputs if dim in spec.shape}
+        inputs = [spec.name for spec in signature.inputs]
+        for name in self.values:
+            if name not in specs:
+                what = "which does not have it" if name in inputs else "which is no input"
+                raise InvalidArgument(
+                    f"padding of '{dim}' has a value for '{name}', {what}; these have it: {', '.join(specs)}"
+                )
         if set(specs) != set(self.values):
             raise InvalidArgument(
                 f"padding of '{dim}' needs one value for each input that has it: {', '.join(specs)}; "

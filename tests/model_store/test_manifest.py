@@ -44,6 +44,8 @@ def test_a_bad_serving_document(change: dict[str, object], where: str) -> None:
     [
         ({"width": {"values": {"x": 0}}}, "'width' cannot be padded: it is no dimension"),
         ({"batch": {"values": {"x": 0}}}, "'batch' cannot be padded: it is the batch"),
+        ({"seq": {"values": {"x": 0, "scale": 0}}}, "a value for 'scale', which does not have it; these have it: x"),
+        ({"seq": {"values": {"x": 0, "z": 0}}}, "a value for 'z', which is no input; these have it: x"),
         ({"seq": {"values": {}}}, "needs one value for each input that has it: x"),
         ({"seq": {"values": {"x": 1e300}}}, "1e.300 cannot pad input 'x', which is float32"),
         ({"seq": {"values": {"x": 0}, "buckets": [0]}}, "bucket 0 of 'seq' is none of its sizes"),
@@ -53,7 +55,8 @@ def test_a_bad_serving_document(change: dict[str, object], where: str) -> None:
 def test_padding_that_does_not_fit_the_signature(padding: dict[str, object], says: str) -> None:
     shape = ["batch", "seq"]
     tensor = {"name": "x", "dtype": "FP32", "shape": shape}
-    signature = {"inputs": [tensor], "outputs": [{**tensor, "name": "y"}], "batch": "batch"}
+    scale = {"name": "scale", "dtype": "FP32", "shape": ["batch"]}
+    signature = {"inputs": [tensor, scale], "outputs": [{**tensor, "name": "y"}], "batch": "batch"}
     raw = json.dumps({**serving().model_dump(mode="json"), "signature": signature, "padding": padding}).encode()
     with pytest.raises(InvalidArchive, match=says):
         manifest.decode(manifest.Serving, raw, "serving.json")

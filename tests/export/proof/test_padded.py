@@ -64,9 +64,19 @@ def test_a_dimension_of_one_size_cannot_be_proved() -> None:
         export_model(Mean(), inputs=[text.replace("1..64", "8..8") for text in INPUTS], pad="seq")
 
 
-@pytest.mark.parametrize("pad", ["batch", "width", "seq:ids=0.5", "seq:pixels=1", "seq@70", "seq@32,16"])
-def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str) -> None:
-    with pytest.raises(InvalidArgument):
+@pytest.mark.parametrize(
+    ("pad", "says"),
+    [
+        ("batch", "'batch' cannot be padded: it is the batch; there are: seq"),
+        ("width", "'width' cannot be padded: it is no dimension of the inputs"),
+        ("seq:ids=0.5", "0.5 cannot pad input 'ids'"),
+        ("seq:msk=1", "padding of 'seq' has a value for 'msk', which is no input; these have it: ids, mask"),
+        ("seq@70", "bucket 70 of 'seq' is none of its sizes"),
+        ("seq@32,16", "not in ascending order"),
+    ],
+)
+def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
         export_model(Mean(), inputs=INPUTS, pad=pad)
 
 
