@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
+from ingot.layout import duration, written
 from ingot.runtime.batching import Batcher, Spent, rows_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.entry import Entry, Outcome, Reply
@@ -97,6 +98,13 @@ class Dispatcher:
         self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
+        if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
+            log.warning(
+                "model %s: one row takes %s, too long for the slo of %s: requests that name no timeout will be refused",
+                name,
+                duration(taken),
+                written(slo),
+            )
 
     @property
     def waiting(self) -> int:
@@ -143,8 +151,10 @@ class Dispatcher:
                 pending: Pending = single
             else:
                 pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
-        except IngotError:
+        except IngotError as error:
             self._statistics.failed.count += 1
+            if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
+                raise DeadlineExceeded(f"{error} by its timeout: it has the slo of {written(limit)}") from None
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
@@ -166,8 +176,7 @@ class Dispatcher:
             parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
         self.in_flight += 1
         try:
-            for entry in parts.entries:
-                self._scheduler.offer(entry, now)
+            self._scheduler.offer_parts(parts.entries, now)
         except IngotError:
             parts.cancel()
             raise

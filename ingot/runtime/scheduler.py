@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ingot import layout
 from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.runtime.entry import Entry
 from ingot.runtime.lanes import Lane, Lanes
@@ -109,24 +111,50 @@ class Scheduler:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model itself takes longer than the request has.
         """
+        self._check_room(entry.nbytes)
+        lane = self._lane_of(entry)
+        self._check_time(entry, lane, now, lane.latency(entry.rows))
+        self._put(entry, lane, now)
+
+    def offer_parts(self, entries: Sequence[Entry], now: float) -> None:
+        """Take in the parts of one request, which all have its deadline; if it raises, some may be taken in already.
+
+        Raises:
+            Unavailable: as for one entry.
+            DeadlineExceeded: the model takes longer for all of them.
+        """
+        first, last = entries[0], entries[-1]
+        self._check_room(sum(entry.nbytes for entry in entries))
+        lane = self._lane_of(first)
+        latency, rounds = lane.latency, math.ceil(len(entries) / self._engines)
+        taken = (rounds - 1) * latency(first.rows) + latency(last.rows)
+        self._check_time(first, lane, now, taken * latency.margin)
+        for number, entry in enumerate(entries):
+            self._put(entry, lane, now, number)
+
+    def _check_room(self, nbytes: int) -> None:
         lanes, limits = self._lanes, self.limits
-        if lanes.count >= limits.max_queue or (lanes.count and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
+        if lanes.count >= limits.max_queue or (lanes.count and lanes.nbytes + nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({lanes.count} requests wait); send fewer at once, or try later")
-        lane = lanes.find(entry.group) or self._new_lane(entry)
+
+    def _check_time(self, entry: Entry, lane: Lane, now: float, taken: float) -> None:
+        """Refuse what the model itself takes too long for."""
         left = entry.deadline - now
-        if left < PATIENCE:
-            if lane.latency(entry.rows) > left and self._sure(lane, now):
-                taken = lane.latency(entry.rows)
-                raise DeadlineExceeded(
-                    f"the request has {left:.3g} s, and the model takes {taken:.3g} s; allow more time"
-                )
-            lanes.number(entry, entry.deadline)
-            self._allowed += (left - self._allowed) / _USUAL
-        else:
-            lanes.number(entry, now + PATIENCE)
-            self._allowed += (PATIENCE - self._allowed) / _USUAL
-        if left < math.inf and not lane.latency.guessed and (lanes.count or len(self._running) >= self._engines):
-            self._check_queue(entry, lane, now)
+        if taken > left and self._sure(lane, now):
+            raise DeadlineExceeded(
+                f"the request has {_time(left)}, and the model takes {_time(taken)}; allow more time"
+            )
+
+    def _put(self, entry: Entry, lane: Lane, now: float, own: int = 0) -> None:
+        """Put an entry into the queue, where ``own`` others of the same request wait already."""
+        lanes = self._lanes
+        deadline = entry.deadline
+        due = min(deadline, now + PATIENCE)
+        lanes.number(entry, due)
+        behind = lanes.count or len(self._running) >= self._engines
+        if behind and deadline < math.inf and not lane.latency.guessed:
+            self._check_queue(entry, lane, now, own)
+        self._allowed += (due - now - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
         lanes.put(lane, entry)
 
     def discard(self, entry: Entry) -> None:
@@ -177,11 +205,14 @@ class Scheduler:
         allowed = self._allowed / 2 / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
-    def _new_lane(self, entry: Entry) -> Lane:
-        latency = self._latencies.of(entry.nbytes / max(entry.rows, 1))
-        return Lane(entry.group, latency, self._cap_of(latency))
+    def _lane_of(self, entry: Entry) -> Lane:
+        found = self._lanes.find(entry.group)
+        if found is None:
+            latency = self._latencies.of(entry.nbytes / max(entry.rows, 1))
+            found = Lane(entry.group, latency, self._cap_of(latency))
+        return found
 
-    def _check_queue(self, entry: Entry, lane: Lane, now: float) -> None:
+    def _check_queue(self, entry: Entry, lane: Lane, now: float, own: int) -> None:
         """Refuse what would be late because of what goes before it."""
         latency, waiting, left = lane.latency, self._lanes.count, entry.deadline - now
         cap = max(lane.cap, entry.rows)
@@ -193,8 +224,9 @@ class Scheduler:
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         rows = cap if batches else min(cap, before * lane.rows // (len(lane.tickets) or 1) + entry.rows)
         if full and (self._wait(batches, full, now) + latency(rows)) * latency.margin > left:
+            others = f"{waiting - own} requests wait" if waiting > own else "another request runs"
             raise Unavailable(
-                f"{waiting} requests wait, so the answer would come later than in the {left:.3g} s that it has; "
+                f"{others}, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"
             )
 
@@ -280,3 +312,7 @@ class Scheduler:
         lane.running += rows
         self._running[id(batch)] = (now + lane.latency(rows), lane, rows)
         return batch
+
+
+def _time(seconds: float) -> str:
+    return layout.written(float(f"{max(0.0, seconds):.3g}"))
