@@ -31,7 +31,7 @@ def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
         if request.param == "fastapi"
         else request.getfixturevalue("two_fronts" if request.param == "fronts" else "one_process").http_url
     )
-    with httpx.Client(base_url=url, trust_env=False) as client:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:  # busy machines need more than 5 s
         yield client
 
 
