@@ -120,7 +120,7 @@ def test_a_batch_that_cannot_be_learnt_from_is_answered(
 
 def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
     def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        time.sleep(0.0002 * inputs["x"].shape[1])
+        time.sleep(0.002 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
 
     async def work() -> None:
@@ -130,9 +130,10 @@ def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
         assert (await served.infer({"x": large}, timeout=20))["y"].shape == (1, 500)
         calls = len(engine.calls)
         with pytest.raises(DeadlineExceeded, match="the model takes"):  # as one call has shown by now
-            await served.infer({"x": large}, timeout=0.02)
+            await served.infer({"x": large}, timeout=0.9)
         assert len(engine.calls) == calls
-        assert (await served.infer({"x": small}, timeout=0.02))["y"].shape == (1, 5)
+        # A hundredth of a second for the engine; the rest is for machines that are busy.
+        assert (await served.infer({"x": small}, timeout=0.9))["y"].shape == (1, 5)
         await served.drain()
         served.close()
 
