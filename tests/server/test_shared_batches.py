@@ -198,17 +198,27 @@ def test_parts_whose_client_left_are_left_out(gated: Gated) -> None:
     assert gated.engine.calls == [1, 1]
 
 
-def test_a_queue_that_has_no_room_for_all_parts_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FunctionEngine(scaled, SIGNATURE)
+def test_a_full_queue_takes_no_part_of_a_request_and_an_empty_one_takes_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    engine = FunctionEngine(scaled, SIGNATURE, gate)
     monkeypatch.setattr(form, "load_engine", lambda path, **options: engine)
     path = onnx_models.affine(tmp_path, "scaled")
+    gate.set()
     with ingot.serve(str(path), http_port=0, grpc_port=0, max_batch=4, max_queue=2) as server:
-        made = Gated(server, engine, threading.Event())
-        with pytest.raises(ingot.errors.Unavailable, match="the queue is full"):
-            made.ask("http", rows(40))
-        assert metric(made.http, "ingot_queued_requests", "scaled") == 0
-        assert metric(made.http, "ingot_in_flight_requests", "scaled") == 0
-        assert np.array_equal(made.ask("grpc", rows(8)), 2 * rows(8))
+        made = Gated(server, engine, gate)
+        first = made.close_gate()
+        large = made.start("grpc", rows(40))
+        made.until_waiting(10)
+        for size in (1, 8):
+            with pytest.raises(ingot.errors.Unavailable, match="the queue is full"):
+                made.ask("http", rows(size))
+        assert metric(made.http, "ingot_queued_requests", "scaled") == 10
+        assert metric(made.http, "ingot_in_flight_requests", "scaled") == 2
+        gate.set()
+        first.result(60)
+        assert np.array_equal(large.result(60), 2 * rows(40))
         made.pool.shutdown()
         made.http.close()
 
