@@ -20,6 +20,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.entry import Entry, Outcome, Reply
 from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.instance import Instance
+from ingot.runtime.latency import Latency
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Parts, Pending, Single
@@ -305,7 +306,11 @@ class Dispatcher:
             "batching": scheduler.batching,
             "max_batch": scheduler.limits.max_batch,
             "rows_at_best": scheduler.cap,
-            "latency": [{"rows": rows, "seconds": seconds} for rows, seconds in scheduler.latency.known.items()],
+            "latency": _listed(scheduler.latency),
+            "by_row_bytes": [
+                {"row_bytes": weight, "latency": _listed(latency)}
+                for weight, latency in scheduler.latencies.classes.items()
+            ],
             "waiting": len(scheduler),
             "in_flight": self.in_flight,
         }
@@ -320,3 +325,7 @@ class Dispatcher:
                 "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
             }
         return counted.copy(queued, told)
+
+
+def _listed(latency: Latency) -> list[dict[str, float]]:
+    return [{"rows": rows, "seconds": seconds} for rows, seconds in latency.known.items()]

@@ -240,6 +240,11 @@ class Latencies:
         if weight:
             self.of(weight)
 
+    @property
+    def classes(self) -> Mapping[int, Latency]:
+        """Those that are in use, by about how many bytes a row has."""
+        return {round(2 ** (place / 4)): latency for place, latency in sorted(self._classes.items())}
+
     def of(self, weight: float) -> Latency:
         """Return the latency of rows of so many bytes."""
         place = round(4 * math.log2(max(weight, 1)))

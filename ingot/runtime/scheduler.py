@@ -71,6 +71,7 @@ class Scheduler:
 
     Attributes:
         wake: when to ask :meth:`take` again, if it gave nothing although entries wait and nothing happens before.
+        latencies: what was learnt of rows of several weights, ``latency`` among them.
         late: entries that :meth:`take` took out because their time was up; whoever calls it empties this and answers
             them.
     """
@@ -89,7 +90,7 @@ class Scheduler:
         self.batching = batching
         self.wake: float | None = None
         self.late: list[Entry] = []
-        self._latencies = Latencies(self.latency, row_bytes)
+        self.latencies = Latencies(self.latency, row_bytes)
         self._engines = engines
         self._lanes = Lanes()
         self._running: dict[int, tuple[float, Lane, int]] = {}  # expected end, lane and rows, by the batch's id
@@ -208,7 +209,7 @@ class Scheduler:
     def _lane_of(self, entry: Entry) -> Lane:
         found = self._lanes.find(entry.group)
         if found is None:
-            latency = self._latencies.of(entry.nbytes / max(entry.rows, 1))
+            latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
             found = Lane(entry.group, latency, self._cap_of(latency))
         return found
 

@@ -119,6 +119,9 @@ def test_the_waste_of_padding_is_told(tmp_path: Path) -> None:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(ask, [1 + number % 40 for number in range(200)]))
         (found,) = statistics(server, "http")
+    by_weight = {item["row_bytes"]: item["latency"] for item in found["ingot"]["by_row_bytes"]}
+    assert max(by_weight) > 10 * min(by_weight)  # of one to forty elements
+    assert found["ingot"]["latency"] in by_weight.values()
     told = found["ingot"]["padding"]
     assert told["dimensions"] == ["seq"]
     assert told["elements"] == 2 * sum(1 + number % 40 for number in range(200))
