@@ -105,58 +105,44 @@ class Scheduler:
         """The rows that a batch has when enough wait."""
         return self._cap_of(self.latency)
 
-    def offer(self, entry: Entry, now: float) -> None:
-        """Take an entry in.
+    def offer(self, entry: Entry, now: float, own: int = 0) -> None:
+        """Take an entry in; ``own`` others of the same request wait already.
 
         Raises:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model itself takes longer than the request has.
         """
-        self._check_room(entry.nbytes)
-        lane = self._lane_of(entry)
-        self._check_time(entry, lane, now, lane.latency(entry.rows))
-        self._put(entry, lane, now)
+        lanes, limits = self._lanes, self.limits
+        others = lanes.count - own
+        if others >= limits.max_queue or (others and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
+            raise Unavailable(f"the queue is full ({others} requests wait); send fewer at once, or try later")
+        lane = lanes.find(entry.group) or self._new_lane(entry)
+        deadline, taken = entry.deadline, lane.latency(entry.rows)
+        if taken > deadline - now and self._sure(lane, now):
+            raise _too_slow(deadline - now, taken)
+        due = min(deadline, now + PATIENCE)
+        lanes.number(entry, due)
+        behind = lanes.count or len(self._running) >= self._engines
+        if behind and deadline < math.inf and not lane.latency.guessed:
+            self._check_queue(entry, lane, now, others)
+        self._allowed += (due - now - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
+        lanes.put(lane, entry)
 
     def offer_parts(self, entries: Sequence[Entry], now: float) -> None:
-        """Take in the parts of one request, which all have its deadline; if it raises, some may be taken in already.
+        """Take in the parts of one request, the last of which may be smaller; if it raises, perhaps some of them.
 
         Raises:
             Unavailable: as for one entry.
             DeadlineExceeded: the model takes longer for all of them.
         """
         first, last = entries[0], entries[-1]
-        self._check_room(sum(entry.nbytes for entry in entries))
-        lane = self._lane_of(first)
+        lane = self._lanes.find(first.group) or self._new_lane(first)
         latency, rounds = lane.latency, math.ceil(len(entries) / self._engines)
-        taken = (rounds - 1) * latency(first.rows) + latency(last.rows)
-        self._check_time(first, lane, now, taken * latency.margin)
-        for number, entry in enumerate(entries):
-            self._put(entry, lane, now, number)
-
-    def _check_room(self, nbytes: int) -> None:
-        lanes, limits = self._lanes, self.limits
-        if lanes.count >= limits.max_queue or (lanes.count and lanes.nbytes + nbytes > limits.max_queue_bytes):
-            raise Unavailable(f"the queue is full ({lanes.count} requests wait); send fewer at once, or try later")
-
-    def _check_time(self, entry: Entry, lane: Lane, now: float, taken: float) -> None:
-        """Refuse what the model itself takes too long for."""
-        left = entry.deadline - now
-        if taken > left and self._sure(lane, now):
-            raise DeadlineExceeded(
-                f"the request has {_time(left)}, and the model takes {_time(taken)}; allow more time"
-            )
-
-    def _put(self, entry: Entry, lane: Lane, now: float, own: int = 0) -> None:
-        """Put an entry into the queue, where ``own`` others of the same request wait already."""
-        lanes = self._lanes
-        deadline = entry.deadline
-        due = min(deadline, now + PATIENCE)
-        lanes.number(entry, due)
-        behind = lanes.count or len(self._running) >= self._engines
-        if behind and deadline < math.inf and not lane.latency.guessed:
-            self._check_queue(entry, lane, now, own)
-        self._allowed += (due - now - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
-        lanes.put(lane, entry)
+        taken = ((rounds - 1) * latency(first.rows) + latency(last.rows)) * latency.margin
+        if taken > first.deadline - now and self._sure(lane, now):
+            raise _too_slow(first.deadline - now, taken)
+        for own, entry in enumerate(entries):
+            self.offer(entry, now, own)
 
     def discard(self, entry: Entry) -> None:
         """Forget an entry whose client has left; one that runs already just loses its reader."""
@@ -206,15 +192,12 @@ class Scheduler:
         allowed = self._allowed / 2 / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
-    def _lane_of(self, entry: Entry) -> Lane:
-        found = self._lanes.find(entry.group)
-        if found is None:
-            latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
-            found = Lane(entry.group, latency, self._cap_of(latency))
-        return found
+    def _new_lane(self, entry: Entry) -> Lane:
+        latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
+        return Lane(entry.group, latency, self._cap_of(latency))
 
-    def _check_queue(self, entry: Entry, lane: Lane, now: float, own: int) -> None:
-        """Refuse what would be late because of what goes before it."""
+    def _check_queue(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
+        """Refuse what would be late because of what goes before it, among which ``others`` are other requests."""
         latency, waiting, left = lane.latency, self._lanes.count, entry.deadline - now
         cap = max(lane.cap, entry.rows)
         before = lane.before(entry)
@@ -225,9 +208,9 @@ class Scheduler:
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         rows = cap if batches else min(cap, before * lane.rows // (len(lane.tickets) or 1) + entry.rows)
         if full and (self._wait(batches, full, now) + latency(rows)) * latency.margin > left:
-            others = f"{waiting - own} requests wait" if waiting > own else "another request runs"
+            why = f"{others} requests wait" if others else "another request runs"
             raise Unavailable(
-                f"{others}, so the answer would come later than in the {left:.3g} s that it has; "
+                f"{why}, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"
             )
 
@@ -315,5 +298,6 @@ class Scheduler:
         return batch
 
 
-def _time(seconds: float) -> str:
-    return layout.written(float(f"{max(0.0, seconds):.3g}"))
+def _too_slow(left: float, taken: float) -> DeadlineExceeded:
+    has, takes = (layout.written(float(f"{max(0.0, seconds):.3g}")) for seconds in (left, taken))
+    return DeadlineExceeded(f"the request has {has}, and the model takes {takes}; allow more time")
