@@ -21,7 +21,7 @@ class Profile:
 
     @property
     def capacity(self) -> float:
-        """The most rows a second, at the best batch size."""
+        """The most rows a second, at the best of the known batch sizes; larger ones may do a little better."""
         return max(rows / seconds for rows, seconds in self.seconds.items())
 
 

@@ -14,11 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
+from ingot.layout import duration, written
 from ingot.runtime.batching import Batcher, Spent, rows_of
 from ingot.runtime.engine import Engine
 from ingot.runtime.entry import Entry, Outcome, Reply
 from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.instance import Instance
+from ingot.runtime.latency import Latency
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.mixing import Mixer
 from ingot.runtime.pending import Expiry, Parts, Pending, Single
@@ -97,6 +99,13 @@ class Dispatcher:
         self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
+        if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
+            log.warning(
+                "model %s: one row takes %s, too long for the slo of %s: requests that name no timeout will be refused",
+                name,
+                duration(taken),
+                written(slo),
+            )
 
     @property
     def waiting(self) -> int:
@@ -143,8 +152,10 @@ class Dispatcher:
                 pending: Pending = single
             else:
                 pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
-        except IngotError:
+        except IngotError as error:
             self._statistics.failed.count += 1
+            if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
+                raise DeadlineExceeded(f"{error} by its timeout: it has the slo of {written(limit)}") from None
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
@@ -166,8 +177,7 @@ class Dispatcher:
             parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
         self.in_flight += 1
         try:
-            for entry in parts.entries:
-                self._scheduler.offer(entry, now)
+            self._scheduler.offer_parts(parts.entries, now)
         except IngotError:
             parts.cancel()
             raise
@@ -296,7 +306,11 @@ class Dispatcher:
             "batching": scheduler.batching,
             "max_batch": scheduler.limits.max_batch,
             "rows_at_best": scheduler.cap,
-            "latency": [{"rows": rows, "seconds": seconds} for rows, seconds in scheduler.latency.known.items()],
+            "latency": _listed(scheduler.latency),
+            "by_row_bytes": [
+                {"row_bytes": weight, "latency": _listed(latency)}
+                for weight, latency in scheduler.latencies.classes.items()
+            ],
             "waiting": len(scheduler),
             "in_flight": self.in_flight,
         }
@@ -311,3 +325,7 @@ class Dispatcher:
                 "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
             }
         return counted.copy(queued, told)
+
+
+def _listed(latency: Latency) -> list[dict[str, float]]:
+    return [{"rows": rows, "seconds": seconds} for rows, seconds in latency.known.items()]

@@ -22,11 +22,10 @@ _GROWTH = 2
 # Each row more takes at least this share of what a row takes in the largest call that is known: in two calls that seem
 # to take the same time the machine was disturbed.
 _LEAST_SLOPE = 0.25
-# Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine.
+# Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine. What was
+# measured while the model was loaded counts as one: had it been disturbed and were it believed, a model that seems too
+# slow for every deadline would be given no request to learn better from, and a size that seems slow no batch.
 _TRIES = 3
-# What was measured while the model was loaded may have been disturbed, so of so many first calls those that take less
-# are believed: else a model that seems too slow for every deadline would be given no request to learn better from.
-_EARLY = 8
 # After so many calls the best size is looked for anew; after so many, the size next to it is tried in a few.
 _REFRESH = 16
 _EXPLORE = 256
@@ -55,7 +54,7 @@ class Latency:
         for place in range(len(known) - 1, 0, -1):
             # What disturbs a measurement makes it longer: the larger size's is then nearer to the truth for both.
             self._seconds[place - 1] = min(self._seconds[place - 1 : place + 1])
-        self._tries = [_TRIES if sure else 0] * len(known)
+        self._tries = [1 if sure else 0] * len(known)
         self._pace = 1.0
         self._calls = 0
         self._trial = 0
@@ -141,9 +140,6 @@ class Latency:
             self._insert(rows, min(seconds, expected or seconds))
         elif self._tries[place] < _TRIES:
             self._try(place, seconds / expected)
-        elif seconds < expected and self._calls <= _EARLY:
-            self._seconds[place] *= seconds / expected
-            self._straighten(place)
         else:
             factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
             self.spread += 0.05 * (abs(factor - 1) - self.spread)
@@ -243,6 +239,11 @@ class Latencies:
         self._classes: dict[int, Latency] = {}
         if weight:
             self.of(weight)
+
+    @property
+    def classes(self) -> Mapping[int, Latency]:
+        """Those that are in use, by about how many bytes a row has."""
+        return {round(2 ** (place / 4)): latency for place, latency in sorted(self._classes.items())}
 
     def of(self, weight: float) -> Latency:
         """Return the latency of rows of so many bytes."""

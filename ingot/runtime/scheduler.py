@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ingot import layout
 from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.runtime.entry import Entry
 from ingot.runtime.lanes import Lane, Lanes
@@ -69,6 +71,7 @@ class Scheduler:
 
     Attributes:
         wake: when to ask :meth:`take` again, if it gave nothing although entries wait and nothing happens before.
+        latencies: what was learnt of rows of several weights, ``latency`` among them.
         late: entries that :meth:`take` took out because their time was up; whoever calls it empties this and answers
             them.
     """
@@ -87,7 +90,7 @@ class Scheduler:
         self.batching = batching
         self.wake: float | None = None
         self.late: list[Entry] = []
-        self._latencies = Latencies(self.latency, row_bytes)
+        self.latencies = Latencies(self.latency, row_bytes)
         self._engines = engines
         self._lanes = Lanes()
         self._running: dict[int, tuple[float, Lane, int]] = {}  # expected end, lane and rows, by the batch's id
@@ -102,32 +105,44 @@ class Scheduler:
         """The rows that a batch has when enough wait."""
         return self._cap_of(self.latency)
 
-    def offer(self, entry: Entry, now: float) -> None:
-        """Take an entry in.
+    def offer(self, entry: Entry, now: float, own: int = 0) -> None:
+        """Take an entry in; ``own`` others of the same request wait already.
 
         Raises:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model itself takes longer than the request has.
         """
         lanes, limits = self._lanes, self.limits
-        if lanes.count >= limits.max_queue or (lanes.count and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
-            raise Unavailable(f"the queue is full ({lanes.count} requests wait); send fewer at once, or try later")
+        others = lanes.count - own
+        if others >= limits.max_queue or (others and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
+            raise Unavailable(f"the queue is full ({others} requests wait); send fewer at once, or try later")
         lane = lanes.find(entry.group) or self._new_lane(entry)
-        left = entry.deadline - now
-        if left < PATIENCE:
-            if lane.latency(entry.rows) > left and self._sure(lane, now):
-                taken = lane.latency(entry.rows)
-                raise DeadlineExceeded(
-                    f"the request has {left:.3g} s, and the model takes {taken:.3g} s; allow more time"
-                )
-            lanes.number(entry, entry.deadline)
-            self._allowed += (left - self._allowed) / _USUAL
-        else:
-            lanes.number(entry, now + PATIENCE)
-            self._allowed += (PATIENCE - self._allowed) / _USUAL
-        if left < math.inf and not lane.latency.guessed and (lanes.count or len(self._running) >= self._engines):
-            self._check_queue(entry, lane, now)
+        deadline, taken = entry.deadline, lane.latency(entry.rows)
+        if taken > deadline - now and self._sure(lane, now):
+            raise _too_slow(deadline - now, taken)
+        due = min(deadline, now + PATIENCE)
+        lanes.number(entry, due)
+        behind = lanes.count or len(self._running) >= self._engines
+        if behind and deadline < math.inf and not lane.latency.guessed:
+            self._check_queue(entry, lane, now, others)
+        self._allowed += (due - now - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
         lanes.put(lane, entry)
+
+    def offer_parts(self, entries: Sequence[Entry], now: float) -> None:
+        """Take in the parts of one request, the last of which may be smaller; if it raises, perhaps some of them.
+
+        Raises:
+            Unavailable: as for one entry.
+            DeadlineExceeded: the model takes longer for all of them.
+        """
+        first, last = entries[0], entries[-1]
+        lane = self._lanes.find(first.group) or self._new_lane(first)
+        latency, rounds = lane.latency, math.ceil(len(entries) / self._engines)
+        taken = ((rounds - 1) * latency(first.rows) + latency(last.rows)) * latency.margin
+        if taken > first.deadline - now and self._sure(lane, now):
+            raise _too_slow(first.deadline - now, taken)
+        for own, entry in enumerate(entries):
+            self.offer(entry, now, own)
 
     def discard(self, entry: Entry) -> None:
         """Forget an entry whose client has left; one that runs already just loses its reader."""
@@ -178,11 +193,11 @@ class Scheduler:
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_lane(self, entry: Entry) -> Lane:
-        latency = self._latencies.of(entry.nbytes / max(entry.rows, 1))
+        latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
         return Lane(entry.group, latency, self._cap_of(latency))
 
-    def _check_queue(self, entry: Entry, lane: Lane, now: float) -> None:
-        """Refuse what would be late because of what goes before it."""
+    def _check_queue(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
+        """Refuse what would be late because of what goes before it, among which ``others`` are other requests."""
         latency, waiting, left = lane.latency, self._lanes.count, entry.deadline - now
         cap = max(lane.cap, entry.rows)
         before = lane.before(entry)
@@ -193,8 +208,9 @@ class Scheduler:
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         rows = cap if batches else min(cap, before * lane.rows // (len(lane.tickets) or 1) + entry.rows)
         if full and (self._wait(batches, full, now) + latency(rows)) * latency.margin > left:
+            why = f"{others} requests wait" if others else "another request runs"
             raise Unavailable(
-                f"{waiting} requests wait, so the answer would come later than in the {left:.3g} s that it has; "
+                f"{why}, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"
             )
 
@@ -280,3 +296,8 @@ class Scheduler:
         lane.running += rows
         self._running[id(batch)] = (now + lane.latency(rows), lane, rows)
         return batch
+
+
+def _too_slow(left: float, taken: float) -> DeadlineExceeded:
+    has, takes = (layout.written(float(f"{max(0.0, seconds):.3g}")) for seconds in (left, taken))
+    return DeadlineExceeded(f"the request has {has}, and the model takes {takes}; allow more time")

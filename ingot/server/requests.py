@@ -14,6 +14,9 @@ from ingot.server.recent import Recent
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
+# What templates that are remembered may hold at most of what their clients made up.
+_MOST_NAMES = 64
+_SCALARS = (str, int, float, type(None))
 # How many forms of answers are remembered for one template; they differ in the shapes of the outputs.
 _FORMS = 16
 _NONE: Parameters = MappingProxyType({})
@@ -58,6 +61,12 @@ class Template:
         self.parameters = parameters
         self.key = key
         self.route: Route | None = None
+
+    @property
+    def light(self) -> bool:
+        """Whether it may be remembered: a few bytes of JSON can make objects that take many times as much memory."""
+        parameters, names = self.parameters, len(self.parameters) + len(self.outputs)
+        return names <= _MOST_NAMES and all(isinstance(value, _SCALARS) for value in parameters.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ import uvloop
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument
 from ingot.model_store import Golden
-from ingot.runtime import Limits, Model, Settings
+from ingot.runtime import Limits, Model, Settings, warmup
 from ingot.runtime.choice import only
 from ingot.runtime.entry import Outcome
 from ingot.runtime.form import Form
@@ -33,6 +33,11 @@ def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings:
     served = Model("m", "1", only(Form(lambda device, threads: engine, goldens), made), settings=made)
     served.load()
     return served
+
+
+def takes(seconds: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call be expected to take so many seconds by rows, whatever the clock says."""
+    monkeypatch.setattr(warmup, "measure", lambda *_: Latency(seconds))
 
 
 def explode(outcome: Outcome) -> None:
@@ -115,7 +120,7 @@ def test_a_batch_that_cannot_be_learnt_from_is_answered(
 
 def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
     def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        time.sleep(0.0002 * inputs["x"].shape[1])
+        time.sleep(0.002 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
 
     async def work() -> None:
@@ -125,9 +130,10 @@ def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
         assert (await served.infer({"x": large}, timeout=20))["y"].shape == (1, 500)
         calls = len(engine.calls)
         with pytest.raises(DeadlineExceeded, match="the model takes"):  # as one call has shown by now
-            await served.infer({"x": large}, timeout=0.02)
+            await served.infer({"x": large}, timeout=0.9)
         assert len(engine.calls) == calls
-        assert (await served.infer({"x": small}, timeout=0.02))["y"].shape == (1, 5)
+        # A hundredth of a second for the engine; the rest is for machines that are busy.
+        assert (await served.infer({"x": small}, timeout=0.9))["y"].shape == (1, 5)
         await served.drain()
         served.close()
 
@@ -335,3 +341,40 @@ def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytes
 
     asyncio.run(work())
     assert not caplog.text
+
+
+def test_a_request_of_many_parts_is_held_against_what_all_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits before it, so that to try later is of no use."""
+    takes({1: 0.1, 4: 0.2}, monkeypatch)
+
+    async def work() -> None:
+        served = loaded(FunctionEngine(), limits=Limits(max_batch=4), slo=0.5)
+        with pytest.raises(DeadlineExceeded, match=r"475ms, and the model takes 1s; allow more .* slo of 500ms"):
+            await served.infer({"x": np.ones((20, 2), np.float32)})
+        with pytest.raises(DeadlineExceeded, match=r"has 800ms, and the model takes 1s; allow more time$"):
+            await served.infer({"x": np.ones((20, 2), np.float32)}, timeout=0.8)
+        assert len((await served.infer({"x": np.ones((8, 2), np.float32)}))["y"]) == 8
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_request_of_more_parts_than_may_wait_is_one_request() -> None:
+    async def work() -> None:
+        served = loaded(FunctionEngine(), limits=Limits(max_batch=1, max_queue=10))
+        assert len((await served.infer({"x": np.ones((50, 2), np.float32)}))["y"]) == 50
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_an_slo_that_the_model_cannot_keep_is_told_when_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    takes({1: 0.1}, monkeypatch)
+    loaded(FunctionEngine(), slo=0.2).close()
+    assert not caplog.text
+    loaded(FunctionEngine(), slo=0.1).close()
+    assert "one row takes 100.00 ms, too long for the slo of 100ms" in caplog.text

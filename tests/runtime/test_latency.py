@@ -144,3 +144,12 @@ def test_a_measurement_that_was_disturbed_is_corrected_by_the_first_call() -> No
     latency = Latency({1: 0.1})
     latency.learn(1, 0.03)
     assert latency(1) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("disturbed", [{1: 0.04}, {2: 0.01}, {4: 0.04}, {8: 0.03, 16: 0.03}, {32: 0.06}])
+def test_a_disturbed_measurement_costs_no_more_than_the_first_calls(disturbed: dict[int, float]) -> None:
+    latency = Latency({**PAYS, **disturbed})
+    for _ in range(10):
+        rows = latency.best(32)
+        latency.learn(rows, PAYS[rows])
+    assert latency.best(32) == 32

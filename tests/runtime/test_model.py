@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
 from ingot.runtime.choice import only
 from ingot.runtime.form import Form
+from ingot.runtime.latency import Latency
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 from tests.runtime.waiting import wait_until
@@ -79,16 +79,15 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     assert (served.state, served.reason) == (State.FAILED, "no such file")
 
 
-def test_requests_that_wait_form_one_batch() -> None:
-    def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        time.sleep(0.001)  # whatever the rows: batches pay
-        return {"y": inputs["x"] * 2}
+def test_requests_that_wait_form_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Batches pay, whatever would be measured on a busy machine.
+    monkeypatch.setattr("ingot.runtime.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001, 8: 0.001}))
 
     async def work() -> None:
         gate = threading.Event()
         gate.set()
-        engine = FunctionEngine(slow, gate=gate)
-        served = model(engine, settings=Settings(warm_time=0.1))
+        engine = FunctionEngine(gate=gate)
+        served = model(engine)
         served.load()
         gate.clear()
         engine.calls.clear()

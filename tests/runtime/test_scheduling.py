@@ -312,9 +312,22 @@ def test_only_what_goes_before_delays_an_urgent_request() -> None:
     assert it.offer(Arrival(0, timeout=0.1, priority=1)) not in it.refused
 
 
+def test_what_is_refused_makes_no_batch_smaller() -> None:
+    it = world(PAYS)
+    for _ in range(200):
+        it.offer(Arrival(0))
+    it.pump()
+    cap = it.scheduler.cap
+    for _ in range(1000):
+        assert isinstance(it.refused[it.offer(Arrival(0, timeout=0.005))], Unavailable)
+    assert it.scheduler.cap == cap
+
+
 def test_other_engines_share_the_wait() -> None:
     for engines, admitted in ((1, 2), (2, 4), (4, 8)):
         it = world(FLAT, engines)
+        for _ in range(2):
+            it.scheduler.latency.learn(2, FLAT[2])  # else a batch of two is tried, lest it was measured wrong
         for _ in range(engines):
             it.offer(Arrival(0))
         it.pump()

@@ -54,7 +54,7 @@ def hand_made(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, trust_env=False) as client:
+    with httpx.Client(base_url=server.http_url, trust_env=False, timeout=60) as client:
         yield client
 
 

@@ -50,11 +50,12 @@ def test_errors_are_of_the_kind_the_server_means(url: str) -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for scheme in ("http", "grpc"):
-        with ingot.Client(f"{scheme}://127.0.0.1:{port}") as client, pytest.raises(Unavailable, match="is it running"):
-            client.ready()
+    with socket.socket() as held:  # bound, so that nobody else gets the port, and not listening
+        held.bind(("127.0.0.1", 0))
+        for scheme in ("http", "grpc"):
+            url = f"{scheme}://127.0.0.1:{held.getsockname()[1]}"
+            with ingot.Client(url) as client, pytest.raises(Unavailable, match="is it running"):
+                client.ready()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -31,7 +31,7 @@ def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
         if request.param == "fastapi"
         else request.getfixturevalue("two_fronts" if request.param == "fronts" else "one_process").http_url
     )
-    with httpx.Client(base_url=url, trust_env=False) as client:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:  # busy machines need more than 5 s
         yield client
 
 
@@ -464,7 +464,7 @@ def test_an_endless_chunked_body_is_cut(server: RunningServer) -> None:
     head = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     try:
         answer = _raw(server, head + chunk * 128)  # 8 MiB; the limit here is 4
-    except ConnectionResetError:
+    except (ConnectionResetError, BrokenPipeError):
         return  # closed while we were still sending: refused as well
     assert answer.startswith(b"HTTP/1.1 413")
 

@@ -103,6 +103,23 @@ def test_only_the_values_themselves_are_read_anew(first: bytes) -> None:
     check_alike(text_decoder, first, *(first.replace(old, new) for old in (b"7", b"8") for new in values))
 
 
+@pytest.mark.parametrize("depth", [500, 950, 1000, 1010, 1023])
+def test_deep_json_means_the_same_each_time(depth: int) -> None:
+    check_alike(text_decoder, body([1, 2, 3])[:-1] + b', "extra": ' + b"[" * depth + b"]" * depth + b"}")
+
+
+def test_what_takes_much_more_memory_than_its_bytes_is_not_remembered() -> None:
+    many = {f"p{number}": number for number in range(65)}
+    some: list[dict[str, Any]] = [{"trace": [[]] * 100}, {"trace": {"a": 1}}, {**many}]
+    for parameters in some:
+        plans = Plans()
+        found = [codec.decode_request(plans, "m", "", body([1, 2, 3], parameters=parameters), None) for _ in range(4)]
+        assert len({id(request.template) for request, _ in found}) == 4
+    messages = wire.Codec()
+    asked = message(("x", 3), request_id="", model="m", **many)
+    assert messages.decode(asked)[0].template is not messages.decode(asked)[0].template
+
+
 def test_values_of_known_requests_arrive() -> None:
     plans = Plans()
     templates = []

@@ -109,6 +109,20 @@ def test_what_the_scheduler_goes_by_is_told(own: RunningServer) -> None:
     assert "padding" not in described
 
 
+def test_what_was_learnt_of_rows_of_each_weight_is_told(tmp_path: Path) -> None:
+    with ingot.serve(str(onnx_models.pair(tmp_path)), http_port=0, grpc_port=0) as server:
+        with ingot.Client(server.http_url) as client:
+            for elements in (4, 4000):
+                for _ in range(4):
+                    row = np.ones((1, elements), np.float32)
+                    client.infer("pair", {"a": row, "b": row})
+        (found,) = statistics(server, "http")
+    learnt = {item["row_bytes"]: item["latency"] for item in found["ingot"]["by_row_bytes"]}
+    assert {32, 32768} <= set(learnt)
+    assert all(entry["seconds"] > 0 for latency in learnt.values() for entry in latency)
+    assert found["ingot"]["latency"] in learnt.values()
+
+
 def test_the_waste_of_padding_is_told(tmp_path: Path) -> None:
     with ingot.serve(masked_sum(tmp_path), http_port=0, grpc_port=0) as server:
 

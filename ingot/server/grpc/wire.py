@@ -130,7 +130,8 @@ class Codec:
         message = parse(pb.ModelInferRequest, data)
         request = codec.decode_request(message)
         typed = not message.raw_input_contents
-        if not typed and all(DType.of(array) in _UNCHECKED for array in request.inputs.values()):
+        unchecked = all(DType.of(array) in _UNCHECKED for array in request.inputs.values())
+        if not typed and unchecked and request.template.light:
             self._learn_request(message, request, len(data))
         request.left = left
         return request, typed

@@ -88,7 +88,7 @@ class Plans:
         template = request.template
         identifier, rest = _cut_id(raw)
         key = template.model, template.version, rest
-        if len(raw) > _MOST_BYTES or request.id != identifier or self._is_new(key):
+        if len(raw) > _MOST_BYTES or request.id != identifier or not template.light or self._is_new(key):
             return
         if identifier and "id" in orjson.loads(b"{" + rest):  # said twice
             return
@@ -131,9 +131,9 @@ class Plans:
         if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
             return
         identifier, before = _cut_id(body[:start])
-        if request.id != identifier:
-            return
         template = request.template
+        if request.id != identifier or not template.light:
+            return
         key = template.model, template.version, before, body[stop:]
         if self._is_new(key) or body.count(b",", start, stop) != array.size - 1:
             return
@@ -185,8 +185,8 @@ def _is_data(before: bytes, after: bytes, header: dict[str, Any]) -> bool:
         marked = orjson.loads(b"%b[%d]%b" % (before, _MARK, after))
         found = marked["inputs"][0].pop("data")
         header["inputs"][0].pop("data")
-    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        while isinstance(found, list) and len(found) == 1:
+            found = found[0]
+        return bool(found == _MARK) and marked == header
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-    while isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    return bool(found == _MARK) and marked == header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,6 @@ from ingot.model_store.blobs import CHUNK_BYTES
 from ingot.model_store.registry import Registry, Retries
 from ingot.model_store.transfer import Transfer
 from tests.model_store.registry.proxy import Fault, Server, serving
-from tests.model_store.registry.servers import free_port
 from tests.model_store.samples import archive
 
 QUICK = Retries(tries=3, first=0.001)
@@ -208,6 +208,8 @@ def test_a_tag_can_be_read_while_it_moves(registry: str) -> None:
 
 
 def test_a_registry_that_is_not_there_is_named() -> None:
-    address = f"oci://127.0.0.1:{free_port()}"
-    with pytest.raises(Unavailable, match=f"{address} cannot be reached .*; check the address and the network"):
-        Registry(address, retries=QUICK).find("tiny:1")
+    with socket.socket() as held:  # bound, so that nobody else gets the port, and not listening
+        held.bind(("127.0.0.1", 0))
+        address = f"oci://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=f"{address} cannot be reached .*; check the address and the network"):
+            Registry(address, retries=QUICK).find("tiny:1")

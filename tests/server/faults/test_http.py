@@ -129,7 +129,8 @@ class TestVanishing:
         with Connection(service.http_address) as connection:
             connection.send(request(body_of([1, 2, 3])))
             connection.socket.shutdown(socket.SHUT_WR)
-            assert [answer.values for answer in connection.answers()] == [[3, 5, 7]]
+            assert connection.answer().values == [3, 5, 7]  # however long it takes: answers() waits for a second
+            assert connection.answers() == []
 
     @pytest.mark.parametrize("upto", [30, 100, 150, None])
     def test_clients_that_reset_their_connection(self, service: Service, upto: int | None) -> None:
@@ -146,7 +147,7 @@ class TestVanishing:
                 connection.send(raw(1024 * 64, "slow").replace(b"[1, 65536]", b"[64, 1024]"))
             # Some may be answered before the last has come.
             wait_until(lambda: service.count("ingot_in_flight_requests", model="slow") >= 10)
-        wait_until(lambda: service.count("ingot_in_flight_requests", model="slow") == 0, seconds=5)
+        wait_until(lambda: service.count("ingot_in_flight_requests", model="slow") == 0)
         assert service.count("ingot_requests_total", model="slow", code="cancelled") - before >= 5
 
 

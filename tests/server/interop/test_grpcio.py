@@ -31,6 +31,13 @@ def infer(channel: Any) -> Any:
     return channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
 
 
+def came_too_late(error: Any) -> bool:
+    """Whether a call's time was up; or the server saw that it would be, as others came in with it and go before it."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return "the answer would come later than" in error.details()
+    return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 def slow(rows: int = 64) -> pb.ModelInferRequest:
     return request_of(np.ones((rows, 1024), np.float32), "slow")
 
@@ -53,7 +60,7 @@ def test_a_deadline_that_is_too_short_ends_the_call_alone(channel: grpc.Channel)
     for number, call in enumerate(others):
         assert floats(call.result()) == affine_of(row(number))
     for call in late:
-        assert call.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert came_too_late(call.exception())
     assert infer(channel)(slow(1), timeout=60).outputs[0].shape == [1, 1024]
 
 
@@ -104,7 +111,7 @@ def test_asynchronous_calls_with_deadlines_and_cancellations_among_them(service:
         if number % 10 == 3:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await infer(channel)(slow(), timeout=0.01)
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert came_too_late(caught.value)
         elif number % 10 == 7:
             call = infer(channel)(affine(row(number)), timeout=60)
             call.cancel()
