@@ -6,6 +6,9 @@ import sys
 def main() -> None:
     """Run the command; Ctrl-C ends it with 130 and without a word, also while its modules are read."""
     try:
+        from ingot.cli import interrupts
+
+        interrupts.watch()
         from ingot.cli.main import main as run
 
         run()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli import interrupts
 from ingot.cli.archives import StoreOption
 from ingot.errors import InvalidArgument
 
@@ -272,6 +273,7 @@ def serve(
             else:
                 _print_addresses(server)
 
+        interrupts.check()
         run(server, started)
 
 
