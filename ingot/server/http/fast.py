@@ -133,6 +133,16 @@ class FastProtocol(BoundedProtocol):
         else:
             super().on_message_complete()
 
+    def too_slow(self) -> bytes:
+        answer = exchange.too_slow(self.shared.service.plane)
+        return b"".join(self.shared.render(answer, self.server_state.default_headers, keep_alive=False))
+
+    def abandon(self, cycle: Any) -> None:
+        if isinstance(cycle, Cycle):
+            cycle.leave()
+        else:
+            super().abandon(cycle)
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Arriving):
             self._answering = cycle
