@@ -14,6 +14,7 @@ import pytest
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import calls, frames
 from ingot.server.grpc.fast import outlet as outlets
+from ingot.server.grpc.fast import stream as streams
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import Messages, decompressed
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
@@ -453,6 +454,74 @@ def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
         assert held(peer) == 0
 
     run(test)
+
+
+class TestStalls:
+    """Looks of a connection, of which three are a minute here."""
+
+    def test_a_message_that_comes_too_slowly_ends_its_call_alone(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(1))
+            peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
+            peer.send(peer.call(7, request(1, model="never")))
+            await peer.received()
+            peer.connection.look(3, 1 << 30)  # which sees that what has begun of stream 3 is its second message
+            peer.send(peer.head(9) + data(9, whole[:10]))
+            for part in whole[10:13]:
+                peer.connection.look(3, 1 << 30)
+                peer.send(data(9, bytes((part,))))
+                assert set(peer.connection.streams) == {3, 5, 7, 9}
+            peer.connection.look(3, 1 << 30)
+            found = await peer.received()
+            assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
+            assert set(peer.connection.streams) == {5, 7}
+            assert held(peer) == 0
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+            assert set(peer.connection.streams) == {5, 7}
+
+        run(test)
+
+    def test_a_message_that_brings_enough_has_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streams, "BODY_BYTES", 10)
+
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(*range(50)))
+            peer.send(peer.head(1))
+            for start in range(0, len(whole) - 5, 5):
+                peer.send(data(1, whole[start : start + 5]))
+                peer.connection.look(3, 1 << 30)
+            peer.send(data(1, whole[start + 5 :], frames.END_STREAM))
+            assert echoed(await peer.received(), 1) == list(range(50))
+
+        run(test)
+
+    def test_messages_that_are_slow_only_together_have_time(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(1))
+            peer.send(peer.head(1, STREAM) + data(1, whole[:10]))
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+                peer.connection.look(3, 1 << 30)
+                peer.send(data(1, whole[10:] + whole[:10]))
+                await peer.received()
+            assert set(peer.connection.streams) == {1}
+
+        run(test)
+
+    def test_what_the_server_does_not_read_has_time(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
+            peer.connection.pause_writing()
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+            assert set(peer.connection.streams) == {1}
+
+        run(test)
 
 
 def test_a_call_that_is_no_grpc_gets_an_answer_of_http() -> None:

@@ -6,19 +6,22 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ingot
+from ingot.server.grpc.fast import listener, stream
 from ingot.server.http import protocol
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.faults.http1 import PATH, Answer, Connection, body_of, request
-from tests.server.outside import wait_until
+from tests.server.http2 import CALL, Peer
+from tests.server.outside import INFER, message, request_of, wait_until
 from tests.server.test_tls import make
 
 MIB = 1 << 20
@@ -68,11 +71,11 @@ class TestHttp:
             address = address_of(server.http_url)
             stalled = [stack.enter_context(Connection(address)) for _ in range(2)]
             for connection in stalled:
-                connection.send(STALLED[kind])
-            answers = [connection.answers() for connection in stalled]
-            # One has the budget, and the other, which is refused for it, may be cut off before it has read so.
-            assert 408 in [answer.status for each in answers for answer in each]
-            assert all(answer.status in (408, 503) for each in answers for answer in each)
+                with contextlib.suppress(ConnectionError):  # the other has the budget, so this one may be refused
+                    connection.send(STALLED[kind])
+            statuses = [status_of(connection) for connection in stalled]
+            assert 408 in statuses
+            assert set(statuses) <= {408, 503, None}
             assert counted(server, "http")
             with Connection(address) as honest:
                 honest.send(request(BODY + b" " * (MIB - len(BODY))))
@@ -83,23 +86,26 @@ class TestHttp:
             connection.send(head("Content-Length: 100000"))
             assert dripping(connection, b" ").status == 408
 
-    def test_what_is_slow_but_comes_is_answered(self, tmp_path: Path) -> None:
-        """Far slower than a minute in all, and each minute as much as must come."""
-        body = BODY + b" " * 20_000
+    def test_what_is_slow_but_comes_is_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(protocol, "BODY_SECONDS", 1.0)
+        monkeypatch.setattr(protocol, "BODY_BYTES", 1)
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
-            for _ in range(2):  # the second with a timer that the first has left
-                connection.send(request(body)[: -len(body)])
-                for start in range(0, len(body), 1000):
-                    connection.send(body[start : start + 1000])
-                    time.sleep(0.04)
+            for _ in range(2):  # the second while the timer that the first has left still runs
+                connection.send(request(BODY)[: -len(BODY)])
+                for start in range(0, len(BODY), 4):
+                    connection.send(BODY[start : start + 4])
+                    time.sleep(0.1)
                 assert connection.answer().values == [3, 5, 7]
+            time.sleep(1.5)
+            connection.send(request(BODY))
+            assert connection.answer().values == [3, 5, 7]
 
     def test_a_body_that_the_server_does_not_read_has_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It comes behind a request that takes some of those minutes, until whose answer nothing is read."""
-        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.02)
-        model = onnx_models.slow(tmp_path, repeats=200)
+        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.3)
+        model = onnx_models.slow(tmp_path, repeats=600)
         slow = {"name": "x", "datatype": "FP32", "shape": [64, 1024], "data": [1.0] * 65536}
         first = request(json.dumps({"inputs": [slow]}).encode(), "/v2/models/slow/infer")
         second = request(body_of([1]) + b" " * 500, "/v2/models/slow/infer")
@@ -110,15 +116,6 @@ class TestHttp:
             connection.send(first + second[:-100])
             connection.send(second[-100:])
             assert [connection.answer().status for _ in range(2)] == [200, 400]
-
-    def test_a_connection_that_is_idle_after_a_body_in_parts_is_kept(self, tmp_path: Path) -> None:
-        with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
-            for _ in range(2):
-                connection.send(request(BODY)[:-5])
-                time.sleep(0.02)
-                connection.send(BODY[-5:])
-                assert connection.answer().values == [3, 5, 7]
-                time.sleep(0.5)
 
     def test_a_body_that_goes_on_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
         """FastAPI answers before the body is there, and keeps the connection for what follows it."""
@@ -145,6 +142,14 @@ class TestHttp:
             assert connection.answer().status == 408
 
 
+def status_of(connection: Connection) -> int | None:
+    """Return the answer's status; None if it was lost, as the server closed while more was on its way to it."""
+    try:
+        return connection.answer().status
+    except (EOFError, ConnectionError):
+        return None
+
+
 def dripping(connection: Connection, drop: bytes) -> Answer:
     """Send a little again and again until there is an answer."""
     found: list[Answer] = []
@@ -157,3 +162,76 @@ def dripping(connection: Connection, drop: bytes) -> Answer:
 
     wait_until(answered)
     return found[0]
+
+
+SERVICE = INFER.rpartition("/")[0]
+STREAM = f"{SERVICE}/ModelStreamInfer"
+UNFINISHED = b"\0" + MIB.to_bytes(4, "big") + bytes(MIB - 1)
+WHOLE = message(request_of(np.zeros((80_000, 3), np.float32)))
+WATCH = "/grpc.health.v1.Health/Watch"
+
+
+def begun(path: str, body: bytes) -> Callable[[Peer], bytes]:
+    changed = [(name, path if name == ":path" else value) for name, value in CALL]
+    return lambda peer: peer.call(1, body, end=False, headers=changed)
+
+
+STALLED_CALLS = {
+    "ModelInfer": (begun(INFER, UNFINISHED), "4"),
+    "ModelInfer without its end": (begun(INFER, WHOLE), "4"),
+    "ModelStreamInfer": (begun(STREAM, message(request_of(np.zeros((1, 3), np.float32))) + UNFINISHED), "4"),
+    "Check": (begun("/grpc.health.v1.Health/Check", UNFINISHED), "4"),
+    "Watch": (begun(WATCH, UNFINISHED), "4"),
+    "Watch, twice": (begun(WATCH, bytes(5) + WHOLE), "3"),  # it takes one message
+}
+
+
+class TestGrpc:
+    @pytest.fixture(autouse=True)
+    def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Connections are looked at so often that a minute is 0.18 s; a mebibyte is a kibibyte."""
+        monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.03)
+        monkeypatch.setattr(listener, "_END", 1 << 30)  # who is silent for so short a time is not left
+        monkeypatch.setattr(stream, "BODY_BYTES", 1024)
+
+    @pytest.mark.parametrize("kind", STALLED_CALLS)
+    def test_messages_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:
+        with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:
+            send, status = STALLED_CALLS[kind]
+            stalled = [stack.enter_context(Peer(address_of(server.grpc_url), timeout=30)) for _ in range(2)]
+            for peer in stalled:
+                peer.started()
+                peer.send(send(peer))
+            statuses = {peer.answer(1)[0]["grpc-status"] for peer in stalled}
+            assert status in statuses
+            assert statuses <= {status, "14"}  # where the other has the budget
+            x = np.ones((80_000, 3), np.float32)
+            with ingot.Client(server.grpc_url) as honest:
+                assert (honest.infer("affine", {"x": x})["y"] == 3).all()
+            assert status == "3" or counted(server, "grpc")
+
+    def test_a_stream_may_wait_between_messages(self, tmp_path: Path) -> None:
+        with serving(tmp_path) as server, Peer(address_of(server.grpc_url)) as peer:
+            peer.started()
+            one = message(request_of(np.ones((1, 3), np.float32)))
+            peer.send(begun(STREAM, one)(peer))
+            for count in (1, 2):
+                while peer.received(1) < count * len(one):  # an answer is longer than its request
+                    assert peer.read() is not None
+                time.sleep(0.5)
+                peer.send(peer.data(1, one))
+            assert not peer.ended(1)
+
+    def test_over_tls(self, tmp_path: Path) -> None:
+        cert, key = make(tmp_path)
+        context = ssl.create_default_context(cafile=str(cert))
+        context.set_alpn_protocols(["h2"])
+        with (
+            serving(tmp_path, tls_cert=cert, tls_key=key) as server,
+            Peer(address_of(server.grpc_url), settings=None) as peer,
+        ):
+            peer.socket = context.wrap_socket(peer.socket, server_hostname="127.0.0.1")
+            peer.begin()
+            peer.started()
+            peer.send(begun(INFER, UNFINISHED)(peer))
+            assert peer.answer(1)[0]["grpc-status"] == "4"

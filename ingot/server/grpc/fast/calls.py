@@ -24,6 +24,8 @@ from ingot.server.requests import InferResponse
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[], Coroutine[None, None, None]]
+
 _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
 # So much is decompressed about as soon as a thread would have begun.
 _AT_ONCE = 64 << 10
@@ -71,7 +73,7 @@ class Calls:
             outlet.fail(stream, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")  # grpcio's status, and Go's
         elif method.streaming is not None:
             stream.messages = Messages(self._limit)
-            self._run(outlet, stream, self._stream(outlet, stream, method))
+            self._run(outlet, stream, partial(self._stream, outlet, stream, method))
         elif stream.ended:
             self.ended(outlet, stream)
 
@@ -95,13 +97,13 @@ class Calls:
             stream.messages = Messages(self._limit)
         messages = stream.messages
         try:
-            self._budget.change(len(data))
-            stream.held += len(data)
+            self._hold(stream, len(data))
             complete = messages.feed(data)
-            if messages.more and stream.method is not None and stream.method.streaming is None:
+            if messages.more and stream.method is not None and not stream.method.many:
                 raise InvalidArgument("the call takes one message, and more were sent")
         except IngotError as error:
             self._refuse(outlet, stream, error)
+            stream.stop()  # its task would wait for more messages, and nobody would know of it
             return
         if stream.ended:
             self.ended(outlet, stream)
@@ -124,7 +126,15 @@ class Calls:
         if method is self._infer and not compressed:
             self._submit(outlet, stream, data)
         else:
-            self._run(outlet, stream, self._unary(outlet, stream, method, compressed, data))
+            self._run(outlet, stream, partial(self._unary, outlet, stream, method, compressed, data))
+
+    def stalled(self, outlet: Control, stream: Stream) -> None:
+        """End a call of which a message was begun, and does not come."""
+        self._end(outlet, stream, "the rest of the message did not come in time; send at least 1 MiB a minute")
+
+    def _hold(self, stream: Stream, size: int) -> None:
+        self._budget.change(size, stream.held)
+        stream.held += size
 
     def release(self, stream: Stream) -> None:
         """Give back what a call held."""
@@ -167,17 +177,20 @@ class Calls:
 
     def _late(self, outlet: Control, stream: Stream) -> None:
         stream.timer = None  # which leads back here
-        self._refuse(outlet, stream, DeadlineExceeded("the call's deadline passed"))
+        self._end(outlet, stream, "the call's deadline passed")
+
+    def _end(self, outlet: Control, stream: Stream, why: str) -> None:
+        self._refuse(outlet, stream, DeadlineExceeded(why))
         stream.stop()
 
-    def _run(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+    def _run(self, outlet: Control, stream: Stream, work: Work) -> None:
         self.arm(outlet, stream)
         stream.task = outlet.loop.create_task(self._guarded(outlet, stream, work))
 
-    async def _guarded(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+    async def _guarded(self, outlet: Control, stream: Stream, work: Work) -> None:
         """Answer with whatever goes wrong in a call."""
         try:
-            await work
+            await work()  # made here, as the task may be cancelled before it begins
         except IngotError as error:
             self._refuse(outlet, stream, error)
         except Exception as error:

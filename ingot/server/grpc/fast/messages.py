@@ -20,7 +20,7 @@ class Messages:
         limit: the most bytes that a message may have.
     """
 
-    __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size")
+    __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size", "taken")
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -28,11 +28,17 @@ class Messages:
         self._at = 0  # where in the first chunk the first message begins
         self._wanted = 0  # what that takes with its prefix; 0 until it is known
         self.size = 0
+        self.taken = 0  # messages
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first message is there in part."""
+        return self.size > 0 and not 0 < self._wanted <= self.size
 
     @property
     def more(self) -> bool:
-        """Whether there is anything behind the first message, which is complete."""
-        return 0 < self._wanted < self.size
+        """Whether there is anything behind the first message of all, which is complete."""
+        return (self.taken > 0 and self.size > 0) or 0 < self._wanted < self.size
 
     def feed(self, data: bytes) -> bool:
         """Take bytes in, and tell whether a message is complete; :attr:`size` is what waits to be taken.
@@ -69,6 +75,7 @@ class Messages:
         flag = self._cut(PREFIX)[0]
         message = self._cut(self._wanted - PREFIX)
         self._wanted = 0
+        self.taken += 1
         return flag == 1, message
 
     def _peek(self) -> bytes:
