@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
-from ingot.server import compression
+from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, Ticket, wrapped
-from ingot.server.http import codec, unfolding
+from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout, Plans
-from ingot.server.http.unfolding import Hold, Unfolding
 from ingot.server.requests import InferResponse
+from ingot.server.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
-from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, public_text
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
 from ingot.server.grpc.fast.frames import ErrorCode
-from ingot.server.grpc.fast.messages import PREFIX, Messages, decompressed
+from ingot.server.grpc.fast.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.fast.method import Method
 from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
 from ingot.server.limits import Budget
 from ingot.server.requests import InferResponse
+from ingot.server.unfolding import unfolded
 
 log = logging.getLogger(__name__)
 
 Work = Callable[[], Coroutine[None, None, None]]
 
 _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
-# So much is decompressed about as soon as a thread would have begun.
-_AT_ONCE = 64 << 10
 
 
 class Calls:
@@ -133,6 +131,13 @@ class Calls:
         self._end(outlet, stream, "the rest of the message did not come in time; send at least 1 MiB a minute")
 
     def _hold(self, stream: Stream, size: int) -> None:
+        """Count memory for a call until it is over.
+
+        Raises:
+            Unavailable: it is too much, or the call is over: what still works for it is to stop.
+        """
+        if stream.closed:
+            raise Unavailable("the call is over")
         self._budget.change(size, stream.held)
         stream.held += size
 
@@ -251,14 +256,5 @@ class Calls:
 
     async def _decompressed(self, stream: Stream, data: bytes) -> bytes:
         """Return what a message holds; that is held beside the message."""
-        unfold = partial(decompressed, data, stream.head.encoding)
-        out = None
-        if len(data) <= _AT_ONCE:  # which says nothing of what it unfolds to
-            with contextlib.suppress(TooLarge):
-                out = unfold(min(self._limit, _AT_ONCE))
-        if out is None:
-            out = await asyncio.to_thread(unfold, self._limit)
-        if not stream.closed:
-            self._budget.change(len(out))
-            stream.held += len(out)
-        return out
+        unfolding = pieces(data, stream.head.encoding, self._limit)
+        return await unfolded(unfolding, len(data), partial(self._hold, stream))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.compression import ENCODINGS, unfolded
@@ -102,17 +103,16 @@ class Messages:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
-    """Return the message that ``data`` is, compressed.
+def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
+    """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.unfolded`.
 
     Raises:
         Unsupported: nobody knows the encoding.
-        InvalidArgument: it is none, or damaged.
-        TooLarge: the message has over ``limit`` bytes.
+        InvalidArgument: it is none.
     """
     if encoding == b"identity":
         raise InvalidArgument("a message is compressed, but grpc-encoding names no compression")
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
         raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
-    return b"".join(unfolded(data, name, limit, members=1))
+    return unfolded(data, name, limit, members=1)
