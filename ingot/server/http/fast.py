@@ -122,6 +122,7 @@ class FastProtocol(BoundedProtocol):
 
     def on_body(self, body: bytes) -> None:
         if isinstance(self.cycle, Arriving):
+            self._fed = True
             self.cycle.take(body)
         else:
             super().on_body(body)

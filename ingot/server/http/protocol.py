@@ -64,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._began = False
+        self._fed = False
         self._in_body = False  # and some of it was waited for; what follows tells how it got on
         self._came = 0
         self._since = self._paused_before = 0.0
@@ -110,6 +111,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # 1.0 knows no interim answers
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.parsed = True
@@ -198,6 +203,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_body:
             self._in_body = True
             self._begin_minute()
+        if self._fed:
+            self._fed, self._head_bytes = False, 0
+        else:  # trailers, which are kept, or the extensions of a chunk
+            self._head_bytes += came
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._break_off(_TOO_LARGE)
+                return
         self._came += came
         if self._pace is None:
             self._pace = self.loop.call_later(BODY_SECONDS, self._look_at_body)

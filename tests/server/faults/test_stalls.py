@@ -125,6 +125,18 @@ class TestHttp:
             with pytest.raises((EOFError, ConnectionResetError)):
                 connection.answer()
 
+    @pytest.mark.parametrize("path", [PATH, PATH.replace("infer", "%69nfer")], ids=["ours", "FastAPI"])
+    @pytest.mark.parametrize("begin", [b"0\r\n", b"0\r\nx: ", b"1;"], ids=["trailers", "a trailer", "an extension"])
+    def test_what_is_no_body_is_bounded_too(self, tmp_path: Path, path: str, begin: bytes) -> None:
+        """However fast it comes: nobody counts what the parser keeps of it."""
+        with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
+            connection.send(head("Transfer-Encoding: chunked", path=path) + b"3\r\n   \r\n" + begin)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(100):
+                    connection.send(b"a: b\r\n" * 10_000 if begin == b"0\r\n" else b"b" * 60_000)
+                pytest.fail("the server took 6 MB of it")
+            assert status_of(connection) in (431, None)
+
     def test_over_tls(self, tmp_path: Path) -> None:
         cert, key = make(tmp_path)
         context = ssl.create_default_context(cafile=str(cert))
