@@ -25,6 +25,7 @@ from ingot.server.requests import InferRequest
 from ingot.tensors import Array
 
 _BY_STATUS = {status: errors.CLASSES[code] for code, status in http_codec.STATUS.items()}
+_BY_STATUS[http_codec.TOO_SLOW] = errors.DeadlineExceeded
 _BY_GRPC_STATUS = {status: errors.CLASSES[code] for code, status in grpc_codec.STATUS.items()}
 
 

@@ -12,7 +12,7 @@ _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's window bits: 16 more means a gzi
 ENCODINGS = frozenset(_WINDOW)
 _MAX_MEMBERS = 64
 _SLICE = 64 << 10
-_PIECE = 64 << 10
+PIECE = 64 << 10  # what comes out at once, at most
 
 
 def known(encoding: str) -> str:
@@ -52,7 +52,7 @@ def unfolded(body: bytes, encoding: str, limit: int, members: int = _MAX_MEMBERS
             if not piece:
                 raise InvalidArgument(f"the {encoding} body is truncated")
             try:
-                out = decoder.decompress(piece, min(_PIECE, limit + 1 - size))
+                out = decoder.decompress(piece, min(PIECE, limit + 1 - size))
             except zlib.error as error:
                 raise InvalidArgument(f"the body is not valid {encoding}: {error}") from error
             start += len(piece) - len(decoder.unused_data) - len(decoder.unconsumed_tail)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from ingot.errors import TooLarge, Unavailable
 
+# What a body or a message that has begun must bring in each minute until it is whole. Else a few clients that never
+# finish theirs could hold all of the budget for ever. It is 17 KiB/s: less than any link that tensors are sent over.
+BODY_BYTES = 1 << 20
+
 
 def check_size(size: int, limit: int) -> None:
     """Refuse a body over the limit.

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ import pytest
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.fast import calls, frames
 from ingot.server.grpc.fast import outlet as outlets
+from ingot.server.grpc.fast import stream as streams
 from ingot.server.grpc.fast.frames import ErrorCode
-from ingot.server.grpc.fast.messages import Messages, decompressed
+from ingot.server.grpc.fast.messages import Messages
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
 Frame = tuple[int, int, int, bytes]
@@ -411,17 +412,7 @@ def test_a_client_that_answers_pings_but_takes_none_of_its_answers_is_left() -> 
     run(test)
 
 
-def test_a_small_message_that_unfolds_to_much_is_unfolded_in_a_thread_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    unfolded: list[tuple[int, bool]] = []
-
-    def watch(data: bytes, encoding: bytes, limit: int) -> bytes:
-        unfolded.append((limit, threading.current_thread() is threading.main_thread()))
-        return decompressed(data, encoding, limit)
-
-    monkeypatch.setattr(calls, "decompressed", watch)
-
+def test_a_small_message_that_unfolds_to_much_is_counted_until_its_call_is_over() -> None:
     async def test() -> None:
         peer = Peer()
         packed = zlib.compress(request(*20_000 * [0], model="never"))
@@ -429,9 +420,64 @@ def test_a_small_message_that_unfolds_to_much_is_unfolded_in_a_thread_and_counte
         peer.send(peer.head(1, grpc_encoding="deflate") + data(1, prefixed(packed, 1), frames.END_STREAM))
         while not peer.plane.requests:
             await asyncio.sleep(0.01)
-        assert [(limit > 1 << 16, here) for limit, here in unfolded] == [(False, True), (True, False)]
         assert held(peer) > 80_000
         peer.send(frames.reset(1, ErrorCode.CANCEL))
+        assert held(peer) == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_a_call_that_is_over_is_not_unfolded_to_its_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        begun, go_on = asyncio.Event(), threading.Event()
+        unfolded: list[int] = []
+
+        def slowly(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
+            for number in range(1000):
+                unfolded.append(number)
+                if number == 20:  # in a thread
+                    loop.call_soon_threadsafe(begun.set)
+                    go_on.wait(30)
+                yield b"x"
+
+        monkeypatch.setattr(calls, "pieces", slowly)
+        peer = Peer()
+        message = data(1, prefixed(b"packed", 1), frames.END_STREAM if path == INFER else 0)
+        peer.send(peer.head(1, path, grpc_encoding="gzip") + message)
+        await begun.wait()
+        assert held(peer) > 0
+        peer.send(frames.reset(1, ErrorCode.CANCEL))
+        assert held(peer) == 0
+        go_on.set()
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert len(unfolded) < 100
+        assert held(peer) == 0
+
+    run(test)
+
+
+def test_what_is_unfolded_at_once_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is four times the limit of one message, and each of these is ten times it."""
+    unfolded = dict.fromkeys(range(1, 17, 2), 0)
+
+    def large(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
+        for _ in range(1000):
+            unfolded[data[0]] += LIMIT // 100
+            yield bytes(LIMIT // 100)
+
+    monkeypatch.setattr(calls, "pieces", large)
+
+    async def test() -> None:
+        peer = Peer()
+        for stream_id in unfolded:
+            packed = prefixed(bytes((stream_id,)), 1)
+            peer.send(peer.head(stream_id, grpc_encoding="gzip") + data(stream_id, packed, frames.END_STREAM))
+        while len(peer.plane.errors) < len(unfolded):
+            await asyncio.sleep(0.01)
+        assert sum(size == 10 * LIMIT for size in unfolded.values()) <= 1  # which was alone at last
         assert held(peer) == 0
 
     run(test)
@@ -453,6 +499,74 @@ def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
         assert held(peer) == 0
 
     run(test)
+
+
+class TestStalls:
+    """Looks of a connection, of which three are a minute here."""
+
+    def test_a_message_that_comes_too_slowly_ends_its_call_alone(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(1))
+            peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
+            peer.send(peer.call(7, request(1, model="never")))
+            await peer.received()
+            peer.connection.look(3, 1 << 30)  # which sees that what has begun of stream 3 is its second message
+            peer.send(peer.head(9) + data(9, whole[:10]))
+            for part in whole[10:13]:
+                peer.connection.look(3, 1 << 30)
+                peer.send(data(9, bytes((part,))))
+                assert set(peer.connection.streams) == {3, 5, 7, 9}
+            peer.connection.look(3, 1 << 30)
+            found = await peer.received()
+            assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
+            assert set(peer.connection.streams) == {5, 7}
+            assert held(peer) == 0
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+            assert set(peer.connection.streams) == {5, 7}
+
+        run(test)
+
+    def test_a_message_that_brings_enough_has_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(streams, "BODY_BYTES", 10)
+
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(*range(50)))
+            peer.send(peer.head(1))
+            for start in range(0, len(whole) - 5, 5):
+                peer.send(data(1, whole[start : start + 5]))
+                peer.connection.look(3, 1 << 30)
+            peer.send(data(1, whole[start + 5 :], frames.END_STREAM))
+            assert echoed(await peer.received(), 1) == list(range(50))
+
+        run(test)
+
+    def test_messages_that_are_slow_only_together_have_time(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            whole = prefixed(request(1))
+            peer.send(peer.head(1, STREAM) + data(1, whole[:10]))
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+                peer.connection.look(3, 1 << 30)
+                peer.send(data(1, whole[10:] + whole[:10]))
+                await peer.received()
+            assert set(peer.connection.streams) == {1}
+
+        run(test)
+
+    def test_what_the_server_does_not_read_has_time(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
+            peer.connection.pause_writing()
+            for _ in range(10):
+                peer.connection.look(3, 1 << 30)
+            assert set(peer.connection.streams) == {1}
+
+        run(test)
 
 
 def test_a_call_that_is_no_grpc_gets_an_answer_of_http() -> None:

@@ -30,6 +30,8 @@ STATUS = {
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }
+# Where it was the client that took too long: its body did not come.
+TOO_SLOW = 408
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 

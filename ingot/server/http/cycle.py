@@ -47,6 +47,11 @@ class Cycle:
         self._ticket: Work | None = None
 
     @property
+    def response_started(self) -> bool:
+        """The same as ``response_complete``, since answers are written in one go; uvicorn's cycles tell them apart."""
+        return self.response_complete
+
+    @property
     def message_event(self) -> Cycle:
         """uvicorn sets its cycle's event when a connection is lost; here that is :meth:`leave`."""
         return self

@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from ingot.errors import Code, IngotError, InvalidArgument, public_text
-from ingot.server import compression
+from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
+from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, Ticket, wrapped
-from ingot.server.http import codec, unfolding
+from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout, Plans
-from ingot.server.http.unfolding import Hold, Unfolding
 from ingot.server.requests import InferResponse
+from ingot.server.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +206,12 @@ def refusal(plane: DataPlane, error: IngotError) -> Answer:
     plane.count_error("http", error)
     headers = _RETRY if error.code is Code.UNAVAILABLE else ()
     return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+
+
+def too_slow(plane: DataPlane) -> Answer:
+    """Answer that a body comes too slowly, and count it."""
+    error = DeadlineExceeded("the rest of the request's body did not come in time; send at least 1 MiB a minute")
+    return refusal(plane, error)._replace(status=codec.TOO_SLOW)
 
 
 def failure(plane: DataPlane, error: Exception) -> Answer:

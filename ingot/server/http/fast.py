@@ -122,6 +122,7 @@ class FastProtocol(BoundedProtocol):
 
     def on_body(self, body: bytes) -> None:
         if isinstance(self.cycle, Arriving):
+            self._fed = True
             self.cycle.take(body)
         else:
             super().on_body(body)
@@ -132,6 +133,16 @@ class FastProtocol(BoundedProtocol):
             self.cycle.complete()
         else:
             super().on_message_complete()
+
+    def too_slow(self) -> bytes:
+        answer = exchange.too_slow(self.shared.service.plane)
+        return b"".join(self.shared.render(answer, self.server_state.default_headers, keep_alive=False))
+
+    def abandon(self, cycle: Any) -> None:
+        if isinstance(cycle, Cycle):
+            cycle.leave()
+        else:
+            super().abandon(cycle)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Arriving):

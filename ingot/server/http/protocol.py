@@ -1,34 +1,61 @@
-"""uvicorn's HTTP protocol with bounds on what comes before a request's body, and with order in pipelines."""
+"""uvicorn's HTTP protocol with bounds on how long a request may take to come, and with order in pipelines."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ingot.server.http.departure import Departure
+from ingot.server.limits import BODY_BYTES
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 60.0
+BODY_SECONDS = 60.0
 UNREAD_SECONDS = 60.0
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which also tells for how long reading was paused: ``paused`` seconds in all, but for a pause now."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        super().__init__(transport)
+        self.paused = 0.0
+        self._loop = loop
+        self._since = 0.0
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self._since = self._loop.time()
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.paused += self._loop.time() - self._since
+        super().resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends a connection whose request line and headers are too large, or do not arrive in time.
+    """Ends a connection whose request line and headers are too large, or do not arrive in time, or whose body stalls.
 
-    uvicorn has neither bound: a client that sends headers for ever would be held, and its bytes kept, for ever. It also
-    reads on while a client leaves its answers unread, or sends one request after another and waits for none; here
-    neither is read from until it has caught up, and one that reads nothing of an answer for a minute is left. The timer
-    of an idle connection is set once, not with every request.
+    uvicorn has none of these bounds: a client that sends headers for ever, or never the end of a body, would be held,
+    and its bytes kept, for ever. A body that is not whole must bring :data:`BODY_BYTES` in every minute, not counting
+    the time in which it is the server that does not read. uvicorn also reads on while a client leaves its answers
+    unread, or sends one request after another and waits for none; here neither is read from until it has caught up, and
+    one that reads nothing of an answer for a minute is left. The timers of idle connections and of bodies are set once,
+    not with every request: they look for themselves what has happened meanwhile.
 
     ``parsed`` tells that the parser stands between two requests.
     """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow: _Flow = _Flow(transport, self.loop)
         self.parsed = True
         self._answering: Any = None  # the cycle whose turn it is; ``cycle`` is the newest
         self._advancing = False
@@ -37,12 +64,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._began = False
+        self._fed = False
+        self._in_body = False  # and some of it was waited for; what follows tells how it got on
+        self._came = 0
+        self._since = self._paused_before = 0.0
+        self._pace: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         self._unwatch()
+        if self._pace is not None:
+            self._pace.cancel()
         super().connection_lost(exc)
         self.pipeline.clear()
         if self.timeout_keep_alive_task is not None:
@@ -54,6 +88,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._in_head:
             self._settle()
+            if not self.parsed and not self.transport.is_closing():
+                self._wait_for_body(len(data))
         elif not self.transport.is_closing():
             if self._expiry is None:
                 self._expiry = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
@@ -68,12 +104,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.parsed = False
         self._head_bytes, self._in_head, self._began = 0, True, True
+        self._in_body = False
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # 1.0 knows no interim answers
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.parsed = True
@@ -156,6 +197,60 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
             self._watch()
+
+    def _wait_for_body(self, came: int) -> None:
+        """Note that so many bytes came, and that a body is still not whole."""
+        if not self._in_body:
+            self._in_body = True
+            self._begin_minute()
+        if self._fed:
+            self._fed, self._head_bytes = False, 0
+        else:  # trailers, which are kept, or the extensions of a chunk
+            self._head_bytes += came
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._break_off(_TOO_LARGE)
+                return
+        self._came += came
+        if self._pace is None:
+            self._pace = self.loop.call_later(BODY_SECONDS, self._look_at_body)
+
+    def _begin_minute(self) -> None:
+        self._came = 0
+        self._since = self.loop.time()
+        self._paused_before = self.flow.paused
+
+    def _look_at_body(self) -> None:
+        self._pace = None
+        if self.parsed or self._in_head or self.transport.is_closing():
+            return  # the next body that does not come whole sets it anew
+        waited = self.loop.time() - self._since - (self.flow.paused - self._paused_before)
+        left = BODY_SECONDS - waited
+        if self.flow.read_paused or self._answering is not self.cycle:
+            left = BODY_SECONDS
+        elif left <= 0:
+            if self._came < BODY_BYTES:
+                self._break_off(self.too_slow())
+                return
+            self._begin_minute()
+            left = BODY_SECONDS
+        self._pace = self.loop.call_later(left, self._look_at_body)
+
+    def too_slow(self) -> bytes:
+        """Return the answer to a request whose body comes too slowly."""
+        return _TOO_SLOW
+
+    def _break_off(self, answer: bytes) -> None:
+        """End the connection amid a body, with an answer unless there was one."""
+        if not self.cycle.response_started:
+            self.transport.write(answer)
+        self.abandon(self.cycle)  # now, however long the client takes to read this
+        self.transport.close()
+        self._watch()
+
+    def abandon(self, cycle: Any) -> None:
+        """Tell a request's application that its client is gone."""
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def _settle(self) -> None:
         if self._expiry is not None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
-from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, public_text
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
 from ingot.server.grpc.fast.frames import ErrorCode
-from ingot.server.grpc.fast.messages import PREFIX, Messages, decompressed
+from ingot.server.grpc.fast.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.fast.method import Method
 from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
 from ingot.server.limits import Budget
 from ingot.server.requests import InferResponse
+from ingot.server.unfolding import unfolded
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[], Coroutine[None, None, None]]
+
 _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
-# So much is decompressed about as soon as a thread would have begun.
-_AT_ONCE = 64 << 10
 
 
 class Calls:
@@ -71,7 +71,7 @@ class Calls:
             outlet.fail(stream, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")  # grpcio's status, and Go's
         elif method.streaming is not None:
             stream.messages = Messages(self._limit)
-            self._run(outlet, stream, self._stream(outlet, stream, method))
+            self._run(outlet, stream, partial(self._stream, outlet, stream, method))
         elif stream.ended:
             self.ended(outlet, stream)
 
@@ -95,13 +95,13 @@ class Calls:
             stream.messages = Messages(self._limit)
         messages = stream.messages
         try:
-            self._budget.change(len(data))
-            stream.held += len(data)
+            self._hold(stream, len(data))
             complete = messages.feed(data)
-            if messages.more and stream.method is not None and stream.method.streaming is None:
+            if messages.more and stream.method is not None and not stream.method.many:
                 raise InvalidArgument("the call takes one message, and more were sent")
         except IngotError as error:
             self._refuse(outlet, stream, error)
+            stream.stop()  # its task would wait for more messages, and nobody would know of it
             return
         if stream.ended:
             self.ended(outlet, stream)
@@ -124,7 +124,22 @@ class Calls:
         if method is self._infer and not compressed:
             self._submit(outlet, stream, data)
         else:
-            self._run(outlet, stream, self._unary(outlet, stream, method, compressed, data))
+            self._run(outlet, stream, partial(self._unary, outlet, stream, method, compressed, data))
+
+    def stalled(self, outlet: Control, stream: Stream) -> None:
+        """End a call of which a message was begun, and does not come."""
+        self._end(outlet, stream, "the rest of the message did not come in time; send at least 1 MiB a minute")
+
+    def _hold(self, stream: Stream, size: int) -> None:
+        """Count memory for a call until it is over.
+
+        Raises:
+            Unavailable: it is too much, or the call is over: what still works for it is to stop.
+        """
+        if stream.closed:
+            raise Unavailable("the call is over")
+        self._budget.change(size, stream.held)
+        stream.held += size
 
     def release(self, stream: Stream) -> None:
         """Give back what a call held."""
@@ -167,17 +182,20 @@ class Calls:
 
     def _late(self, outlet: Control, stream: Stream) -> None:
         stream.timer = None  # which leads back here
-        self._refuse(outlet, stream, DeadlineExceeded("the call's deadline passed"))
+        self._end(outlet, stream, "the call's deadline passed")
+
+    def _end(self, outlet: Control, stream: Stream, why: str) -> None:
+        self._refuse(outlet, stream, DeadlineExceeded(why))
         stream.stop()
 
-    def _run(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+    def _run(self, outlet: Control, stream: Stream, work: Work) -> None:
         self.arm(outlet, stream)
         stream.task = outlet.loop.create_task(self._guarded(outlet, stream, work))
 
-    async def _guarded(self, outlet: Control, stream: Stream, work: Coroutine[None, None, None]) -> None:
+    async def _guarded(self, outlet: Control, stream: Stream, work: Work) -> None:
         """Answer with whatever goes wrong in a call."""
         try:
-            await work
+            await work()  # made here, as the task may be cancelled before it begins
         except IngotError as error:
             self._refuse(outlet, stream, error)
         except Exception as error:
@@ -238,14 +256,5 @@ class Calls:
 
     async def _decompressed(self, stream: Stream, data: bytes) -> bytes:
         """Return what a message holds; that is held beside the message."""
-        unfold = partial(decompressed, data, stream.head.encoding)
-        out = None
-        if len(data) <= _AT_ONCE:  # which says nothing of what it unfolds to
-            with contextlib.suppress(TooLarge):
-                out = unfold(min(self._limit, _AT_ONCE))
-        if out is None:
-            out = await asyncio.to_thread(unfold, self._limit)
-        if not stream.closed:
-            self._budget.change(len(out))
-            stream.held += len(out)
-        return out
+        unfolding = pieces(data, stream.head.encoding, self._limit)
+        return await unfolded(unfolding, len(data), partial(self._hold, stream))

@@ -97,6 +97,16 @@ class Connection(Control, asyncio.Protocol):
         """Close: clients of gRPC never shut down one side alone, so this one has left, and nobody waits for answers."""
         self.leaving = True
 
+    def look(self, warn: int, end: int) -> None:
+        """Also end the calls of which a message was begun, and has brought too little for ``warn`` looks."""
+        super().look(warn, end)
+        if self.paused:
+            return
+        for stream in list(self.streams.values()):
+            # A window that is to be refilled means that earlier messages of the stream wait: the client may not send.
+            if stream.received < STREAM_WINDOW // 2 and stream.stalls(warn):
+                self._calls.stalled(self, stream)
+
     def released(self, stream: Stream) -> None:
         if stream.timer is not None:
             stream.timer.cancel()

@@ -104,12 +104,12 @@ class FastListener:
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
         methods = {_path(name): Method(_unary(*call)) for name, call in service.unary().items()}
-        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service))
+        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True)
         methods[_path("Check", HEALTH)] = Method(self._health.check)
         methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
         reflection = Reflection((SERVICE, HEALTH, *REFLECTION), reflected.pool())
         for name in REFLECTION:
-            methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info)
+            methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info, many=True)
         return methods
 
     def _count_fault(self, code: ErrorCode) -> None:

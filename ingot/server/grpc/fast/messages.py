@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.compression import ENCODINGS, unfolded
@@ -20,7 +21,7 @@ class Messages:
         limit: the most bytes that a message may have.
     """
 
-    __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size")
+    __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size", "taken")
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -28,11 +29,17 @@ class Messages:
         self._at = 0  # where in the first chunk the first message begins
         self._wanted = 0  # what that takes with its prefix; 0 until it is known
         self.size = 0
+        self.taken = 0  # messages
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first message is there in part."""
+        return self.size > 0 and not 0 < self._wanted <= self.size
 
     @property
     def more(self) -> bool:
-        """Whether there is anything behind the first message, which is complete."""
-        return 0 < self._wanted < self.size
+        """Whether there is anything behind the first message of all, which is complete."""
+        return (self.taken > 0 and self.size > 0) or 0 < self._wanted < self.size
 
     def feed(self, data: bytes) -> bool:
         """Take bytes in, and tell whether a message is complete; :attr:`size` is what waits to be taken.
@@ -69,6 +76,7 @@ class Messages:
         flag = self._cut(PREFIX)[0]
         message = self._cut(self._wanted - PREFIX)
         self._wanted = 0
+        self.taken += 1
         return flag == 1, message
 
     def _peek(self) -> bytes:
@@ -95,17 +103,16 @@ class Messages:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def decompressed(data: bytes, encoding: bytes, limit: int) -> bytes:
-    """Return the message that ``data`` is, compressed.
+def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
+    """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.unfolded`.
 
     Raises:
         Unsupported: nobody knows the encoding.
-        InvalidArgument: it is none, or damaged.
-        TooLarge: the message has over ``limit`` bytes.
+        InvalidArgument: it is none.
     """
     if encoding == b"identity":
         raise InvalidArgument("a message is compressed, but grpc-encoding names no compression")
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
         raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
-    return b"".join(unfolded(data, name, limit, members=1))
+    return unfolded(data, name, limit, members=1)

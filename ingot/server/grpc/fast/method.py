@@ -11,7 +11,8 @@ Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One call of a service, by one of the two ways."""
+    """One call of a service, by one of the two ways; ``many`` says that it takes more than one message."""
 
     unary: Unary | None = None
     streaming: Streaming | None = None
+    many: bool = False

@@ -10,6 +10,7 @@ from ingot.server.dataplane import Ticket
 from ingot.server.grpc.fast.head import Head
 from ingot.server.grpc.fast.messages import Messages
 from ingot.server.grpc.fast.method import Method
+from ingot.server.limits import BODY_BYTES
 
 
 class Stream:
@@ -24,6 +25,7 @@ class Stream:
     # Most calls need none of these; what is not set takes no time.
     ended = opened = closed = False
     credit = received = held = total = 0
+    looks = mark = number = 0  # of stalls()
     method: Method | None = None
     messages: Messages | None = None
     outgoing: deque[bytes | memoryview] | None = None
@@ -44,6 +46,22 @@ class Stream:
     def left(self) -> float | None:
         """The seconds until the deadline; None without one."""
         return None if self.deadline is None else self.deadline - time.perf_counter()
+
+    def stalls(self, looks: int) -> bool:
+        """Tell whether a message was begun, and too little of it came in so many calls of this.
+
+        A call of one message has begun it with its headers. One that takes many may wait between them for ever.
+        """
+        if self.method is None or self.ended:
+            return False
+        messages = self.messages
+        number = 0 if messages is None else messages.taken
+        begun = self.method.streaming is None or (messages is not None and messages.begun)
+        if not begun or number != self.number or self.total - self.mark >= BODY_BYTES:
+            self.looks, self.mark, self.number = 0, self.total, number
+            return False
+        self.looks += 1
+        return self.looks > looks
 
     def wake(self) -> None:
         """Tell a call that waits for a message that there is one, or will be none, or that it may take one."""

@@ -1,4 +1,4 @@
-"""Compressed bodies: small ones in the event loop, large ones in threads, so that nobody waits for them."""
+"""Compressed bodies, and messages: small ones in the event loop, large ones in threads, so that nobody waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ingot.server import compression
 
 # What is unfolded or compressed in the event loop: some hundreds of microseconds.
 _AT_ONCE = 64 << 10
-# Pieces of 64 KiB from one look at the budget, and at whether the client is still there, to the next.
-_STRIDE = 16
+# Pieces from one look at the budget, and at whether the client is still there, to the next: first and at most. As what
+# they may take is held before, a body that unfolds to little must not ask for much.
+_FIRST_STRIDE, _STRIDE = 2, 16
 
 _threads = ThreadPoolExecutor(2, "ingot-compression")
 
@@ -21,7 +22,7 @@ Hold = Callable[[int], None]
 
 
 class Unfolding:
-    """A request body on its way out of its ``Content-Encoding``.
+    """A request body on its way out of its ``Content-Encoding``, or a message of gRPC out of its ``grpc-encoding``.
 
     Args:
         pieces: what :func:`ingot.server.compression.unfolded` yields.
@@ -35,6 +36,8 @@ class Unfolding:
         self._hold = hold
         self._done = done
         self._parts: list[bytes] = []
+        self._stride = _FIRST_STRIDE
+        self._ahead = 0  # bytes that are held for what a thread unfolds
         self._cancelled = False
 
     def start(self, size: int) -> None:
@@ -62,10 +65,20 @@ class Unfolding:
         self._parts.append(part)
 
     def _go_on(self) -> None:
-        asyncio.get_running_loop().run_in_executor(_threads, self._next).add_done_callback(self._unfolded)
+        ahead = self._stride * compression.PIECE
+        try:
+            self._hold(ahead)
+        except IngotError as refused:
+            self.cancel()
+            self._done(refused)
+            return
+        self._ahead = ahead
+        future = asyncio.get_running_loop().run_in_executor(_threads, self._next, self._stride)
+        future.add_done_callback(self._unfolded)
+        self._stride = min(2 * self._stride, _STRIDE)
 
-    def _next(self) -> bytes:
-        return b"".join(itertools.islice(self._pieces, _STRIDE))
+    def _next(self, stride: int) -> bytes:
+        return b"".join(itertools.islice(self._pieces, stride))
 
     def _unfolded(self, future: asyncio.Future[bytes]) -> None:
         if self._cancelled or future.cancelled():
@@ -73,18 +86,49 @@ class Unfolding:
         error = future.exception()
         if isinstance(error, Exception):
             self._done(error)
-        elif part := future.result():
-            try:
-                self._take(part)
-            except IngotError as refused:
-                self.cancel()
-                self._done(refused)
-                return
+            return
+        part = future.result()
+        try:
+            self._hold(len(part) - self._ahead)  # never more, but the request may be over
+        except IngotError as refused:
+            self.cancel()
+            self._done(refused)
+            return
+        if part:
+            self._parts.append(part)
             self._go_on()
         else:
             whole = b"".join(self._parts)
             self._parts.clear()
             self._done(whole)
+
+
+async def unfolded(pieces: Iterator[bytes], size: int, hold: Hold) -> bytes:
+    """Return a whole body; :class:`Unfolding` as a coroutine, which no longer unfolds when it is cancelled.
+
+    Args:
+        pieces: what :func:`ingot.server.compression.unfolded` yields.
+        size: the compressed body's.
+        hold: told how much more memory the request takes; raises an IngotError if that is too much.
+
+    Raises:
+        IngotError: the body is damaged or too large, or ``hold`` refused it.
+    """
+    future: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+
+    def done(body: bytes | Exception) -> None:
+        if not future.done():  # else the task was cancelled in this very tick
+            future.set_result(body)
+
+    unfolding = Unfolding(pieces, hold, done)
+    unfolding.start(size)
+    try:
+        body = await future
+    finally:
+        unfolding.cancel()  # which does nothing unless this task is cancelled
+    if isinstance(body, Exception):
+        raise body
+    return body
 
 
 def compress(body: bytes, encoding: str, done: Callable[[bytes], None]) -> None:
