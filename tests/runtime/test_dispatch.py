@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument
+from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, warmup
 from ingot.runtime.choice import only
@@ -364,6 +364,27 @@ def test_a_request_of_more_parts_than_may_wait_is_one_request() -> None:
     async def work() -> None:
         served = loaded(FunctionEngine(), limits=Limits(max_batch=1, max_queue=10))
         assert len((await served.infer({"x": np.ones((50, 2), np.float32)}))["y"]) == 50
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(gate=gate)
+        served = loaded(engine, limits=Limits(max_batch=4, max_queue_bytes=60))
+        first = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        second = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: served.statistics().described["waiting"])
+        with pytest.raises(Unavailable, match="the queue is full"):
+            await served.infer({"x": np.ones((8, 2), np.float32)})  # of two parts of 32 bytes
+        told = served.statistics().described
+        assert (told["waiting"], told["in_flight"]) == (1, 2)
+        gate.set()
+        assert [len((await answer)["y"]) for answer in (first, second)] == [1, 1]
         await served.drain()
         served.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 import ingot
@@ -20,7 +18,7 @@ from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime.engines import FunctionEngine
-from tests.server.faults.http1 import Answer, Connection, body_of, request
+from tests.server.faults.http1 import Connection, body_of, request
 from tests.server.http2 import CALL, Peer
 from tests.server.outside import GRPC_SERVERS, affine, floats, message, unpacked, wait_until
 
@@ -195,18 +193,3 @@ def test_requests_whose_time_is_up_while_they_wait_never_run(gated: Gated) -> No
         first.check(0)
         gated.waiting(0)
         assert len(gated.engine.calls) == ran
-
-
-def test_an_answer_too_long_for_the_queue_leaves_no_trace(folder: Path) -> None:
-    """A request that is split, of which the first parts are taken in and another is refused."""
-    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, max_queue=4) as server:
-        with Connection(("127.0.0.1", int(server.http_url.rpartition(":")[2]))) as connection:
-            x = np.ones((1000, 3), np.float32)
-            tensor = {"name": "x", "datatype": "FP32", "shape": [1000, 3], "data": x.reshape(-1).tolist()}
-            connection.send(request(json.dumps({"inputs": [tensor]}).encode()))
-            answer: Answer = connection.answer()
-            assert answer.status == 503
-            connection.send(request(body_of([1, 2, 3])))
-            assert connection.answer().values == [3, 5, 7]
-        with ingot.Client(server.http_url) as client:
-            assert 'ingot_in_flight_requests{model="affine",version="1"} 0.0' in client.metrics()
