@@ -117,15 +117,12 @@ class Scheduler:
         if others >= limits.max_queue or (others and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({others} requests wait); send fewer at once, or try later")
         lane = lanes.find(entry.group) or self._new_lane(entry)
-        deadline, taken = entry.deadline, lane.latency(entry.rows)
-        if taken > deadline - now and self._sure(lane, now):
-            raise _too_slow(deadline - now, taken)
-        due = min(deadline, now + PATIENCE)
-        lanes.number(entry, due)
-        behind = lanes.count or len(self._running) >= self._engines
-        if behind and deadline < math.inf and not lane.latency.guessed:
-            self._check_queue(entry, lane, now, others)
-        self._allowed += (due - now - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
+        left = entry.deadline - now
+        allowed = left if left < PATIENCE else PATIENCE
+        lanes.number(entry, now + allowed)
+        if left < math.inf:
+            self._check_time(entry, lane, now, others)
+        self._allowed += (allowed - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
         lanes.put(lane, entry)
 
     def offer_parts(self, entries: Sequence[Entry], now: float) -> None:
@@ -195,6 +192,14 @@ class Scheduler:
     def _new_lane(self, entry: Entry) -> Lane:
         latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
         return Lane(entry.group, latency, self._cap_of(latency))
+
+    def _check_time(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
+        """Refuse what cannot be answered in time, where ``others`` are the requests that wait already."""
+        left, taken = entry.deadline - now, lane.latency(entry.rows)
+        if taken > left and self._sure(lane, now):
+            raise _too_slow(left, taken)
+        if (self._lanes.count or len(self._running) >= self._engines) and not lane.latency.guessed:
+            self._check_queue(entry, lane, now, others)
 
     def _check_queue(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
         """Refuse what would be late because of what goes before it, among which ``others`` are other requests."""
