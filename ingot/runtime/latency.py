@@ -26,7 +26,9 @@ _LEAST_SLOPE = 0.25
 # measured while the model was loaded counts as one: had it been disturbed and were it believed, a model that seems too
 # slow for every deadline would be given no request to learn better from, and a size that seems slow no batch.
 _TRIES = 3
-# After so many calls the best size is looked for anew; after so many, the size next to it is tried in a few.
+# After so many calls the best size is looked for anew. The size next to it is tried in a few calls after as many, and
+# then after twice as many each time, up to so many: whatever slowed the machine when it was tried before has passed,
+# and to stay at a size that is too small for the traffic is much worse than to try in vain.
 _REFRESH = 16
 _EXPLORE = 256
 
@@ -45,7 +47,21 @@ class Latency:
         sure: whether they were measured; else they are a guess, which the first observations replace.
     """
 
-    __slots__ = ("_best", "_calls", "_memo", "_pace", "_rows", "_seconds", "_trial", "_tries", "guessed", "spread")
+    __slots__ = (
+        "_best",
+        "_calls",
+        "_memo",
+        "_next",
+        "_pace",
+        "_pause",
+        "_rows",
+        "_seconds",
+        "_settled",
+        "_trial",
+        "_tries",
+        "guessed",
+        "spread",
+    )
 
     def __init__(self, seconds: Mapping[int, float] | None = None, *, sure: bool = True):
         known = sorted((seconds or {}).items())
@@ -57,7 +73,9 @@ class Latency:
         self._tries = [1 if sure else 0] * len(known)
         self._pace = 1.0
         self._calls = 0
-        self._trial = 0
+        self._trial = 0  # 1 while the size above the best is tried, -1 for the one below
+        self._settled = 0  # the best size, whatever is tried
+        self._next = self._pause = _REFRESH  # the call with which the next trial begins, and how many there are between
         self._best: dict[int, int] = {}
         self._memo: dict[int, float] = {}
         self.guessed = bool(known) and not sure
@@ -138,8 +156,8 @@ class Latency:
             if self._rows and rows > self._rows[-1]:
                 expected = self(self._rows[-1]) * rows / self._rows[-1]
             self._insert(rows, min(seconds, expected or seconds))
-        elif self._tries[place] < _TRIES:
-            self._try(place, seconds / expected)
+        elif self._tries[place] < _TRIES or (rows > self._settled and seconds * (1 + self.spread) < expected):
+            self._try(place, seconds / expected)  # the latter in a trial: it was disturbed when it was tried before
         else:
             factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
             self.spread += 0.05 * (abs(factor - 1) - self.spread)
@@ -155,10 +173,16 @@ class Latency:
 
     def _count(self) -> None:
         self._calls += 1
-        turn, call = divmod(self._calls, _EXPLORE)
-        if not call % _REFRESH or call == _TRIES:
-            self._best.clear()
-            self._trial = (1 if turn % 2 else -1) if turn and call < _TRIES else 0
+        if self._calls == self._next:
+            # Smaller sizes are tried as well when nothing more is to be expected of larger ones.
+            self._trial = -1 if self._pause == _EXPLORE and self._calls // _EXPLORE % 2 else 1
+            self._pause = min(2 * self._pause, _EXPLORE)
+        elif self._calls == self._next + _TRIES:
+            self._trial = 0
+            self._next = self._calls + self._pause
+        elif self._calls % _REFRESH:
+            return
+        self._best.clear()
 
     def _nearest(self, rows: int) -> int | None:
         """Return the place of the known size that stands for ``rows``; None if all are far from it."""
@@ -213,6 +237,9 @@ class Latency:
         rates = [rows / seconds for rows, seconds in zip(sizes, self._seconds, strict=False)]
         enough = max(rates) / _PAYS
         best = next(place for place, rate in enumerate(rates) if rate >= enough)
+        if sizes[best] > self._settled:
+            self._pause = _REFRESH  # what is next to it now was not tried for long
+        self._settled = sizes[best]
         last = count - 1
         if best < last and (self._trial > 0 or self._tries[best + 1] < _TRIES):
             best += 1

@@ -153,3 +153,12 @@ def test_a_disturbed_measurement_costs_no_more_than_the_first_calls(disturbed: d
         rows = latency.best(32)
         latency.learn(rows, PAYS[rows])
     assert latency.best(32) == 32
+
+
+@pytest.mark.parametrize("disturbed", [5, 20, 40])
+def test_a_size_that_seemed_slow_in_all_of_its_first_calls_is_tried_again_soon(disturbed: int) -> None:
+    latency = Latency({1: PAYS[1], 2: PAYS[2]})
+    for call in range(120):
+        rows = latency.best(32)
+        latency.learn(rows, PAYS[rows] * (2.5 if call < disturbed and rows > 2 else 1))
+    assert latency.best(32) == 32
