@@ -68,12 +68,7 @@ def infer(
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
     dtypes: dict[str, str] | None = None
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise InvalidArgument(f"'{text}' is not an input; write NAME=@file.npy or NAME=[1, 2, 3]")
-        if name in inputs:
-            raise InvalidArgument(f"input '{name}' is given twice")
+    for name, value in _named(texts, "input", "NAME=@file.npy or NAME=[1, 2, 3]").items():
         if value.startswith("@"):
             inputs[name] = _read(Path(value[1:]).expanduser())
             continue
@@ -85,15 +80,23 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
     return inputs
 
 
-def _parameters(texts: list[str]) -> dict[str, str | float]:
-    """Parse ``name=value``: numbers, true and false as JSON has them, anything else is text."""
-    parameters: dict[str, str | float] = {}
+def _named(texts: list[str], what: str, forms: str) -> dict[str, str]:
+    """Return the values that are written ``name=value``, by name."""
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidArgument(f"'{text}' is no parameter; write NAME=VALUE, such as timeout=50000")
-        if name in parameters:
-            raise InvalidArgument(f"parameter '{name}' is given twice")
+            raise InvalidArgument(f"'{text}' is no {what}; write {forms}")
+        if name in values:
+            raise InvalidArgument(f"{what} '{name}' is given twice")
+        values[name] = value
+    return values
+
+
+def _parameters(texts: list[str]) -> dict[str, str | float]:
+    """Parse ``name=value``: numbers, true and false as JSON has them, anything else is text."""
+    parameters: dict[str, str | float] = {}
+    for name, value in _named(texts, "parameter", "NAME=VALUE, such as timeout=50000").items():
         try:
             found = json.loads(value)
         except (ValueError, RecursionError):

@@ -13,6 +13,7 @@ STORE/
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -325,8 +326,9 @@ class Store:
         """
         tag = attachments_tag(archive.digest)
         for other in self.names():
-            if other != name and (listing := self.of(other).read().get(tag)) is not None:
-                return Archive(self.blobs, archive.descriptor, self._listed(listing))
+            with contextlib.suppress(InvalidArchive):  # another model's damage is none of this one's
+                if other != name and (listing := self.of(other).read().get(tag)) is not None:
+                    return Archive(self.blobs, archive.descriptor, self._listed(listing))
         return archive
 
     @contextmanager

@@ -7,6 +7,7 @@ from ingot.errors import TooLarge, Unavailable
 # What a body or a message that has begun must bring in each minute until it is whole. Else a few clients that never
 # finish theirs could hold all of the budget for ever. It is 17 KiB/s: less than any link that tensors are sent over.
 BODY_BYTES = 1 << 20
+BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
 
 def check_size(size: int, limit: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -190,8 +191,11 @@ def forget_signed(store: Store) -> Archive:
 
 def test_a_rollback_to_what_another_model_brought_back_finds_its_signatures(store: Store) -> None:
     store.push(forget_signed(store), "other:1")
+    store.push(FIRST, "damaged:1")  # which is asked first
+    store.of("damaged").index.write_bytes(b"{")
     store.rollback("tiny:prod")
     assert store.get("tiny:prod").signatures() == (b"{}",)
+    shutil.rmtree(store.of("damaged").folder)
     store.remove("other:1")
     assert collect(store, grace=NOW).files == ()
     assert store.get("tiny:prod").signatures() == (b"{}",)

@@ -14,6 +14,7 @@ from ingot.server.dataplane import DataPlane, Ticket, wrapped
 from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout, Plans
+from ingot.server.limits import BODY_PACE
 from ingot.server.requests import InferResponse
 from ingot.server.unfolding import Hold, Unfolding
 
@@ -210,7 +211,7 @@ def refusal(plane: DataPlane, error: IngotError) -> Answer:
 
 def too_slow(plane: DataPlane) -> Answer:
     """Answer that a body comes too slowly, and count it."""
-    error = DeadlineExceeded("the rest of the request's body did not come in time; send at least 1 MiB a minute")
+    error = DeadlineExceeded(f"the rest of the request's body did not come in time; {BODY_PACE}")
     return refusal(plane, error)._replace(status=codec.TOO_SLOW)
 
 

@@ -18,7 +18,7 @@ from ingot.server.grpc.fast.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.fast.method import Method
 from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
-from ingot.server.limits import Budget
+from ingot.server.limits import BODY_PACE, Budget
 from ingot.server.requests import InferResponse
 from ingot.server.unfolding import unfolded
 
@@ -128,7 +128,7 @@ class Calls:
 
     def stalled(self, outlet: Control, stream: Stream) -> None:
         """End a call of which a message was begun, and does not come."""
-        self._end(outlet, stream, "the rest of the message did not come in time; send at least 1 MiB a minute")
+        self._end(outlet, stream, f"the rest of the message did not come in time; {BODY_PACE}")
 
     def _hold(self, stream: Stream, size: int) -> None:
         """Count memory for a call until it is over.
