@@ -63,7 +63,8 @@ def test_every_form_of_it(name: str, variant: str) -> None:
 def test_wide_activations_are_more_exact() -> None:
     for name in ("conv", "gemm", "residual block"):
         narrow, wide = (quantized(NETWORKS[name], replace(STATIC, activations=kind)) for kind in ("u8", "u16"))
-        assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + 2.5
+        # Not by more: from 1.32 on ONNX Runtime rounds the activations of the product to 8 bits, row by row.
+        assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + 1
 
 
 @pytest.mark.parametrize("opset", [10, 11, 13, 17, 19, 21, 23])
