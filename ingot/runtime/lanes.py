@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -20,7 +21,7 @@ Ticket = tuple[int, float, int, Entry]
 class Lane:
     """The entries of one group, most urgent first, and what is known of the group. Counts are in rows."""
 
-    __slots__ = ("cap", "group", "latency", "recent", "rows", "running", "tickets")
+    __slots__ = ("cap", "group", "latency", "recent", "rows", "running", "started", "tickets")
 
     def __init__(self, group: tuple[Any, ...], latency: Latency, cap: int):
         self.group = group
@@ -29,6 +30,7 @@ class Lane:
         self.tickets: list[Ticket] = []
         self.rows = 0
         self.running = 0
+        self.started = -math.inf  # when the last batch was
         self.recent = 0.0  # how many were lately in the system at once
 
     def before(self, entry: Entry) -> int:

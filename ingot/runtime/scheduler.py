@@ -203,21 +203,34 @@ class Scheduler:
 
     def _check_queue(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
         """Refuse what would be late because of what goes before it, among which ``others`` are other requests."""
-        latency, waiting, left = lane.latency, self._lanes.count, entry.deadline - now
+        latency, left = lane.latency, entry.deadline - now
         cap = max(lane.cap, entry.rows)
-        before = lane.before(entry)
-        batches = int(lane.batches(before))
-        if waiting > len(lane.tickets):
-            batches += self._batches_before(entry, lane)
         full = latency(cap)
+        before = lane.before(entry)
+        rows = before * lane.rows // (len(lane.tickets) or 1) + entry.rows
+        ahead = self._batches_before(entry, lane) if self._lanes.count > len(lane.tickets) else 0
+        batches = ahead + int(lane.batches(before))
+        wait = self._wait(batches, full, now)
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
-        rows = cap if batches else min(cap, before * lane.rows // (len(lane.tickets) or 1) + entry.rows)
-        if full and (self._wait(batches, full, now) + latency(rows)) * latency.margin > left:
+        taken = wait + latency(cap if batches else min(cap, rows))
+        if before and batches == ahead and rows > (room := self._room(lane, now + wait)):
+            taken = self._wait(ahead + 1, latency(room), now) + full
+        if full and taken * latency.margin > left:
             why = f"{others} requests wait" if others else "another request runs"
             raise Unavailable(
                 f"{why}, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"
             )
+
+    def _room(self, lane: Lane, start: float) -> int:
+        """Return how many rows the next batch of a lane has at most, if it starts then: its first entry has a deadline.
+
+        One that was left behind by the last batch does not count, see :meth:`_holds_up`, nor one that never had time.
+        """
+        first, latency = lane.tickets[0][3], lane.latency
+        if first.arrived < lane.started or first.deadline - first.arrived < 2 * latency(lane.cap):
+            return lane.cap
+        return max(first.rows, min(lane.cap, latency.within((first.deadline - start) / latency.margin)))
 
     def _batches_before(self, entry: Entry, own: Lane) -> int:
         """Return how many batches of other groups go before an entry."""
@@ -252,11 +265,16 @@ class Scheduler:
         """Tell whether an entry that came in good time would now make a poor batch of one that is full without it.
 
         Else each small batch would make those behind it late in turn, until none is full: one is lost instead of many.
+        Half a batch is enough where the entry was left behind by the last one: while it waits, few are taken in.
         """
         latency, cap = lane.latency, lane.cap
-        full = latency(cap)
         left = entry.deadline - now
-        if left >= full or lane.rows < cap or lane.tickets[-1][0] != entry.ticket[0]:
+        if lane.rows < cap:
+            if entry.arrived >= lane.started or lane.rows - entry.rows < cap / 2:
+                return False
+            cap = lane.rows - entry.rows
+        full = latency(cap)
+        if left >= full or lane.tickets[-1][0] != entry.ticket[0]:
             return False
         if entry.deadline - entry.arrived < 2 * full:
             return False  # it never had time for more
@@ -299,6 +317,7 @@ class Scheduler:
             taken += 1
         self._lanes.remove_first(lane, taken)
         lane.running += rows
+        lane.started = now
         self._running[id(batch)] = (now + lane.latency(rows), lane, rows)
         return batch
 

@@ -12,6 +12,8 @@ from benchmarks.scheduler_sim.profiles import PROFILES, Profile
 from benchmarks.scheduler_sim.simulation import Loop, Simulation
 from ingot.errors import InvalidArgument
 
+# A batch of 32 takes half of the time that requests have, and batches of any size pay.
+HURRIED = Profile("hurried", {1: 0.010, 4: 0.012, 8: 0.0135, 16: 0.0165, 32: 0.0235, 64: 0.040}, 0.0475, "made up")
 WIDE, GPU = (next(item for item in PROFILES if item.name == name) for name in ("wide", "gpu"))
 
 
@@ -23,6 +25,16 @@ def test_under_overload_nearly_all_of_the_capacity_is_answers_in_time(profile: P
     assert ours.goodput > 0.95 * profile.capacity
     fixed = Simulation(Fixed(), profile.seconds).replay(arrivals)
     assert fixed.goodput < 0.5 * ours.goodput
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.15])
+@pytest.mark.parametrize("load", [1.2, 1.5, 2.0, 3.0])
+def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float, noise: float) -> None:
+    most = 32 / HURRIED.seconds[32]
+    arrivals = traces.poisson(load * most, 8000, HURRIED.slo)
+    ours = Simulation(contest.ours(HURRIED), HURRIED.seconds, noise=noise).replay(arrivals)
+    assert ours.goodput > (0.8 if noise < 0.1 else 0.7) * most
+    assert ours.batch > 18
 
 
 def test_clients_that_wait_for_their_answers_stay_together() -> None:
