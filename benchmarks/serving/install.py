@@ -36,17 +36,19 @@ def install(peer: Peer, build: Path) -> str:
     """
     folder = build / "envs" / peer.name
     mark = installed(build, peer.name)
-    if mark.exists() and mark.read_bytes() == peer.requirements.read_bytes():
+    constraints = PEERS / "constraints.txt"
+    wanted = constraints.read_bytes() + peer.requirements.read_bytes()
+    if mark.exists() and mark.read_bytes() == wanted:
         return ""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    given = ["-c", str(PEERS / "constraints.txt"), "-r", str(peer.requirements)]
+    given = ["-c", str(constraints), "-r", str(peer.requirements)]
     result = subprocess.run([*pip, *given], capture_output=True, text=True, check=False)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"pip ended with {result.returncode}"]
         return lines[-1]
-    mark.write_bytes(peer.requirements.read_bytes())
+    mark.write_bytes(wanted)
     return ""
 
 
