@@ -214,7 +214,7 @@ class Scheduler:
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         taken = wait + latency(cap if batches else min(cap, rows))
         if before and batches == ahead and rows > (room := self._room(lane, now + wait)):
-            taken = self._wait(ahead + 1, latency(room), now) + full
+            taken = self._wait(ahead + 1, latency(min(room, rows - entry.rows)), now) + full
         if full and taken * latency.margin > left:
             why = f"{others} requests wait" if others else "another request runs"
             raise Unavailable(

@@ -466,6 +466,19 @@ def test_an_entry_larger_than_a_batch_runs_alone(rows: int) -> None:
     assert [rows] in [[entry.rows for entry in batch] for _, batch in it.batches]
 
 
+def test_an_entry_larger_than_a_batch_waits_for_no_more_rows_than_go_before_it() -> None:
+    it = world({1: 0.01, 8: 0.0135, 16: 0.0165, 32: 0.0235, 64: 0.04}, max_batch=32)
+    it.offer(Arrival(0))
+    it.pump()
+    it.offer(Arrival(0, timeout=0.05))
+    large = it.offer(Arrival(0, rows=40, timeout=0.055))  # a full batch before it would make it late
+    it.run_until(math.inf)
+    assert large not in it.refused
+    ((moment, outcome),) = it.outcomes[large]
+    assert outcome is DONE
+    assert moment == pytest.approx(0.047625)
+
+
 def test_a_guess_refuses_nothing() -> None:
     """A row of megabytes does not take a million times as long as one of four bytes: the call itself counts."""
     scheduler = Scheduler(Limits(), batching=True, latency=Latency({1: 1e-5}), row_bytes=4)
