@@ -114,6 +114,11 @@ class Latency:
         return 1 + _MARGIN * self.spread
 
     @property
+    def trying(self) -> bool:
+        """Whether a larger size than the best is being tried, which may take longer than it should."""
+        return self._trial > 0
+
+    @property
     def known(self) -> Mapping[int, float]:
         """The sizes that were measured, or learnt from traffic, with their seconds."""
         return {rows: self._pace * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
@@ -156,15 +161,18 @@ class Latency:
             if self._rows and rows > self._rows[-1]:
                 expected = self(self._rows[-1]) * rows / self._rows[-1]
             self._insert(rows, min(seconds, expected or seconds))
-        elif self._tries[place] < _TRIES or (rows > self._settled and seconds * (1 + self.spread) < expected):
-            self._try(place, seconds / expected)  # the latter in a trial: it was disturbed when it was tried before
+        elif self._tries[place] < _TRIES:
+            self._try(place, seconds / expected)
+        elif rows > self._settled and seconds * (1 + self.spread) < expected:
+            # A trial: the next size was disturbed when it was tried before.
+            self._try(self._between(rows)[-1][0], seconds / expected)
         else:
             factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
             self.spread += 0.05 * (abs(factor - 1) - self.spread)
-            step = factor**_SHARE
-            self._pace *= step
-            self._seconds[place] *= step
-            self._straighten(place)
+            self._pace *= factor**_SHARE
+            for near, share in self._between(rows):
+                self._seconds[near] *= factor ** (share * _SHARE)
+                self._straighten(near)
         self._memo.clear()
 
     def scaled(self, factor: float) -> Latency:
@@ -183,6 +191,17 @@ class Latency:
         elif self._calls % _REFRESH:
             return
         self._best.clear()
+
+    def _between(self, rows: int) -> list[tuple[int, float]]:
+        """Return the places of the sizes from which ``rows`` is expected, and what share each has in it."""
+        sizes = self._rows
+        place = bisect_left(sizes, rows)
+        if place == len(sizes):
+            return [(place - 1, 1.0)]
+        if not place or sizes[place] == rows:
+            return [(place, 1.0)]
+        share = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+        return [(place - 1, 1 - share), (place, share)]
 
     def _nearest(self, rows: int) -> int | None:
         """Return the place of the known size that stands for ``rows``; None if all are far from it."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from statistics import mean
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,8 @@ from benchmarks.scheduler_sim.policies import Fixed
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
 from benchmarks.scheduler_sim.simulation import Loop, Simulation
 from ingot.errors import InvalidArgument
+from ingot.runtime.latency import Latency
+from ingot.runtime.scheduler import Limits, Scheduler
 
 # A batch of 32 takes half of the time that requests have, and batches of any size pay.
 HURRIED = Profile("hurried", {1: 0.010, 4: 0.012, 8: 0.0135, 16: 0.0165, 32: 0.0235, 64: 0.040}, 0.0475, "made up")
@@ -35,6 +39,16 @@ def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float,
     ours = Simulation(contest.ours(HURRIED), HURRIED.seconds, noise=noise).replay(arrivals)
     assert ours.goodput > (0.8 if noise < 0.1 else 0.7) * most
     assert ours.batch > 18
+
+
+@pytest.mark.parametrize("slow", [{16: 0.022, 32: 0.045, 64: 0.09}, {8: 0.02, 16: 0.03, 32: 0.05, 64: 0.1}])
+def test_what_was_measured_on_a_busy_machine_does_not_keep_batches_small(slow: dict[int, float]) -> None:
+    most, goodput = 32 / HURRIED.seconds[32], []
+    for load, noise in itertools.product((0.8, 1.2, 2.0, 3.0), (0.05, 0.15)):
+        disturbed = Scheduler(Limits(), batching=True, latency=Latency({**HURRIED.seconds, **slow}))
+        arrivals = traces.poisson(load * most, 12000, HURRIED.slo)
+        goodput.append(Simulation(disturbed, HURRIED.seconds, noise=noise).replay(arrivals).goodput / most)
+    assert mean(goodput) > 0.765
 
 
 def test_clients_that_wait_for_their_answers_stay_together() -> None:
