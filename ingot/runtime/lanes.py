@@ -30,7 +30,7 @@ class Lane:
         self.tickets: list[Ticket] = []
         self.rows = 0
         self.running = 0
-        self.started = -math.inf  # when the last batch was
+        self.started = -math.inf  # when the last batch began
         self.recent = 0.0  # how many were lately in the system at once
 
     def before(self, entry: Entry) -> int:

@@ -225,9 +225,9 @@ class Scheduler:
             )
 
     def _room(self, lane: Lane, start: float) -> int:
-        """Return how many rows the next batch of a lane has at most, if it starts then: its first entry has a deadline.
+        """Return how many rows the next batch of a lane has at most, if it starts then: what its first has time for.
 
-        One that was left behind by the last batch does not count, see :meth:`_holds_up`, nor one that never had time.
+        Not if the last batch left that behind, see :meth:`_holds_up`, or if it never had time for a full one.
         """
         first, latency = lane.tickets[0][3], lane.latency
         if first.arrived < lane.started or first.deadline - first.arrived < 2 * latency(lane.cap):
@@ -269,19 +269,19 @@ class Scheduler:
         Else each small batch would make those behind it late in turn, until none is full: one is lost instead of many.
         Half a batch is enough where the entry was left behind by the last one: while it waits, few are taken in.
         """
-        latency, cap = lane.latency, lane.cap
-        left = entry.deadline - now
-        if lane.rows < cap:
-            if entry.arrived >= lane.started or lane.rows - entry.rows < cap / 2:
+        latency, left = lane.latency, entry.deadline - now
+        without = lane.cap
+        if lane.rows < without:
+            without = lane.rows - entry.rows
+            if entry.arrived >= lane.started or without < lane.cap / 2:
                 return False
-            cap = lane.rows - entry.rows
-        full = latency(cap)
+        full = latency(without)
         if left >= full or lane.tickets[-1][0] != entry.ticket[0]:
             return False
         if entry.deadline - entry.arrived < 2 * full:
             return False  # it never had time for more
         rows = max(entry.rows, latency.within(left / latency.margin))
-        return rows / latency(rows) < (1 - LINGER) * cap / full
+        return rows / latency(rows) < (1 - LINGER) * without / full
 
     def _due(self, lane: Lane, now: float) -> float:
         """Return until when it is worth waiting for more of this lane's group."""

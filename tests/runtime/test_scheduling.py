@@ -113,7 +113,7 @@ class World:
             for moment, number in sorted(leaving):
                 if moment <= end:
                     self.run_until(moment)
-                    self.scheduler.discard(self.entries[number])
+                    self.leave(number)
                     leaving.remove((moment, number))
             self.run_until(end)
             number = self.offer(arrival)
@@ -121,8 +121,12 @@ class World:
                 leaving.append((self.now + arrival.leaves, number))
         for moment, number in sorted(leaving):
             self.run_until(moment)
-            self.scheduler.discard(self.entries[number])
+            self.leave(number)
         self.run_until(math.inf)
+
+    def leave(self, number: int) -> None:
+        if not self.outcomes[number]:  # as nobody cancels what was answered, also that its time was up
+            self.scheduler.discard(self.entries[number])
 
 
 def world(
