@@ -112,11 +112,16 @@ class Peer(Contestant):
     def requirements(self) -> Path:
         return PEERS / self.name / "requirements.txt"
 
+    @property
+    def pins(self) -> bytes:
+        """What its environment is made from."""
+        return (PEERS / "constraints.txt").read_bytes() + self.requirements.read_bytes()
+
     def python(self, build: Path) -> Path:
         return build / "envs" / self.name / "bin" / "python" if self.requirements.exists() else Path(sys.executable)
 
     def missing(self, build: Path) -> str:
-        if self.python(build).exists() and (not self.requirements.exists() or installed(build, self.name).exists()):
+        if self.python(build).exists() and (not self.requirements.exists() or installed(build, self)):
             return ""
         return f"not installed; run python -m benchmarks.serving.install {self.name}"
 
@@ -149,9 +154,14 @@ class Peer(Contestant):
         }
 
 
-def installed(build: Path, name: str) -> Path:
-    """Return the file that tells that a peer's environment is whole."""
-    return build / "envs" / name / "installed"
+def mark(build: Path, peer: Peer) -> Path:
+    """Return the file that is written when a peer's environment is whole, and holds what it was made from."""
+    return build / "envs" / peer.name / "installed"
+
+
+def installed(build: Path, peer: Peer) -> bool:
+    """Tell whether a peer's environment is whole, and of today's pins."""
+    return mark(build, peer).exists() and mark(build, peer).read_bytes() == peer.pins
 
 
 @cache

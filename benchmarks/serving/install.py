@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.serving.contestants import PEERS, Peer, contestants, installed
+from benchmarks.serving.contestants import PEERS, Peer, contestants, installed, mark
 from benchmarks.serving.loads import missing_tools
 
 _PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client", "taskset": "util-linux"}
@@ -35,20 +35,17 @@ def install(peer: Peer, build: Path) -> str:
         build: the benchmark's folder for what it makes.
     """
     folder = build / "envs" / peer.name
-    mark = installed(build, peer.name)
-    constraints = PEERS / "constraints.txt"
-    wanted = constraints.read_bytes() + peer.requirements.read_bytes()
-    if mark.exists() and mark.read_bytes() == wanted:
+    if installed(build, peer):
         return ""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    given = ["-c", str(constraints), "-r", str(peer.requirements)]
+    given = ["-c", str(PEERS / "constraints.txt"), "-r", str(peer.requirements)]
     result = subprocess.run([*pip, *given], capture_output=True, text=True, check=False)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"pip ended with {result.returncode}"]
         return lines[-1]
-    mark.write_bytes(wanted)
+    mark(build, peer).write_bytes(peer.pins)
     return ""
 
 

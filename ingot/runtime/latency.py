@@ -11,7 +11,7 @@ from itertools import accumulate
 # Rates that differ by less than this count as equal: a larger batch must pay.
 _PAYS = 1.05
 # How much one observation moves what is expected: one part for all sizes, since a machine that slows down does so for
-# all, and one for the size that was seen.
+# all, and one for the sizes from which that of the call is expected.
 _SHARE = 0.1
 # The most that one observation can seem to be off: a machine that was busy with something else for a moment says
 # nothing about the model.
@@ -31,8 +31,8 @@ _TRIES = 3
 # and to stay at a size that is too small for the traffic is much worse than to try in vain.
 _REFRESH = 16
 _EXPLORE = 256
-
-
+# A call of a size between two tells of the larger one only if it is by so much of the way nearer to that.
+_TELLING = 0.2
 # Calls that take longer than expected by more than so many times the usual difference are rare.
 _MARGIN = 2.0
 
@@ -115,7 +115,7 @@ class Latency:
 
     @property
     def trying(self) -> bool:
-        """Whether a larger size than the best is being tried, which may take longer than it should."""
+        """Whether it is time to try a larger size than the best again."""
         return self._trial > 0
 
     @property
@@ -163,21 +163,29 @@ class Latency:
             self._insert(rows, min(seconds, expected or seconds))
         elif self._tries[place] < _TRIES:
             self._try(place, seconds / expected)
-        elif rows > self._settled and seconds * (1 + self.spread) < expected:
-            # A trial: the next size was disturbed when it was tried before.
-            self._try(self._between(rows)[-1][0], seconds / expected)
         else:
-            factor = min(max(seconds / expected, 1 / _CLIP), _CLIP)
-            self.spread += 0.05 * (abs(factor - 1) - self.spread)
-            self._pace *= factor**_SHARE
-            for near, share in self._between(rows):
-                self._seconds[near] *= factor ** (share * _SHARE)
-                self._straighten(near)
+            self._correct(rows, seconds / expected)
         self._memo.clear()
 
     def scaled(self, factor: float) -> Latency:
         """Return a guess for rows that are ``factor`` times as large as these."""
         return Latency({rows: factor * seconds for rows, seconds in self.known.items()}, sure=False)
+
+    def _correct(self, rows: int, factor: float) -> None:
+        """Take in that a call of sizes that were tried before took ``factor`` times as long as expected."""
+        between = self._between(rows)
+        above, share = between[-1]
+        trial = rows > self._settled and share >= _TELLING and self._tries[above]
+        surprise = factor * (1 + self.spread) < 1
+        factor = min(max(factor, 1 / _CLIP), _CLIP)
+        if trial and surprise:
+            self._try(above, factor)  # it was disturbed when it was tried before
+            return
+        self.spread += 0.05 * (abs(factor - 1) - self.spread)
+        self._pace *= factor**_SHARE
+        for near, share in between:
+            self._seconds[near] *= factor ** (share * _SHARE)
+            self._straighten(near)
 
     def _count(self) -> None:
         self._calls += 1

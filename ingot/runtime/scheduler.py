@@ -29,7 +29,7 @@ _DECAY = 0.9
 _USUAL = 64
 # The longest batch, as a share of that time: who comes just after one has begun waits for its end and then for his own.
 # A little more is taken where larger ones are tried: they may take less than they seem to.
-_HALF, _TRIED = 1 / 2, 5 / 8
+_LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
 # Groups that are looked at to tell how much goes before a request; more are taken to be like these.
 _SAMPLE = 16
 
@@ -56,14 +56,14 @@ class Scheduler:
 
     **Batches.** The most urgent entry and those of its group that follow it, up to the size at which the engine is
     fastest by its ``latency``, or less where more would make one of them late, or keep the engine for more than half of
-    the time that requests usually have.
+    the time that requests usually have; a little more now and then, to see whether it takes as long as it seems.
 
     **Waiting.** A request that finds an engine idle runs at once, unless about as many as ran before are likely to
     follow at once and it pays to run them together: then the engine lingers for a small share of the time that the
     batch will take.
 
     **Refusal.** What cannot be answered in time, with what goes before it, is refused when it comes, or when its turn
-    would have come.
+    would have come. So is one that has little time left and would make a poor batch of all that wait behind it.
 
     Args:
         limits: of batches and the queue.
@@ -188,7 +188,7 @@ class Scheduler:
         if not self.batching:
             return 1
         best = latency.best(self.limits.max_batch)
-        allowed = (_TRIED if latency.trying else _HALF) * self._allowed / latency.margin
+        allowed = (_LONGEST_TRIED if latency.trying else _LONGEST) * self._allowed / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_lane(self, entry: Entry) -> Lane:
@@ -216,7 +216,7 @@ class Scheduler:
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         taken = wait + latency(cap if batches else min(cap, rows))
         if before and batches == ahead and rows > (room := self._room(lane, now + wait)):
-            taken = self._wait(ahead + 1, latency(min(room, rows - entry.rows)), now) + full
+            taken = max(taken, self._wait(ahead + 1, latency(min(room, rows - entry.rows)), now) + full)
         if full and taken * latency.margin > left:
             why = f"{others} requests wait" if others else "another request runs"
             raise Unavailable(
@@ -227,10 +227,11 @@ class Scheduler:
     def _room(self, lane: Lane, start: float) -> int:
         """Return how many rows the next batch of a lane has at most, if it starts then: what its first has time for.
 
-        Not if the last batch left that behind, see :meth:`_holds_up`, or if it never had time for a full one.
+        The cap, if the last batch left that one behind, as it is dropped if it holds the others up, or if it never had
+        time for a full batch.
         """
         first, latency = lane.tickets[0][3], lane.latency
-        if first.arrived < lane.started or first.deadline - first.arrived < 2 * latency(lane.cap):
+        if first.arrived < lane.started or not self._had_time(first, latency(lane.cap)):
             return lane.cap
         return max(first.rows, min(lane.cap, latency.within((first.deadline - start) / latency.margin)))
 
@@ -270,18 +271,21 @@ class Scheduler:
         Half a batch is enough where the entry was left behind by the last one: while it waits, few are taken in.
         """
         latency, left = lane.latency, entry.deadline - now
-        without = lane.cap
-        if lane.rows < without:
-            without = lane.rows - entry.rows
-            if entry.arrived >= lane.started or without < lane.cap / 2:
-                return False
-        full = latency(without)
-        if left >= full or lane.tickets[-1][0] != entry.ticket[0]:
+        without = min(lane.cap, lane.rows - entry.rows)
+        if without < lane.cap and (entry.arrived >= lane.started or without < lane.cap / 2):
             return False
-        if entry.deadline - entry.arrived < 2 * full:
-            return False  # it never had time for more
+        full = latency(without)
+        if left >= full or lane.tickets[-1][0] != entry.ticket[0] or not self._had_time(entry, full):
+            return False
         rows = max(entry.rows, latency.within(left / latency.margin))
         return rows / latency(rows) < (1 - LINGER) * without / full
+
+    def _had_time(self, entry: Entry, seconds: float) -> bool:
+        """Tell whether an entry had time to wait for one batch of so many seconds, when it came, and to run in another.
+
+        Batches of trials may be longer than that, see ``_LONGEST``.
+        """
+        return entry.deadline - entry.arrived >= 2 * min(seconds, _LONGEST * self._allowed)
 
     def _due(self, lane: Lane, now: float) -> float:
         """Return until when it is worth waiting for more of this lane's group."""

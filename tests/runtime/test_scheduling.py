@@ -125,7 +125,7 @@ class World:
         self.run_until(math.inf)
 
     def leave(self, number: int) -> None:
-        if not self.outcomes[number]:  # as nobody cancels what was answered, also that its time was up
+        if not self.outcomes[number]:  # nobody cancels what was answered, be it with a refusal
             self.scheduler.discard(self.entries[number])
 
 
@@ -296,7 +296,7 @@ def test_those_that_are_about_to_follow_are_waited_for() -> None:
 
 def test_a_batch_is_small_enough_that_who_comes_next_is_in_time_too() -> None:
     it = world({1: 0.01, 8: 0.02, 64: 0.05})
-    for _ in range(60):
+    for _ in range(60):  # by then the time that requests have is known
         for _ in range(20):
             it.offer(Arrival(0, timeout=0.06))
         it.run_until(it.now + 0.02)

@@ -61,10 +61,10 @@ def test_every_form_of_it(name: str, variant: str) -> None:
 
 
 def test_wide_activations_are_more_exact() -> None:
-    for name in ("conv", "gemm", "residual block"):
+    # The product gains little: from 1.32 on ONNX Runtime rounds its activations to 8 bits after all, row by row.
+    for name, gained in (("conv", 5), ("gemm", 1), ("residual block", 2)):
         narrow, wide = (quantized(NETWORKS[name], replace(STATIC, activations=kind)) for kind in ("u8", "u16"))
-        # Not by more: from 1.32 on ONNX Runtime rounds the activations of the product to 8 bits, row by row.
-        assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + 1
+        assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + gained
 
 
 @pytest.mark.parametrize("opset", [10, 11, 13, 17, 19, 21, 23])
