@@ -197,9 +197,8 @@ class Scheduler:
 
     def _check_time(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
         """Refuse what cannot be answered in time, where ``others`` are the requests that wait already."""
-        left, taken = entry.deadline - now, lane.latency(entry.rows)
-        if taken > left and self._sure(lane, now):
-            raise _too_slow(left, taken)
+        if self._is_hopeless(entry, lane, now):
+            raise _too_slow(entry.deadline - now, lane.latency(entry.rows))
         if (self._lanes.count or len(self._running) >= self._engines) and not lane.latency.guessed:
             self._check_queue(entry, lane, now, others)
 
@@ -261,8 +260,19 @@ class Scheduler:
         return bool(self._running) or now < self._confirmed + _STALE
 
     def _is_late(self, entry: Entry, lane: Lane, now: float) -> bool:
-        left = entry.deadline - now
-        return left <= 0 or (lane.latency(entry.rows) > left and self._sure(lane, now))
+        return entry.deadline <= now or self._is_hopeless(entry, lane, now)
+
+    def _is_hopeless(self, entry: Entry, lane: Lane, now: float) -> bool:
+        """Tell whether an entry would be late if it ran at once.
+
+        An engine for which nothing else waits takes what may just make it. Else calls that were slow for a while would
+        be thought slow for long, as nothing would show that they are no more.
+        """
+        left, taken = entry.deadline - now, lane.latency(entry.rows)
+        if taken <= left or not self._sure(lane, now):
+            return False
+        idle = len(self._running) < self._engines and self._lanes.count <= entry.waiting
+        return not idle or taken > left * lane.latency.margin
 
     def _holds_up(self, entry: Entry, lane: Lane, now: float) -> bool:
         """Tell whether an entry that came in good time would now make a poor batch of one that is full without it.

@@ -388,6 +388,17 @@ def test_what_seemed_too_slow_is_tried_again() -> None:
     assert it.offer(Arrival(0, timeout=0.1)) not in it.refused
 
 
+def test_an_idle_engine_takes_what_may_just_make_it() -> None:
+    it = World(Scheduler(Limits(), batching=False, latency=Latency({1: 0.04})), Latency({1: 0.04}))
+    in_time = 0
+    for number in range(200):
+        it._latency = Latency({1: 0.075 if number % 2 else 0.04})  # of a machine that does something else now and then
+        moment, offered = it.now, it.offer(Arrival(0, timeout=0.05))
+        it.run_until(moment + 0.1)
+        in_time += any(answered <= moment + 0.05 for answered, _ in it.outcomes[offered])
+    assert in_time > 80
+
+
 def test_who_leaves_the_queue_leaves_no_inputs_in_it() -> None:
     scheduler = Scheduler(Limits(), batching=True)
     scheduler.offer(Entry({}, 1, lambda outcome: None, 0.0), 0.0)
