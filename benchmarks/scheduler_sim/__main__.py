@@ -1,4 +1,4 @@
-"""The scheduler beside other policies: ``python -m benchmarks.scheduler_sim``. About two minutes; no engine runs."""
+"""The scheduler beside other policies: ``python -m benchmarks.scheduler_sim``. Less than a minute; no engine runs."""
 
 from __future__ import annotations
 

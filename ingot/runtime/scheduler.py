@@ -271,7 +271,8 @@ class Scheduler:
         left, taken = entry.deadline - now, lane.latency(entry.rows)
         if taken <= left or not self._sure(lane, now):
             return False
-        idle = len(self._running) < self._engines and self._lanes.count <= entry.waiting
+        others = self._lanes.count - entry.waiting
+        idle = len(self._running) < self._engines and not others
         return not idle or taken > left * lane.latency.margin
 
     def _holds_up(self, entry: Entry, lane: Lane, now: float) -> bool:

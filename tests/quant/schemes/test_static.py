@@ -62,7 +62,7 @@ def test_every_form_of_it(name: str, variant: str) -> None:
 
 def test_wide_activations_are_more_exact() -> None:
     # The product gains little: from 1.32 on ONNX Runtime rounds its activations to 8 bits after all, row by row.
-    for name, gained in (("conv", 5), ("gemm", 1), ("residual block", 2)):
+    for name, gained in (("conv", 5), ("gemm", 2), ("residual block", 2.5)):
         narrow, wide = (quantized(NETWORKS[name], replace(STATIC, activations=kind)) for kind in ("u8", "u16"))
         assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + gained
 
