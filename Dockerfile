@@ -12,8 +12,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim AS cpu-packages
 COPY --from=wheel /wheels /wheels
+COPY constraints.txt /wheels/
 RUN python -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir "$(echo /wheels/ingot-*.whl)[cpu]"
+    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[cpu]"
 
 
 FROM python:3.11-slim AS cpu
@@ -39,8 +40,9 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=wheel /wheels /wheels
+COPY constraints.txt /wheels/
 RUN python3 -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir "$(echo /wheels/ingot-*.whl)[gpu]"
+    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[gpu]"
 
 
 FROM nvidia/cuda:13.0.1-cudnn-runtime-ubuntu24.04 AS gpu

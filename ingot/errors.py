@@ -157,5 +157,5 @@ def public_text(error: IngotError) -> str:
 
 def missing_package(package: str, purpose: str, extra: str | None) -> Unsupported:
     """Return the error for an optional dependency that is not installed; ``extra`` None is a package of its own."""
-    install = package if extra is None else f"'ingot[{extra}]'"
+    install = package if extra is None else f"'ingot-serve[{extra}]'"
     return Unsupported(f"{purpose} needs the package '{package}', which is not installed: pip install {install}")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -112,6 +113,28 @@ def test_links_lead_somewhere() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_everything_names_the_distribution_as_the_package_index_knows_it() -> None:
+    """``ingot`` is the distribution of another project; only the import and the command are called so."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == "ingot-serve"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Dockerfile", ROOT / "Makefile"]
+    other = re.compile(r"(?<![\w.-])ingot\[|pip install\s+(?:-\S+\s+)*['\"]?ingot\b(?!-serve)")
+    wrong = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (*pages, *(ROOT / "ingot").rglob("*.py"), *(ROOT / "examples").rglob("*.py"))
+        for match in other.finditer(path.read_text())
+    ]
+    assert wrong == []
+
+
+def test_images_are_built_from_the_releases_that_are_tested() -> None:
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert "\nonnxruntime==" in constraints
+    assert "\nonnxruntime-gpu==" in constraints
+    installs = re.findall(r"pip install (?:.*\\\n)*.*", (ROOT / "Dockerfile").read_text())
+    assert len(installs) == 2
+    assert all("-c /wheels/constraints.txt" in line for line in installs)
 
 
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:

@@ -64,4 +64,4 @@ def test_every_code_belongs_to_an_error() -> None:
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
-    assert "pip install 'ingot[export]'" in str(missing_package("torch", "exporting models", "export"))
+    assert "pip install 'ingot-serve[export]'" in str(missing_package("torch", "exporting models", "export"))

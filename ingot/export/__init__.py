@@ -1,4 +1,7 @@
-"""From a PyTorch module (or an ONNX file) to an archive, with proof. Needs torch: ``pip install 'ingot[export]'``."""
+"""From a PyTorch module (or an ONNX file) to an archive, with proof.
+
+Needs torch: ``pip install 'ingot-serve[export]'``.
+"""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class Run:
             requires=lowered.requires,
             golden_tolerance=min(10 * worst, 1),
             padding=paddings,
-            provenance=Provenance.of(options.source, ("ingot", "torch", "onnx-ir", "onnxscript"), journal.notes),
+            provenance=Provenance.of(options.source, ("torch", "onnx-ir", "onnxscript"), journal.notes),
             evidence=Evidence(machine=devices.describe(), parity=stage.parity, latency=latency),
         )
         sizes = {"graph": lowered.graph.size, "weights": sum(item.size for item in lowered.weights)}

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+import ingot
 from ingot.errors import InvalidArgument
 
 # An archive may come from anybody, and what was measured is computed with: such numbers are finite and bounded.
@@ -140,11 +141,10 @@ class Provenance(Record):
 
     @classmethod
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:
-        """Return a record of this moment and of the installed versions of ``packages``.
+        """Return a record of this moment and of the installed versions of Ingot and ``packages``.
 
         Raises:
             InvalidArgument: see :func:`now`.
         """
-        return cls(
-            source=source, created=now(), versions={name: version(name) for name in packages}, notes=tuple(notes)
-        )
+        versions = {"ingot": ingot.__version__} | {name: version(name) for name in packages}
+        return cls(source=source, created=now(), versions=versions, notes=tuple(notes))

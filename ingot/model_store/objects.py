@@ -1,7 +1,7 @@
-"""Archive files in object storage and on web servers, read in place by ranges. Needs ``ingot[objects]`` (obstore).
+"""Archive files in object storage and on web servers, read in place by ranges.
 
-Credentials and regions come from where the clouds' own tools find them: variables such as ``AWS_ACCESS_KEY_ID``, files
-and the machine's identity.
+Needs ``ingot-serve[objects]`` (obstore). Credentials and regions come from where the clouds' own tools find them:
+variables such as ``AWS_ACCESS_KEY_ID``, files and the machine's identity.
 """
 
 from __future__ import annotations

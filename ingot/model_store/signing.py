@@ -15,12 +15,12 @@ import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+import ingot
 from ingot.errors import InvalidArchive
 from ingot.model_store import attachments
 from ingot.model_store.archive import Archive
@@ -130,7 +130,7 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
         "_type": STATEMENT_TYPE,
         "subject": [{"name": subject_name(name), "digest": {"sha256": archive.descriptor.hex}}],
         "predicateType": PREDICATE_TYPE,
-        "predicate": {"created": now(), "tool": f"ingot-{version('ingot')}"},
+        "predicate": {"created": now(), "tool": f"ingot-{ingot.__version__}"},
     }
     payload = json.dumps(statement, separators=(",", ":")).encode()
     signature = {"keyid": key.public.keyid, "sig": _encode(key.sign(encoding(payload)))}

@@ -255,4 +255,4 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
 def _packages(*models: _Model) -> tuple[str, ...]:
     held = packages_distributions()
     engines = dict.fromkeys(["onnxruntime", *(engine_of(item.variant) for item in models)])
-    return ("ingot", *(name for engine in engines for name in held.get(engine, [])[:1]))
+    return tuple(name for engine in engines for name in held.get(engine, [])[:1])

@@ -141,7 +141,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: st
     """
     made, packed = found.made, found.packed
     name = packing.free_name(task.archive, name_of(recipe))
-    made_with = ("ingot", "torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
+    made_with = ("torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
     notes = (*task.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
     head = packing.head(task, name, found.comparison, made_with)
     summary = head.model_copy(update={**_findings(recipe, found), "notes": notes, "reason": reason})

@@ -143,7 +143,7 @@ def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = 
     """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
     known = packages_distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
-    return Provenance.of(parent.serving.provenance.source, packages or ("ingot", *runtimes, "onnx"), notes)
+    return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:

@@ -243,5 +243,5 @@ def _engine_obstacle(engine: str, settings: Settings) -> str:
         return "it is made for OpenVINO, which runs models on the CPU here, and the device is 'cuda'"
     # Looked for and not imported, which takes time and memory that nothing may need.
     if importlib.util.find_spec("openvino") is None:
-        return "it is made for OpenVINO, which is not installed: pip install 'ingot[openvino]'"
+        return "it is made for OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"
     return ""

@@ -1,4 +1,4 @@
-"""What needs an NVIDIA GPU with ``ingot[gpu]``; ``pytest -m gpu`` runs it alone."""
+"""What needs an NVIDIA GPU with ``ingot-serve[gpu]``; ``pytest -m gpu`` runs it alone."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def source_of(model: ir.Model) -> Source:
         format="onnx",
         precision="fp32",
         signature=signature,
-        provenance=Provenance.of("test", ("ingot",), ()),
+        provenance=Provenance.of("test", (), ()),
     )
     return Source(Archive.create(blobs, [add_variant(blobs, serving, packed, weights, ())]).variant())
 

@@ -411,7 +411,7 @@ class TestImages:
 
     def test_without_pillow(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot\[images\]'"):
+        with pytest.raises(Unsupported, match=r"needs the package 'pillow', .* pip install 'ingot-serve\[images\]'"):
             Samples.read(signature(self.SPEC), folder)
 
     @pytest.mark.parametrize("transform", [None, "resize=100"])

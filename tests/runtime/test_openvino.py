@@ -202,7 +202,7 @@ class TestFailures:
 
     @pytest.mark.usefixtures("missing")
     def test_it_is_not_installed(self, tmp_path: Path) -> None:
-        with pytest.raises(Unsupported, match=r"pip install 'ingot\[openvino\]'"):
+        with pytest.raises(Unsupported, match=r"pip install 'ingot-serve\[openvino\]'"):
             load(onnx_models.affine(tmp_path))
 
 
@@ -274,9 +274,11 @@ class TestArchives:
         assert "left out: int8: it is made for OpenVINO, which is not installed: pip install" in caplog.text
         path = tmp_path / "double.ingot"
         made.save(path)
-        with pytest.raises(Unsupported, match=r"'openvino', which is not installed: pip install 'ingot\[openvino\]'"):
+        with pytest.raises(
+            Unsupported, match=r"'openvino', which is not installed: pip install 'ingot-serve\[openvino\]'"
+        ):
             ingot.serve(f"{path}#int8", **FREE)
-        with pytest.raises(Unsupported, match=r"#int8 cannot be run here: .* pip install 'ingot\[openvino\]'"):
+        with pytest.raises(Unsupported, match=r"#int8 cannot be run here: .* pip install 'ingot-serve\[openvino\]'"):
             ingot.compare(f"{path}#fp32", f"{path}#int8")
 
     def test_what_speaks_against_a_variant(self) -> None:

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.cookiejar import DefaultCookiePolicy
-from importlib.metadata import version
 
 import httpx
 
+import ingot
 from ingot.errors import IngotError, InvalidArgument, NotFound, Transient, Unavailable
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
@@ -80,7 +80,7 @@ class Client:
             verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
             # A compressed answer could be a bomb, and its digest would be another one.
-            headers={"User-Agent": f"ingot/{version('ingot')}", "Accept-Encoding": "identity"},
+            headers={"User-Agent": f"ingot/{ingot.__version__}", "Accept-Encoding": "identity"},
             # This machine's own servers are not reached through a proxy.
             mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None,
         )

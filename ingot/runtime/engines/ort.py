@@ -77,7 +77,7 @@ class OrtEngine:
         self.loaded = time.perf_counter() - began
         if self.device == "cpu" and devices.has_cuda() and device != "cpu":
             # ONNX Runtime falls back by itself, and in silence, when CUDA's or cuDNN's libraries cannot be loaded.
-            why = "a GPU is here, but ONNX Runtime could not use it: it needs CUDA 13 and cuDNN 9, and ingot[gpu]"
+            why = "a GPU is here, but ONNX Runtime could not use it: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
             if device == "cuda":
                 raise Unsupported(f"device 'cuda' is not available: {why}")
             log.warning("serving on the CPU: %s", why)

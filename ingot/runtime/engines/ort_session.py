@@ -82,7 +82,7 @@ def package() -> Any:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise missing_package(
-            "onnxruntime", "running ONNX models", "cpu' or, with an NVIDIA GPU, 'ingot[gpu]"
+            "onnxruntime", "running ONNX models", "cpu' or, with an NVIDIA GPU, 'ingot-serve[gpu]"
         ) from error
     return onnxruntime
 
@@ -126,7 +126,7 @@ def providers_of(ort: Any, device: str) -> list[str | tuple[str, dict[str, str]]
     built = "CUDAExecutionProvider" in ort.get_available_providers()
     usable = built and devices.has_cuda()
     if device == "cuda" and not usable:
-        lacking = "no NVIDIA driver or GPU is here" if built else "this onnxruntime has no CUDA; ingot[gpu] has"
+        lacking = "no NVIDIA driver or GPU is here" if built else "this onnxruntime has no CUDA; ingot-serve[gpu] has"
         raise Unsupported(f"device 'cuda' is not available: {lacking}")
     if device == "cpu" or not usable:
         return ["CPUExecutionProvider"]

@@ -72,7 +72,9 @@ class TestGraphs:
         before, after = one(graph(tensor("w", LARGE))), one(graph(tensor("w", LARGE * 2)), serving)
         (found,) = diff(before, after).variants
         assert found.graph is None
-        assert "needs the package 'onnx_ir', which is not installed: pip install 'ingot[export]'" in found.notes[0]
+        assert (
+            "needs the package 'onnx_ir', which is not installed: pip install 'ingot-serve[export]'" in found.notes[0]
+        )
         assert [item.what for item in found.changes] == ["precision"]
 
 
