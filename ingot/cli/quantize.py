@@ -237,8 +237,9 @@ def _show_result(result: Quantized, out: Path) -> None:
         before, after, low, high = map(
             number, (report.before.value, report.after.value, report.after.low, report.after.high)
         )
+        interval = "" if report.after.low == report.after.high else f" (95 %: {low} to {high})"
         rows = f"{report.data.evaluation_rows} {held}samples"
-        note(f"{report.metric}: {before} before, {after} after (95 %: {low} to {high}), on {rows}")
+        note(f"{report.metric}: {before} before, {after} after{interval}, on {rows}")
     if chosen is not None and chosen.speedups:
         speedups = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in chosen.speedups.items())
         note(f"speed against the original: {speedups}")

@@ -88,15 +88,15 @@ def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Given:
     if main.rows < _FEW:
         notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
         return Given(main, main, held_out=False, notes=notes)
-    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed)
-    return Given(first, second.take(_EVALUATION, config.seed), notes=main.notes)
+    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed, metric.groups)
+    return Given(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
 
 
 def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Given:
     """Return what is there where data for the metric is given apart."""
     metric.check(other)
     notes = (*(main.notes if main is not None else ()), *other.notes)
-    evaluation = other.take(_EVALUATION, config.seed)
+    evaluation = other.take(_EVALUATION, config.seed, metric.groups)
     if main is None:
         _check_recipe(config)
         return Given(None, evaluation, notes=(*notes, *_without_data(config)))

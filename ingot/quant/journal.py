@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import stat
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,7 +62,7 @@ class _Line(BaseModel):
             "latency": [item.model_dump() for item in trial.latency],
             "baseline": [item.model_dump() for item in trial.baseline],
             "audit": trial.audit.model_dump(),
-            "comparison": asdict(trial.comparison) if trial.comparison is not None else None,
+            "comparison": _scores(trial.comparison) if trial.comparison is not None else None,
             "outputs": [item.model_dump() for item in trial.outputs],
             "failure": trial.failure,
         }
@@ -161,6 +160,12 @@ class Journal:
                 stream.write(text)
         except OSError as error:
             raise _fault(path, error) from error
+
+
+def _scores(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data; JSON has neither NaN nor infinity."""
+    scores = {"before": found.before, "after": found.after, "drop": found.drop}
+    return {name: kept.model_dump() if (kept := Score.of(score)) else None for name, score in scores.items()}
 
 
 def _open(path: Path, flags: int) -> int:

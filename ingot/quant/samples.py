@@ -129,8 +129,10 @@ class Samples:
             for start in range(0, group.rows, size):
                 yield pick(self.signature, group, np.arange(start, min(start + size, group.rows)))
 
-    def split(self, share: float, seed: int) -> tuple[Samples, Samples]:
+    def split(self, share: float, seed: int, groups: str | None = None) -> tuple[Samples, Samples]:
         """Return a random share of the rows, and the others; each part has at least one row.
+
+        ``groups`` is an extra whose equal values tell rows that stay together; see :meth:`groups`.
 
         Raises:
             InvalidArgument: the share is not between 0 and 1, or there is only one row.
@@ -139,18 +141,12 @@ class Samples:
             raise InvalidArgument(f"a share of {share} cannot be split off; it must be between 0 and 1")
         if self.rows < 2:
             raise InvalidArgument(f"the {self.purpose}{self.where} has only one row and cannot be split in two")
-        count = min(max(round(share * self.rows), 1), self.rows - 1)
-        chosen = np.zeros(self.rows, bool)
-        chosen[np.random.default_rng(seed).permutation(self.rows)[:count]] = True
+        chosen = self._choose(min(max(round(share * self.rows), 1), self.rows - 1), seed, groups)
         return self._part(chosen), self._part(~chosen)
 
-    def take(self, rows: int, seed: int) -> Samples:
-        """Return a random choice of at most ``rows`` rows, in the data's order."""
-        if rows >= self.rows:
-            return self
-        chosen = np.zeros(self.rows, bool)
-        chosen[np.random.default_rng(seed).permutation(self.rows)[: max(rows, 1)]] = True
-        return self._part(chosen)
+    def take(self, rows: int, seed: int, groups: str | None = None) -> Samples:
+        """Return a random choice of at most ``rows`` rows, in the data's order; see :meth:`split` on ``groups``."""
+        return self if rows >= self.rows else self._part(self._choose(max(rows, 1), seed, groups))
 
     def column(self, name: str) -> Array:
         """Return an extra of all rows, in the order of :meth:`batches`.
@@ -165,6 +161,35 @@ class Samples:
         if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
             raise InvalidArgument(f"'{name}' in the {self.purpose}{self.where} has rows of several shapes")
         return np.concatenate(parts)
+
+    def groups(self, name: str) -> Array:
+        """Return the number of each row's group, from 0: rows belong together whose values in an extra are equal.
+
+        Raises:
+            InvalidArgument: there is no such extra, or it has more than one value a row.
+        """
+        values = self.column(name)
+        if values.size != len(values):
+            raise InvalidArgument(
+                f"'{name}' in the {self.purpose}{self.where} has the shape {list(values.shape)}; groups have one value "
+                "a row"
+            )
+        found: Array = np.unique(values.reshape(-1), return_inverse=True)[1]
+        return found
+
+    def _choose(self, count: int, seed: int, groups: str | None) -> Array:
+        """Return which rows are among ``count`` random ones; of whole groups, as many as fit, at least one."""
+        rng = np.random.default_rng(seed)
+        if groups is None:
+            chosen = np.zeros(self.rows, bool)
+            chosen[rng.permutation(self.rows)[:count]] = True
+            return chosen
+        numbers = self.groups(groups)
+        sizes = np.bincount(numbers)
+        order = rng.permutation(len(sizes))
+        fits = np.cumsum(sizes[order]) <= count
+        fits[0] = True
+        return np.isin(numbers, order[fits])
 
     def _part(self, chosen: Array) -> Samples:
         ends = np.cumsum([group.rows for group in self._groups])[:-1]

@@ -191,6 +191,75 @@ class TestSearch:
         assert "the time was up before anything was tried" in result.stderr
 
 
+# Queries that find their document among all others, as a number and as one value a query; and a metric of whole pairs.
+PAIRED = """
+import numpy as np
+
+def hits(outputs, data):
+    found = outputs["logits"] / np.linalg.norm(outputs["logits"], axis=1, keepdims=True)
+    queries, documents = data["query"] == 1, data["query"] == 0
+    best = (found[queries] @ found[documents].T).argmax(1)
+    return data["pair"][documents][best] == data["pair"][queries]
+
+def recall(outputs, data):
+    return hits(outputs, data).mean()
+
+def complete(outputs, data):
+    numbers, counts = np.unique(data["pair"], return_counts=True)
+    assert (counts % 2 == 0).all(), "a pair was torn apart"
+    return (outputs["logits"].argmax(1) == data["pair"] % 4).mean()
+
+complete.groups = "pair"
+"""
+
+
+class TestPairedRows:
+    @pytest.fixture(autouse=True)
+    def _pairs(self, tmp_path: Path) -> None:
+        pair = np.tile(np.arange(80), 2)
+        x = rows(80)[pair] + 0.1 * rows(160, seed=1)
+        np.savez(tmp_path / "pairs.npz", x=x, pair=pair, query=np.repeat([1, 0], 80))
+        (tmp_path / "scores.py").write_text(PAIRED)
+
+    def test_a_number_of_rows_that_belong_together_has_no_false_interval(
+        self, quantize: Quantize, tmp_path: Path
+    ) -> None:
+        data = ("--calibrate", "data.npz", "--validate", "pairs.npz", "--metric", "scores:recall", "--max-drop", "1")
+        result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
+        succeeded(result)
+        report = Report.model_validate_json((tmp_path / "r.json").read_text())
+        for score in (report.before, report.after, report.drop):
+            assert score is not None
+            assert score.low <= score.value <= score.high
+        assert "after, on 160 held-out samples" in result.stderr
+        assert "note: the metric scores:recall has no 95 % interval" in result.stderr
+
+    def test_a_value_a_unit_gives_the_interval_of_their_mean(self, quantize: Quantize, tmp_path: Path) -> None:
+        data = ("--calibrate", "data.npz", "--validate", "pairs.npz", "--metric", "scores:hits", "--max-drop", "1")
+        result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
+        succeeded(result)
+        before = Report.model_validate_json((tmp_path / "r.json").read_text()).before
+        assert before is not None
+        assert 0.5 < before.value < 0.95
+        half = 1.96 * (before.value * (1 - before.value) / 80) ** 0.5
+        assert before.high - before.value == pytest.approx(half, rel=0.3)
+        assert before.value - before.low == pytest.approx(half, rel=0.3)
+        assert "no 95 % interval" not in result.stderr
+
+    def test_groups_are_neither_divided_nor_drawn_in_part(self, quantize: Quantize, tmp_path: Path) -> None:
+        data = ("--calibrate", "pairs.npz", "--metric", "scores:complete", "--max-drop", "1")
+        result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
+        succeeded(result)
+        report = Report.model_validate_json((tmp_path / "r.json").read_text())
+        assert (report.data.calibration_rows, report.data.evaluation_rows) == (80, 80)
+        assert report.before is not None
+        assert report.before.low < report.before.value < report.before.high
+
+    def test_groups_that_are_not_in_the_data(self, quantize: Quantize) -> None:
+        command = ("m.ingot", "--calibrate", "data.npz", "--metric", "scores:complete", "-o", "q.ingot")
+        assert "has no array 'pair'; it holds: y, exact" in refused(quantize(*command))
+
+
 class TestRecipes:
     def test_one_that_is_slower(self, quantize: Quantize, tmp_path: Path) -> None:
         command = ("m.ingot", "--recipe", "weight-int8", "--option", "block=32", "--batch", "2", "-o", "q.ingot")

@@ -374,6 +374,13 @@ def accuracy(outputs: Mapping[str, Array], data: Mapping[str, Array]) -> float:
     return float((outputs["y"].argmax(1) == data["labels"]).mean())
 
 
+def _grouped(outputs: Mapping[str, Array], data: Mapping[str, Array]) -> float:
+    return accuracy(outputs, data)
+
+
+_grouped.groups = "group"  # type: ignore[attr-defined]
+
+
 class TestFunctions:
     def test_a_function(self) -> None:
         labels, logits = answers()
@@ -420,6 +427,45 @@ class TestFunctions:
             compare(fails, CLASSES, {"y": logits}, {"y": logits})
         with pytest.raises(QuantizationError, match=r"of the original is nan; it must be a finite number"):
             compare(lambda outputs, data: np.nan, CLASSES, {"y": logits}, {"y": logits})
+
+    def test_values_of_units_are_compared_one_by_one(self) -> None:
+        labels, logits = answers()
+        mean = compare("accuracy", CLASSES, {"y": logits}, {"y": -logits}, labels=labels)
+        each = compare(
+            lambda outputs, data: outputs["y"].argmax(1) == data["labels"],
+            CLASSES,
+            {"y": logits},
+            {"y": -logits},
+            labels=labels,
+        )
+        assert each == mean
+        found = {"y": np.ones((ROWS, 10))}, {"y": np.tile([1.0, 0.0], (ROWS, 5))}
+        with pytest.raises(QuantizationError, match="gives 2000 values for the original and 1000 for the quantized"):
+            compare(lambda outputs, data: outputs["y"][outputs["y"] > 0], CLASSES, *found)
+        with pytest.raises(InvalidArgument, match=r"gives an array of shape \[200, 10\]; return a number"):
+            compare(lambda outputs, data: outputs["y"], CLASSES, {"y": logits}, {"y": logits})
+
+    def test_groups_are_drawn_whole(self) -> None:
+        labels, logits = answers()
+        wide, narrow = (
+            compare(function, CLASSES, {"y": logits.repeat(4, 0)}, {"y": logits.repeat(4, 0)}, **extras)
+            for function, extras in (
+                (_grouped, {"labels": labels.repeat(4), "group": np.arange(ROWS).repeat(4)}),
+                (accuracy, {"labels": labels.repeat(4)}),
+            )
+        )
+        assert wide.before.value == narrow.before.value
+        width = narrow.before.high - narrow.before.low
+        assert wide.before.high - wide.before.low == pytest.approx(2 * width, rel=0.3)
+
+    def test_groups_that_are_none(self) -> None:
+        _, logits = answers()
+        with pytest.raises(InvalidArgument, match="has no array 'group'; it holds: only the inputs"):
+            compare(_grouped, CLASSES, {"y": logits}, {"y": logits})
+        with pytest.raises(InvalidArgument, match="has one group only in 'group'"):
+            compare(_grouped, CLASSES, {"y": logits}, {"y": logits}, group=np.ones(ROWS))
+        with pytest.raises(InvalidArgument, match="groups have one value a row"):
+            compare(_grouped, CLASSES, {"y": logits}, {"y": logits}, group=np.ones((ROWS, 2)))
 
     @pytest.mark.parametrize("widths", [(3, 3), (3, 4)])
     def test_a_function_cannot_change_what_it_is_given(self, widths: tuple[int, int]) -> None:

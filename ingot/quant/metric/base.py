@@ -19,7 +19,7 @@ Outputs = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Score:
-    """A value and its 95 % interval, from resampling the rows."""
+    """A value and its 95 % interval, from resampling the rows; NaN at both ends where resampling gives none."""
 
     value: float
     low: float
@@ -53,10 +53,12 @@ class Metric(ABC):
     Attributes:
         name: as it was asked for, with what was left out.
         labels: the extra that it needs, or None.
+        groups: the extra that tells which rows belong together, or None where each row stands alone.
     """
 
     name: str
     labels: str | None = None
+    groups: str | None = None
 
     @property
     def identity(self) -> str:

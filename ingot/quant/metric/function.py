@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.metric import bootstrap
-from ingot.quant.metric.base import Comparison, Metric, Outputs, rows_of
+from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, rows_of
 from ingot.quant.samples import Samples
 from ingot.tensors import Array, Signature
 
@@ -32,19 +32,47 @@ class Function(Metric):
 
     Args:
         function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes come
-            as a list. The arrays cannot be written to. It is called for resampled rows too.
+            as a list. The arrays cannot be written to. A number is the metric, and the function is called for resampled
+            rows too. An array has one value for each independent unit, such as a query: the metric is their mean, and
+            the values are resampled. The function's attribute ``groups`` may name the extra that tells which rows
+            belong together.
         name: what to call it.
+
+    Raises:
+        InvalidArgument: ``groups`` is not a name.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str):
         self.name = name
         self._function = function
+        self.groups = getattr(function, "groups", None)
+        if self.groups is not None and not isinstance(self.groups, str):
+            raise InvalidArgument(
+                f"groups of the metric {name} is of type {type(self.groups).__name__}; give the name of an array"
+            )
 
     @property
     def identity(self) -> str:
-        """The name and a digest of the function's own code; not of what it calls."""
+        """The name, the groups, and a digest of the function's own code; not of what it calls."""
+        name = self.name if self.groups is None else f"{self.name} by {self.groups}"
         code = _code(self._function)
-        return self.name if code is None else f"{self.name} {hashlib.sha256(_describe(code).encode()).hexdigest()}"
+        return name if code is None else f"{name} {hashlib.sha256(_describe(code).encode()).hexdigest()}"
+
+    def check(self, samples: Samples) -> None:
+        if self.groups is not None and samples.groups(self.groups).max() == 0:
+            raise InvalidArgument(
+                f"the {samples.purpose}{samples.where} has one group only in '{self.groups}', and the metric "
+                f"{self.name} needs several"
+            )
+
+    def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
+        """Tell of a metric of which rows cannot be drawn."""
+        if not math.isnan(before.low):
+            return ()
+        return (
+            f"the metric {self.name} has no 95 % interval: of drawn rows it is not what it is of all rows. Return an "
+            "array with a value for each independent unit, or set the function's attribute groups",
+        )
 
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
         signature = samples.signature
@@ -52,23 +80,45 @@ class Function(Metric):
             name: _column([batch.extras[name] for batch in samples.batches(samples.rows)]) for name in samples.extras
         }
         before, after = (_outputs(batches, signature) for batches in (expected, actual))
-        for outputs, whose in ((before, "original"), (after, "quantized model")):
-            value = self._call(outputs, extras)
-            if not math.isfinite(value):
-                raise QuantizationError(f"the metric {self.name} of the {whose} is {value}; it must be a finite number")
+        values = [self._call(before, extras), self._call(after, extras)]
+        for value, whose in zip(values, ("original", "quantized model"), strict=True):
+            self._check_value(value, whose)
+        if any(value.ndim for value in values):
+            if values[0].shape != values[1].shape:
+                raise QuantizationError(
+                    f"the metric {self.name} gives {values[0].size} values for the original and {values[1].size} for "
+                    "the quantized model; give a value for each unit of the data, in the same order"
+                )
+            return bootstrap.compare(bootstrap.mean(values[0]), bootstrap.mean(values[1]), len(values[0]))
         left, right = (bootstrap.each(self._resampled(outputs, extras)) for outputs in (before, after))
-        return bootstrap.compare(left, right, samples.rows, _RESAMPLES)
+        groups = samples.groups(self.groups) if self.groups is not None else None
+        return bootstrap.compare(left, right, samples.rows, _RESAMPLES, groups=groups)
 
-    def _call(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> float:
+    def _check_value(self, value: Array, whose: str) -> None:
+        if value.ndim > 1:
+            raise InvalidArgument(
+                f"the metric {self.name} gives an array of shape {list(value.shape)}; return a number, or one value "
+                "for each independent unit"
+            )
+        if not np.isfinite(value).all():
+            shown = float(value) if not value.ndim else "NaN or infinity in places"
+            raise QuantizationError(f"the metric {self.name} of the {whose} is {shown}; it must be a finite number")
+
+    def _call(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> Array:
+        """Return a number, as an array without dimensions, or the values of units."""
         try:
-            return float(self._function(_lent(outputs), _lent(extras)))
+            value = self._function(_lent(outputs), _lent(extras))
+            found = np.asarray(value, np.float64) if np.ndim(value) else np.asarray(float(value))
         except Exception as error:  # it is the user's code, which may raise anything
             raise InvalidArgument(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
+        if not found.size:
+            raise InvalidArgument(f"the metric {self.name} gives an empty array")
+        return found.reshape(()) if found.size == 1 else found
 
     def _resampled(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> Callable[[Array], float]:
         def measure(index: Array) -> float:
             try:
-                return self._call(_draw(outputs, index), _draw(extras, index))
+                return float(self._call(_draw(outputs, index), _draw(extras, index)))
             except InvalidArgument:
                 if np.array_equal(index, np.arange(len(index))):
                     raise
