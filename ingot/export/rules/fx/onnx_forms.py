@@ -29,21 +29,22 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Express ``aten.scaled_dot_product_attention`` as two products and a softmax.
+    """Express ``aten.scaled_dot_product_attention`` as two products and a softmax, of queries of any rank.
 
-    The exporter's own form before opset 23 takes shapes apart to transpose the keys, which doubles the nodes, and it
-    lets a row in which a Boolean mask hides everything attend to all keys alike, where PyTorch gives zeros. It stays in
-    use for what is rare: causal attention without a mask, grouped heads, dropout, other ranks. The rule for the ONNX
-    graph makes one operator of it, if wanted.
+    The exporter's own form before opset 23 takes shapes apart to transpose the keys, which doubles the nodes, it lets a
+    row in which a Boolean mask hides everything attend to all keys alike, where PyTorch gives zeros, and it takes 4-D
+    queries only (https://github.com/microsoft/onnxscript/pull/2558). It stays in use for grouped heads and dropout.
+    The rule for the ONNX graph makes one operator of it, if wanted.
     """
-    size = query.shape[-1]
-    if is_causal or enable_gqa or dropout_p or len(query.shape) != 4 or not isinstance(size, int):
+    if enable_gqa or dropout_p:
         return nn.aten_scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    scale = size**-0.5 if scale is None else scale
-    product = op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2]))
-    scores = op.Mul(product, op.CastLike(op.Constant(value_float=scale), query))
+    rank = len(key.shape)
+    product = op.MatMul(query, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    scores = op.Mul(product, _scale(query, scale))
+    if is_causal:
+        attn_mask = _causal(query, key)
     if attn_mask is None:
         return op.MatMul(op.Softmax(scores, axis=-1), value)
     if attn_mask.dtype is not ir.DataType.BOOL:
@@ -51,6 +52,24 @@ def attention(
     least, zero = (op.CastLike(op.Constant(value_float=number), query) for number in (-math.inf, 0.0))
     weights = op.Softmax(op.Where(attn_mask, scores, least), axis=-1)
     return op.MatMul(op.Where(op.IsNaN(weights), zero, weights), value)
+
+
+def _scale(query: Any, scale: float | None) -> Any:
+    size = query.shape[-1]
+    if scale is not None or isinstance(size, int):
+        return op.CastLike(op.Constant(value_float=size**-0.5 if scale is None else scale), query)
+    return op.Reciprocal(op.Sqrt(op.CastLike(op.Shape(query, start=len(query.shape) - 1), query)))
+
+
+def _causal(query: Any, key: Any) -> Any:
+    """Return which keys each query attends to: those up to its own position."""
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    rows, columns = (
+        op.Range(zero, op.Squeeze(op.Shape(x, start=len(x.shape) - 2, end=len(x.shape) - 1)), one) for x in (query, key)
+    )
+    mask = op.GreaterOrEqual(op.Unsqueeze(rows, [1]), op.Unsqueeze(columns, [0]))
+    mask.dtype = ir.DataType.BOOL
+    return mask
 
 
 _KERNEL = onnxscript.values.Op(
