@@ -87,6 +87,14 @@ def unbatched(folder: Path) -> Path:
     return save(folder / "unbatched.onnx", nodes, [("x", kind, ("points",))], [("y", kind, ("points",))])
 
 
+def held(folder: Path) -> Path:
+    """y = x + 1, FP32 [batch, width], which waits where :mod:`tests.server.gates` holds it."""
+    one = numpy_helper.from_array(np.array(1, np.float32), "one")
+    kind, shape = TensorProto.FLOAT, ("batch", "width")
+    node = helper.make_node("Add", ["x", "one"], ["y"])
+    return save(folder / "held.onnx", [node], [("x", kind, shape)], [("y", kind, shape)], [one])
+
+
 def slow(folder: Path, repeats: int = 40) -> Path:
     """y = x put through many large matrix products: a request takes a second or so. FP32 [batch, 1024]."""
     size = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -138,9 +139,15 @@ def test_images_are_built_from_the_releases_that_are_tested() -> None:
 
 
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples."""
+    """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples.
+
+    The ports are free ones, as 8000 and 8001 may be taken.
+    """
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
+        ports = [str(free.getsockname()[1]) for free in (http, grpc)]
+    blocks = [(kind, text.replace("8000", ports[0]).replace("8001", ports[1])) for kind, text in blocks]
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -153,9 +152,13 @@ def test_a_request_that_fails_in_a_padded_batch_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["calls", "elements"])
-def test_what_a_call_costs_beside_its_elements_is_measured(kind: str) -> None:
+def test_what_a_call_costs_beside_its_elements_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("ingot.runtime.profile.time.perf_counter", lambda: now)
+
     def timed(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        time.sleep(0.02 if kind == "calls" else 2e-4 * inputs["ids"].size)
+        nonlocal now
+        now += 0.02 if kind == "calls" else 2e-4 * inputs["ids"].size
         return masked_sum(inputs)
 
     worth = mixing.measure(FunctionEngine(timed, SIGNATURE), Padder(SIGNATURE, PADDINGS), request(10), 1.0)

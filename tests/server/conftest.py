@@ -12,6 +12,7 @@ from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.apponly import serve_app
+from tests.server.gates import Gate
 
 
 @pytest.fixture(scope="session", params=["one_process", "two_fronts"])
@@ -78,3 +79,9 @@ def still_answers(http: httpx.Client) -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with Gate(tmp_path) as made:
+        yield made

@@ -26,6 +26,8 @@ from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import Array
 from tests import onnx_models
+from tests.server.gates import Gate
+from tests.support import ROOT
 
 # Both speak the same protocol, so both are held to the same tests.
 GRPC_SERVERS = ("grpcio", "fast")
@@ -38,13 +40,14 @@ FOUR_MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Service:
-    """A running ``ingot serve``. ``http`` and ``grpc`` are ``host:port``."""
+    """A running ``ingot serve``. ``http`` and ``grpc`` are ``host:port``; ``gate`` holds its model ``held``."""
 
     kind: str
     process: subprocess.Popen[str]
     log: Path
     http: str
     grpc: str
+    gate: Gate
 
     @property
     def http_address(self) -> tuple[str, int]:
@@ -146,8 +149,8 @@ def allow_many_files() -> int:
 
 
 def models(folder: Path) -> list[str]:
-    """Make the models that the tests ask for: affine, embedding, increment (y = x + 1) and slow."""
-    made = [onnx_models.affine(folder), onnx_models.embedding(folder), onnx_models.slow(folder)]
+    """Make the models that the tests ask for: affine, embedding, increment (y = x + 1) and held."""
+    made = [onnx_models.affine(folder), onnx_models.embedding(folder), onnx_models.held(folder)]
     one = numpy_helper.from_array(np.array(1, np.float32), "one")
     shape = ("batch", "width")
     kind = TensorProto.FLOAT
@@ -159,22 +162,24 @@ def models(folder: Path) -> list[str]:
 @contextmanager
 def serving(kind: str, folder: Path, *options: str) -> Iterator[Service]:
     """Run ``ingot serve`` with a gRPC server of some kind until the block ends."""
-    command = [sys.executable, "-m", "ingot", "serve", *models(folder), "--grpc-server", kind, *options]
-    command += ["--http-port", "0", "--grpc-port", "0", "--max-body-mb", "8", "--json"]
-    allow_many_files()
     log = folder / "log"
-    with log.open("w") as errors:
+    allow_many_files()
+    with Gate(folder) as gate, log.open("w") as errors:
+        command = [sys.executable, "-m", "tests.server.gates", str(gate.path)]
+        command += ["serve", *models(folder), "--grpc-server", kind, *options]
+        command += ["--http-port", "0", "--grpc-port", "0", "--max-body-mb", "8", "--json"]
         environment = {**os.environ, "INGOT_HOME": str(folder)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        addresses: dict[str, Any] = json.loads(line)
-        yield Service(kind, process, log, *(addresses[key].partition("://")[2] for key in ("http", "grpc")))
-    finally:
-        process.kill()
-        process.communicate()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, log.read_text()
+            addresses: dict[str, Any] = json.loads(line)
+            http, grpc = (addresses[key].partition("://")[2] for key in ("http", "grpc"))
+            yield Service(kind, process, log, http, grpc, gate)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture(scope="session", params=GRPC_SERVERS)

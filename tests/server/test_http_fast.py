@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import struct
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from ingot.server.http.heads import Head
 from ingot.server.http.shared import Shared
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
 from tests.support import run_python
 
@@ -195,29 +195,49 @@ def test_an_offer_that_cannot_be_passed_over_ends_the_connection(known: str, par
     assert b"Upgrade" in received
 
 
-def test_such_an_offer_behind_a_request_in_work(slow: tuple[RunningServer, bytes]) -> None:
-    server, request = slow
+def test_such_an_offer_behind_a_request_in_work(held: tuple[RunningServer, bytes], gate: Gate) -> None:
+    server, request = held
     health = LAST.replace(b"Connection: close\r\n", b"")
     offer = UPGRADE.replace(b"Content-Length: %d" % len(PLAIN + BODY), b"Content-Length: %d" % len(health))
-    received = exchange(server.http_url, request + offer, health)
+    with connect(server.http_url) as connection:
+        with gate.closed():
+            connection.sendall(request + offer)
+            in_work(server)
+            connection.sendall(health)
+        received = rest_of(connection)
     # The last can be lost: a connection that is closed while something unread is left in it is reset.
     assert statuses(received) in ([b"200"], [b"200", b"400"])
     assert b'"live"' not in received
 
 
-def test_http_1_0_gets_no_interim_answers(slow: tuple[RunningServer, bytes]) -> None:
-    server, request = slow
+def test_http_1_0_gets_no_interim_answers(held: tuple[RunningServer, bytes], gate: Gate) -> None:
+    server, request = held
     old = request.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
     with connect(server.http_url) as connection:
-        head, body = old[:200], old[200:]
-        connection.sendall(head)
-        time.sleep(0.05)
-        connection.sendall(body)
-        connection.shutdown(socket.SHUT_WR)
-        received = b""
+        with gate.closed():
+            connection.sendall(old[:200])
+            for _ in range(3):  # meanwhile the server has read the head, and would have asked for the body
+                assert httpx.get(server.http_url + "/v2/health/live", trust_env=False).status_code == 200
+            connection.sendall(old[200:])
+            connection.shutdown(socket.SHUT_WR)
+            in_work(server)
+        received = rest_of(connection)
+    assert statuses(received) == [b"200"]
+
+
+def in_work(server: RunningServer) -> None:
+    """Wait until the held model has a request."""
+    line = 'ingot_in_flight_requests{model="held",version="1"} 1.0'
+    wait_until(lambda: line in httpx.get(server.http_url + "/metrics", trust_env=False).text)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
             received += part
-    assert statuses(received) == [b"200"]
+    return received
 
 
 def test_who_sends_the_body_unasked_is_not_asked_for_it(known: str) -> None:
@@ -275,29 +295,31 @@ def test_a_request_hidden_in_the_body_of_a_known_one_is_not_answered(known: str)
     assert statuses(received) == [b"400", b"400", b"200"]
 
 
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, bytes]]:
-    """A server, and a request whose answer takes some tenths of a second."""
-    model = onnx_models.slow(tmp_path_factory.mktemp("slow"), repeats=200)
+@pytest.fixture
+def held(folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, bytes]]:
+    """A server, and a request whose answer waits for the gate."""
+    hold(gate.path, monkeypatch.setattr)
     x = np.ones((64, 1024), np.float32).tobytes()
     tensor = {"name": "x", "datatype": "FP32", "shape": [64, 1024], "parameters": {"binary_data_size": len(x)}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n" % len(header)
-    with ingot.serve(str(model), http_port=0, grpc_port=0) as server:
+    head = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n" % len(header)
+    with ingot.serve(str(onnx_models.held(folder)), http_port=0, grpc_port=0) as server:
         yield server, head + b"Content-Length: %d\r\n\r\n" % (len(header) + len(x)) + header + x
 
 
 class TestDepartures:
-    def test_a_client_that_only_shuts_its_own_side_gets_its_answer(self, slow: tuple[RunningServer, bytes]) -> None:
-        server, request = slow
+    def test_a_client_that_only_shuts_its_own_side_gets_its_answer(
+        self, held: tuple[RunningServer, bytes], gate: Gate
+    ) -> None:
+        server, request = held
         with connect(server.http_url) as connection:
-            connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
-            received = b""
-            while part := connection.recv(1 << 20):
-                received += part
+            with gate.closed():
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+                received = connection.recv(1 << 20)  # by which the server finds out whether the client is there
+            assert statuses(received) == [b"100"]
+            received = rest_of(connection)
         assert statuses(received)[-1] == b"200"
-        assert set(statuses(received)[:-1]) <= {b"100"}
         assert len(received) > 64 * 1024 * 4
 
     def test_and_so_it_does_for_every_request_that_it_sent(self, server: RunningServer) -> None:

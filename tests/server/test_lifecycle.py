@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +22,22 @@ from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, U
 from ingot.server.http import codec as http_codec
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
+from tests.server.gates import Gate, hold
+from tests.server.outside import wait_until
+from tests.support import ROOT
 
 
 @contextmanager
-def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def running(
+    *arguments: str, home: Path, gate: Gate | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run ``ingot serve`` on free ports until the block ends; yields the process and the addresses it printed."""
-    command = [sys.executable, "-m", "ingot", "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
+    program = ["ingot"] if gate is None else ["tests.server.gates", str(gate.path)]
+    command = [sys.executable, "-m", *program, "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
     environment = {**os.environ, "INGOT_HOME": str(home)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
     assert process.stdout is not None
     late = threading.Timer(120, process.kill)  # which ends the line that is waited for
     late.start()
@@ -46,33 +53,53 @@ def running(*arguments: str, home: Path) -> Iterator[tuple[subprocess.Popen[str]
 
 
 @contextmanager
-def two_in_flight(addresses: Mapping[str, str]) -> Iterator[list[Any]]:
-    """Ask the slow model over both protocols, yield while both requests are in flight, and wait for their answers."""
+def two_in_flight(addresses: Mapping[str, str], gate: Gate) -> Iterator[list[Any]]:
+    """Ask the held model over both protocols, yield while both requests are in flight, and let them be answered.
+
+    They are answered once the server takes no more connections.
+    """
     x = np.ones((64, 1024), np.float32)
     answers: list[Any] = []
 
     def ask(url: str) -> None:
         with ingot.Client(url) as client:
-            answers.append(client.infer("slow", {"x": x})["y"].shape)
+            answers.append(client.infer("held", {"x": x})["y"].shape)
 
     asking = [threading.Thread(target=ask, args=(addresses[key],)) for key in ("http", "grpc")]
-    for thread in asking:
-        thread.start()
-    with ingot.Client(addresses["http"]) as client:
-        deadline = time.monotonic() + 60
-        while 'ingot_in_flight_requests{model="slow",version="1"} 2.0' not in client.metrics():
-            assert len(answers) < 2
-            assert time.monotonic() < deadline
-    yield answers
+    with gate.closed():
+        for thread in asking:
+            thread.start()
+        until_in_flight(addresses, 2)
+        yield answers
+        assert not answers
+        wait_until(lambda: all(refuses(addresses[key]) for key in ("http", "grpc")))
     for thread in asking:
         thread.join(120)
 
 
+def until_in_flight(addresses: Mapping[str, str], count: int) -> None:
+    """Wait until so many requests to the held model are taken in."""
+    line = f'ingot_in_flight_requests{{model="held",version="1"}} {count:.1f}'
+    with ingot.Client(addresses["http"]) as client:
+        wait_until(lambda: line in client.metrics(), 60)
+
+
+def refuses(url: str) -> bool:
+    """Tell whether nobody listens at an address."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, number: signal.Signals) -> None:
-    model = onnx_models.slow(folder, repeats=500)
-    with running(str(model), home=folder) as (process, addresses):
-        with two_in_flight(addresses) as answers:
+def test_a_request_in_flight_finishes_when_the_server_is_stopped(
+    folder: Path, gate: Gate, number: signal.Signals
+) -> None:
+    with running(str(onnx_models.held(folder)), home=folder, gate=gate) as (process, addresses):
+        with two_in_flight(addresses, gate) as answers:
             process.send_signal(number)
         assert process.wait(30) == 0
     assert answers == [(64, 1024)] * 2
@@ -80,26 +107,32 @@ def test_a_request_in_flight_finishes_when_the_server_is_stopped(folder: Path, n
         client.ready()
 
 
-def test_a_second_signal_does_not_wait(folder: Path) -> None:
-    model = onnx_models.slow(folder, repeats=2000)
-    with running(str(model), home=folder) as (process, addresses):
+@contextmanager
+def one_held(addresses: Mapping[str, str], gate: Gate) -> Iterator[None]:
+    """Ask the held model over HTTP, which is never answered, until the block ends."""
 
-        def ask() -> None:
-            with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
-                client.infer("slow", {"x": np.ones((1024, 1024), np.float32)})
+    def ask() -> None:
+        with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
+            client.infer("held", {"x": np.ones((1, 3), np.float32)})
 
-        asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask)
+    with gate.closed():
         asking.start()
-        deadline = time.monotonic() + 60
-        with ingot.Client(addresses["http"]) as client:
-            while 'ingot_in_flight_requests{model="slow",version="1"} 1.0' not in client.metrics():
-                assert time.monotonic() < deadline
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)  # it is waiting for the request
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)  # else this raises
+        until_in_flight(addresses, 1)
+        yield
         asking.join(120)
+
+
+def test_a_second_signal_does_not_wait(folder: Path, gate: Gate) -> None:
+    with (
+        running(str(onnx_models.held(folder)), home=folder, gate=gate) as (process, addresses),
+        one_held(addresses, gate),
+    ):
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: refuses(addresses["http"]))  # it has begun to drain, and waits for the request
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
@@ -202,53 +235,43 @@ def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
         ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, device="cuda")
 
 
-def test_a_client_that_hangs_up_is_skipped(folder: Path) -> None:
+def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over either protocol: the engine runs what others still wait for, and not what nobody does."""
-    model = onnx_models.slow(folder, repeats=500)
+    hold(gate.path, monkeypatch.setattr)
+    model = onnx_models.held(folder)
     x = np.ones((64, 1024), np.float32)
-    body, length = http_codec.encode_request(InferRequest(Template("slow"), {"x": x}), binary=True)
+    body, length = http_codec.encode_request(InferRequest(Template("held"), {"x": x}), binary=True)
     with ingot.serve(str(model), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
 
         def wait_for(line: str) -> None:
-            deadline = time.monotonic() + 60
-            while f"{line}\n" not in client.metrics():
-                assert time.monotonic() < deadline, f"{line} never came: {client.metrics()}"
+            wait_until(lambda: f"{line}\n" in client.metrics(), 60)
 
         def occupy() -> None:
             with ingot.Client(server.grpc_url) as other:
-                other.infer("slow", {"x": x})
+                other.infer("held", {"x": x})
 
         staying = threading.Thread(target=occupy)
-        staying.start()
-        wait_for('ingot_in_flight_requests{model="slow",version="1"} 1.0')
-        port = int(server.http_url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as leaving:
-            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
-            wait_for('ingot_in_flight_requests{model="slow",version="1"} 2.0')
-        wait_for('ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"} 1.0')
+        with gate.closed():
+            staying.start()
+            wait_for('ingot_in_flight_requests{model="held",version="1"} 1.0')
+            port = int(server.http_url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as leaving:
+                head = f"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
+                wait_for('ingot_in_flight_requests{model="held",version="1"} 2.0')
+            wait_for('ingot_requests_total{code="cancelled",model="held",protocol="http",version="1"} 1.0')
         staying.join(120)
-        wait_for('ingot_in_flight_requests{model="slow",version="1"} 0.0')
-        assert 'ingot_batch_requests_sum{model="slow",version="1"} 1.0' in client.metrics()
+        wait_for('ingot_in_flight_requests{model="held",version="1"} 0.0')
+        assert 'ingot_batch_requests_sum{model="held",version="1"} 1.0' in client.metrics()
 
 
-def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path) -> None:
-    model = onnx_models.slow(folder, repeats=2000)
-    with running(str(model), "--drain-timeout", "1", home=folder) as (process, addresses):
-
-        def ask() -> None:
-            with ingot.Client(addresses["http"]) as client, pytest.raises(IngotError):
-                client.infer("slow", {"x": np.ones((1024, 1024), np.float32)})
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        deadline = time.monotonic() + 60
-        with ingot.Client(addresses["http"]) as client:
-            while 'ingot_in_flight_requests{model="slow",version="1"} 1.0' not in client.metrics():
-                assert time.monotonic() < deadline
+def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path, gate: Gate) -> None:
+    with (
+        running(str(onnx_models.held(folder)), "--drain-timeout", "1", home=folder, gate=gate) as (process, addresses),
+        one_held(addresses, gate),
+    ):
         process.send_signal(signal.SIGTERM)
-        process.wait(20)  # the engine call alone takes longer than that
-        asking.join(120)
+        assert process.wait(60) == 0
 
 
 def test_settings_that_are_none(folder: Path) -> None:
@@ -285,9 +308,7 @@ def test_a_server_that_is_not_ready_any_more_goes_on_answering_for_a_while(folde
     with running(model, "--ready-delay", "60s", home=folder) as (process, addresses):
         with ingot.Client(addresses["http"]) as http, ingot.Client(addresses["grpc"]) as grpc:
             process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 60
-            while http.ready() or grpc.ready():
-                assert time.monotonic() < deadline
+            wait_until(lambda: not (http.ready() or grpc.ready()), 60)
             for client in (http, grpc):
                 assert not client.ready("affine")
                 assert client.infer("affine", {"x": x})["y"].tolist() == [[3, 3, 3]]

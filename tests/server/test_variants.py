@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.runtime import comparison, form
+from ingot.runtime.loader import load_engine
 from ingot.server.client import Client
 from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
@@ -21,6 +25,25 @@ from tests.server.test_lifecycle import running
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 GPU = {"device": "cuda"}
 SLOW, FAST, HALF = Made("fp32", 60), Made("int8", 1), Made("bf16", 2, requires=GPU)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def work_is_time() -> Iterator[None]:
+    """What an engine takes is the number of its graph's nodes, whatever it takes on this machine."""
+    cost: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def loaded(path: Path, **options: Any) -> Any:
+        engine = load_engine(path, **options)
+        cost[engine] = len(onnx.load(path, load_external_data=False).graph.node)
+        return engine
+
+    def measured(engines: Sequence[Any], *_: Any) -> list[dict[int, float]]:
+        return [{1: 1e-3 * cost[engine]} for engine in engines]
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(form, "load_engine", loaded)
+        patching.setattr(comparison, "measured", measured)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +57,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(saved: Path) -> Iterator[RunningServer]:
     """The archive by itself, and each of its variants by name."""
     sources = (str(saved), *(f"{name}={saved}#{name}" for name in ("bf16", "fp32")))
-    with ingot.serve(*sources, choice_time=0.05, **FREE) as server:
+    with ingot.serve(*sources, **FREE) as server:
         yield server
 
 
@@ -69,7 +92,7 @@ def test_a_bare_file_has_no_variant(http: httpx.Client) -> None:
 
 
 def test_the_log_says_which_and_why_and_what_is_left_out(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ingot"), ingot.serve(str(saved), choice_time=0.01, **FREE):
+    with caplog.at_level(logging.INFO, "ingot"), ingot.serve(str(saved), **FREE):
         pass
     (line,) = [record.message for record in caplog.records if record.name == "ingot.runtime.choice"]
     assert line.startswith("model double: variant int8, measured: int8 is ")
@@ -142,7 +165,7 @@ def test_a_name_that_no_variant_has(saved: Path) -> None:
 def test_a_quantized_model_is_chosen_by_what_was_measured_when_it_was_made_if_it_runs_like_that(
     digits_archive: Path, instances: int, reason: str
 ) -> None:
-    settings = {**FREE, "instances": instances, "choice_time": 0.02}
+    settings = {**FREE, "instances": instances}
     with ingot.serve(str(digits_archive), **settings) as server, Client(server.http_url) as client:
         told = client.metadata("digits")["properties"]
         assert client.infer("digits", {"image": np.zeros((1, 1, 8, 8), np.float32)})["logits"].shape == (1, 10)

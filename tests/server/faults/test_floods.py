@@ -190,17 +190,18 @@ def test_a_goaway_of_the_client_lets_its_calls_finish(service: Service) -> None:
 
 def test_a_client_that_shuts_its_own_side_has_left(service: Service) -> None:
     """As to gRPC's core: a killed client looks the same, and its calls must not go on."""
-    before = service.count("ingot_requests_total", model="slow", code="cancelled")
-    with Peer(service.grpc_address) as peer:
-        rows = np.ones((64, 1024), np.float32)
-        peer.send(*(peer.call(stream, message(request_of(rows[:2], "slow"))) for stream in (1, 3, 5, 7)))
+    before = service.count("ingot_requests_total", model="held", code="cancelled")
+    with service.gate.closed(), Peer(service.grpc_address) as peer:
+        one = message(request_of(np.ones((1, 3), np.float32), "held"))
+        peer.send(*(peer.call(stream, one) for stream in (1, 3, 5, 7)))
         peer.send(frame(HEADERS, END_HEADERS, 9, peer.block()))
         peer.ping()
+        wait_until(lambda: service.count("ingot_in_flight_requests", model="held") == 4)
         peer.socket.shutdown(socket.SHUT_WR)
         while peer.read() is not None:
             pass
-        wait_until(lambda: service.count("ingot_in_flight_requests", model="slow") == 0)
-    assert service.count("ingot_requests_total", model="slow", code="cancelled") >= before
+        wait_until(lambda: service.count("ingot_requests_total", model="held", code="cancelled") == before + 4)
+    wait_until(lambda: service.count("ingot_in_flight_requests", model="held") == 0)
 
 
 def test_one_byte_at_a_time(service: Service) -> None:

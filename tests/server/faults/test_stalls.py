@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.faults.http1 import PATH, Answer, Connection, body_of, request
+from tests.server.gates import Gate, hold
 from tests.server.http2 import CALL, Peer
 from tests.server.outside import INFER, message, request_of, wait_until
 from tests.server.test_tls import make
@@ -101,21 +101,30 @@ class TestHttp:
             assert connection.answer().values == [3, 5, 7]
 
     def test_a_body_that_the_server_does_not_read_has_time(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It comes behind a request that takes some of those minutes, until whose answer nothing is read."""
-        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.3)
-        model = onnx_models.slow(tmp_path, repeats=600)
-        slow = {"name": "x", "datatype": "FP32", "shape": [64, 1024], "data": [1.0] * 65536}
-        first = request(json.dumps({"inputs": [slow]}).encode(), "/v2/models/slow/infer")
-        second = request(body_of([1]) + b" " * 500, "/v2/models/slow/infer")
+        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.1)
+        hold(gate.path, monkeypatch.setattr)
+        looks: list[Any] = []
+        look = protocol.BoundedProtocol._look_at_body
+
+        def counted_look(self: protocol.BoundedProtocol) -> None:
+            looks.append(self)
+            look(self)
+
+        monkeypatch.setattr(protocol.BoundedProtocol, "_look_at_body", counted_look)
+        first = request(body_of([1, 2, 3]), "/v2/models/held/infer")
+        second = request(body_of([1]) + b" " * 500, "/v2/models/held/infer")
         with (
-            ingot.serve(str(model), http_port=0, grpc_port=0, max_batch=64) as server,
+            ingot.serve(str(onnx_models.held(tmp_path)), http_port=0, grpc_port=0) as server,
             Connection(address_of(server.http_url)) as connection,
         ):
-            connection.send(first + second[:-100])
-            connection.send(second[-100:])
-            assert [connection.answer().status for _ in range(2)] == [200, 400]
+            with gate.closed():
+                connection.send(first + second[:-100])
+                wait_until(lambda: len(looks) > 3)
+                connection.send(second[-100:])
+            assert [connection.answer().status for _ in range(2)] == [200, 200]
 
     def test_a_body_that_goes_on_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
         """FastAPI answers before the body is there, and keeps the connection for what follows it."""

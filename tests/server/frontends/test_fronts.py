@@ -24,6 +24,7 @@ from ingot.server.http import codec as http_codec
 from ingot.server.main import RunningServer
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
+from tests.server.gates import Gate, hold
 from tests.server.test_lifecycle import running, two_in_flight
 
 
@@ -70,9 +71,17 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def held_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """The gate of the module's server; it is in this process, as the engines are."""
+    with Gate(tmp_path_factory.mktemp("gate")) as gate, pytest.MonkeyPatch.context() as patching:
+        hold(gate.path, patching.setattr)
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, held_by: Gate) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("models")
-    made = [onnx_models.affine(folder), onnx_models.pair(folder), onnx_models.slow(folder, repeats=100)]
+    made = [onnx_models.affine(folder), onnx_models.pair(folder), onnx_models.held(folder)]
     with ingot.serve(*map(str, made), http_port=0, grpc_port=0, frontends=2) as running:
         yield running
 
@@ -194,25 +203,27 @@ def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> Non
     assert not any(alive(front) for front in fronts)
 
 
-def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None:
+def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer, held_by: Gate) -> None:
     """Its requests are cancelled, and the other front's are answered."""
-    in_flight = 'ingot_in_flight_requests{model="slow",version="1"}'
+    in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
     x = np.ones((64, 1024), np.float32)
     results: list[Any] = []
 
     def ask() -> None:
         with ingot.Client(server.http_url) as client:
             try:
-                results.append(client.infer("slow", {"x": x})["y"].shape)
+                results.append(client.infer("held", {"x": x})["y"].shape)
             except Unavailable as error:
                 results.append(error)
 
     fronts = fronts_of(os.getpid(), server.http_url)
     threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    until(lambda: counted(server, in_flight) > 1, "requests")
-    os.kill(fronts[0], signal.SIGKILL)
+    with held_by.closed():
+        for thread in threads:
+            thread.start()
+        until(lambda: counted(server, in_flight) == len(threads), "requests")
+        os.kill(fronts[0], signal.SIGKILL)
+        until(lambda: fronts[0] not in fronts_of(os.getpid()), "its end")
     for thread in threads:
         thread.join(120)
     until(lambda: counted(server, in_flight) == 0, "silence")
@@ -220,28 +231,29 @@ def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer) -> None
     assert len(results) == 8
     assert all(isinstance(result, Unavailable) or result == (64, 1024) for result in results)
     with ingot.Client(server.http_url) as client:
-        assert client.infer("slow", {"x": x[:1]})["y"].shape == (1, 1024)
+        assert client.infer("held", {"x": x[:1]})["y"].shape == (1, 1024)
 
 
-def test_a_timeout_counts_in_the_other_process_too(server: RunningServer) -> None:
-    x = np.ones((512, 1024), np.float32)
+def test_a_timeout_counts_in_the_other_process_too(server: RunningServer, held_by: Gate) -> None:
+    x = np.ones((1, 3), np.float32)
     for url in (server.http_url, server.grpc_url):
-        with ingot.Client(url) as client, pytest.raises(DeadlineExceeded):
-            client.infer("slow", {"x": x}, parameters={"timeout": 2000})
+        with held_by.closed(), ingot.Client(url) as client, pytest.raises(DeadlineExceeded):
+            client.infer("held", {"x": x}, parameters={"timeout": 300_000})
 
 
-def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningServer) -> None:
+def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningServer, held_by: Gate) -> None:
     x = np.ones((64, 1024), np.float32)
-    body, length = http_codec.encode_request(InferRequest(Template("slow"), {"x": x}), binary=True)
-    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    body, length = http_codec.encode_request(InferRequest(Template("held"), {"x": x}), binary=True)
+    head = f"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     port = int(server.http_url.rpartition(":")[2])
-    cancelled = 'ingot_requests_total{code="cancelled",model="slow",protocol="http",version="1"}'
-    in_flight = 'ingot_in_flight_requests{model="slow",version="1"}'
+    cancelled = 'ingot_requests_total{code="cancelled",model="held",protocol="http",version="1"}'
+    in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
     before = counted(server, cancelled)
-    with socket.create_connection(("127.0.0.1", port)) as leaving:
-        leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
-        until(lambda: counted(server, in_flight) == 1, "the request")
-    until(lambda: counted(server, cancelled) == before + 1, "its cancellation")
+    with held_by.closed():
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
+            until(lambda: counted(server, in_flight) == 1, "the request")
+        until(lambda: counted(server, cancelled) == before + 1, "its cancellation")
     until(lambda: counted(server, in_flight) == 0, "silence")
 
 
@@ -271,24 +283,36 @@ def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
             assert left == 0
 
 
-def test_what_fronts_have_asked_for_and_not_got_is_bounded(folder: Path) -> None:
-    model = onnx_models.slow(folder, repeats=100)
+def test_what_fronts_have_asked_for_and_not_got_is_bounded(
+    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(gate.path, monkeypatch.setattr)
+    in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
     x = np.ones((64, 1024), np.float32)  # a quarter of a MiB
+    answers: list[str] = []
 
-    def ask(url: str) -> str:
+    def ask(url: str) -> None:
         with ingot.Client(url) as client:
             try:
-                return str(client.infer("slow", {"x": x})["y"].shape)
+                answers.append(str(client.infer("held", {"x": x})["y"].shape))
             except Unavailable as error:
-                return str(error)
+                answers.append(str(error))
 
+    model = str(onnx_models.held(folder))
     with (
-        ingot.serve(str(model), http_port=0, grpc_port=0, frontends=1, max_bodies_mb=1) as server,
+        ingot.serve(model, http_port=0, grpc_port=0, frontends=1, max_bodies_mb=1) as server,
         ThreadPoolExecutor(12) as pool,
     ):
-        answers = list(pool.map(ask, [server.grpc_url] * 12))
-    assert "(64, 1024)" in answers
-    assert any("--max-bodies-mb" in answer for answer in answers)
+        with gate.closed():
+            for _ in range(12):
+                pool.submit(ask, server.grpc_url)
+            # Four fit, or three where a message's own bytes count too.
+            until(lambda: len(answers) + counted(server, in_flight) == 12, "the refusals")
+            refused = list(answers)
+        until(lambda: len(answers) == 12, "the answers")
+    assert len(refused) in (8, 9)
+    assert all("--max-bodies-mb" in answer for answer in refused)
+    assert answers[len(refused) :] == ["(64, 1024)"] * (12 - len(refused))
 
 
 def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
@@ -308,10 +332,12 @@ def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_requests_in_flight_finish_when_the_command_is_stopped(folder: Path, number: signal.Signals) -> None:
-    model = onnx_models.slow(folder, repeats=200)
-    with running(str(model), "--frontends", "2", home=folder) as (process, addresses):
-        with two_in_flight(addresses) as answers:
+def test_requests_in_flight_finish_when_the_command_is_stopped(
+    folder: Path, gate: Gate, number: signal.Signals
+) -> None:
+    model = str(onnx_models.held(folder))
+    with running(model, "--frontends", "2", home=folder, gate=gate) as (process, addresses):
+        with two_in_flight(addresses, gate) as answers:
             fronts = fronts_of(process.pid)
             for pid in (process.pid, *fronts):  # as systemd signals all of a service
                 os.kill(pid, number)

@@ -73,16 +73,17 @@ class TestCurl:
     def test_a_deadline_is_answered_with_a_status_and_a_client_that_gives_up_is_forgotten(
         self, curl: list[str], service: Service, tmp_path: Path
     ) -> None:
-        sent, head = body(tmp_path, request_of(np.ones((1024, 1024), np.float32), "slow")), tmp_path / "head"
-        before = service.count("ingot_requests_total", model="slow", code="cancelled")
-        with subprocess.Popen([*curl, "--data-binary", f"@{sent}"], stdout=subprocess.DEVNULL) as leaving:
-            wait_until(lambda: service.count("ingot_in_flight_requests", model="slow") > 0)
-            leaving.kill()
-        wait_until(lambda: service.count("ingot_requests_total", model="slow", code="cancelled") == before + 1)
-        # grpcio ends the stream with an error of HTTP/2, ours with a status; clients of gRPC take both.
-        subprocess.run(
-            [*curl, "--data-binary", f"@{sent}", "-H", "grpc-timeout: 20m", "-D", str(head)], capture_output=True
-        )
+        sent, head = body(tmp_path, request_of(np.ones((1, 3), np.float32), "held")), tmp_path / "head"
+        before = service.count("ingot_requests_total", model="held", code="cancelled")
+        with service.gate.closed():
+            with subprocess.Popen([*curl, "--data-binary", f"@{sent}"], stdout=subprocess.DEVNULL) as leaving:
+                wait_until(lambda: service.count("ingot_in_flight_requests", model="held") > 0)
+                leaving.kill()
+            wait_until(lambda: service.count("ingot_requests_total", model="held", code="cancelled") == before + 1)
+            # grpcio ends the stream with an error of HTTP/2, ours with a status; clients of gRPC take both.
+            subprocess.run(
+                [*curl, "--data-binary", f"@{sent}", "-H", "grpc-timeout: 20m", "-D", str(head)], capture_output=True
+            )
         assert "grpc-status: 0" not in head.read_text()
         wait_until(lambda: service.count("ingot_in_flight_requests") == 0)
 

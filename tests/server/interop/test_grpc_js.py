@@ -22,7 +22,8 @@ def test_load_4_mib_deadlines_and_cancellations(service: Service, require_tool: 
         missing = "@grpc/grpc-js is not installed; make tools installs it"
         pytest.fail(missing) if os.environ.get("INGOT_REQUIRE_TOOLS") == "1" else pytest.skip(missing)
     command = [node, str(CLIENT / "client.js"), service.grpc, str(ROOT / "protos" / "open_inference.proto")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    with service.gate.closed():
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == {
         "load": 600,
