@@ -8,7 +8,7 @@ positions in lists and tuples. ``forward(images, past)`` called with ``past=((k,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,14 @@ from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.torch_arrays import to_torch
+from ingot.tensors import Array
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
+
+
+class FileArrays(dict[str, Array]):
+    """The arrays of a file of examples, which may hold others beside the inputs, such as labels."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,25 @@ def parameters(module: nn.Module) -> tuple[str, ...]:
     return tuple(item.name for item in found if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY))
 
 
+def inputs_among(example: Any, known: Collection[str]) -> tuple[Any, tuple[str, ...]]:
+    """Return an example without the arrays of a file that are not inputs, and a remark on each of these.
+
+    Args:
+        example: any example; only :class:`FileArrays` may hold more than inputs.
+        known: the names of the inputs, or of the parameters that they lie in.
+    """
+    if not isinstance(example, FileArrays):
+        return example, ()
+    used = {name: array for name, array in example.items() if {name, name.partition(".")[0]} & set(known)}
+    if not used:  # the names say nothing: the arrays go to the inputs in order
+        return dict(example), ()
+    unused = [name for name in example if name not in used]
+    return used, tuple(f"'{name}' in the example is not an input: it is not used" for name in unused)
+
+
 def outside_parameters(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names that no parameter of ``forward`` has, which its ``**kwargs`` take and may ignore."""
-    known = parameters(module) if _takes_any_keyword(module) else ()
+    known = parameters(module) if takes_any_keyword(module) else ()
     return tuple(name for name in names if known and name.partition(".")[0] not in known)
 
 
@@ -150,14 +171,15 @@ def _build(names: Sequence[str], call: Call) -> Arguments:
 def _fit_by_name(module: nn.Module, names: Sequence[str], known: Sequence[str]) -> bool:
     tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
     strange = [name for name in tops if name not in known]
-    if not strange or (_takes_any_keyword(module) and len(strange) < len(tops)):
+    if not strange or (takes_any_keyword(module) and len(strange) < len(tops)):
         return True
     if len(strange) < len(tops):
         raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its forward takes {', '.join(known)}")
-    return _takes_any_keyword(module) and not known
+    return takes_any_keyword(module) and not known
 
 
-def _takes_any_keyword(module: nn.Module) -> bool:
+def takes_any_keyword(module: nn.Module) -> bool:
+    """Tell whether ``forward`` takes keywords that it does not name."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     return any(item.kind is item.VAR_KEYWORD for item in inspect.signature(module.forward).parameters.values())
@@ -165,7 +187,7 @@ def _takes_any_keyword(module: nn.Module) -> bool:
 
 def _check_constants(module: nn.Module, constants: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in constants:
-        if name not in known and not _takes_any_keyword(module):
+        if name not in known and not takes_any_keyword(module):
             raise InvalidArgument(f"the model has no parameter '{name}'; its forward takes {', '.join(known)}")
 
 

@@ -104,6 +104,7 @@ def export_model(
     with evaluating(model):
         with journal.stage("probe", "Running the model on example inputs"):
             description = describe(model, example_inputs, inputs, constants)
+            journal.note(*description.notes)
             subject = prepare(model, description, output_names, lift_state=lift_state)
         examples = subject.examples.signed() if capture == "trace" else subject.examples
         original = Original(Remembered(subject.eager), examples, subject.eager)
@@ -134,6 +135,7 @@ def _from_onnx(
 ) -> Archive:
     with journal.stage("read", "Reading the ONNX model"):
         source = onnx_source.read(path, example_inputs, specs, ranges)
+        journal.note(*source.notes)
         if (output := unrepeated(source.engine, source.examples)) is not None:
             raise ParityError(f"the model gives different '{output}' for the same input each time")
     original = Original(Remembered(source.engine), source.examples)

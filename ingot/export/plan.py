@@ -148,7 +148,9 @@ def plan(
         notes.append("the weights had to be made: the model cannot be built on fake tensors, or existed already")
     try:
         module.eval()
-        subject = bind(module, describe(module, example_inputs, inputs, constants))
+        description = describe(module, example_inputs, inputs, constants)
+        notes += description.notes
+        subject = bind(module, description)
         costs: tuple[Cost, ...] = ()
         try:
             costs = tuple(_measure(subject, sizes, mode) for sizes in _cases(subject, batch_dim or "batch"))

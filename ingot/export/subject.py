@@ -37,12 +37,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Description:
-    """What the user, or else the model itself, says of a model's inputs."""
+    """What the user, or else the model itself, says of a model's inputs; ``notes`` are remarks on that."""
 
     example: Any
     inputs: tuple[TensorSpec, ...]
     ranges: Mapping[str, Range]
     constants: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def describe(
@@ -66,7 +67,11 @@ def describe(
             "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
             "or example inputs (--example)"
         )
-    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})})
+    notes: tuple[str, ...] = ()
+    if specs or not arguments.takes_any_keyword(module):
+        known = [spec.name for spec in specs] or arguments.parameters(module)
+        example_inputs, notes = arguments.inputs_among(example_inputs, known)
+    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})}, notes)
 
 
 def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:

@@ -11,9 +11,11 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ingot.model_store import Archive, BlobFolder, add_variant, manifest
+from tests import onnx_models
 from tests.model_store import samples
 from tests.support import ROOT, RequireTool, RunIngot
 
@@ -33,6 +35,28 @@ def test_the_report_travels_in_the_archive(run_ingot: RunIngot, tmp_path: Path) 
     HTMLParser().feed((tmp_path / "net.html").read_text())
     assert "aten.linear.default" in (tmp_path / "net.html").read_text()
     assert "aten.linear.default" in (tmp_path / "net.txt").read_text()
+
+
+def test_labels_beside_the_example_inputs_are_named_and_not_used(run_ingot: RunIngot, tmp_path: Path) -> None:
+    """The same file goes to ``ingot quantize --calibrate``."""
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.ones((6, 4), np.float32), labels=np.arange(6), weight=np.float32(1))
+    out = tmp_path / "net.ingot"
+    told = ["note: 'labels' in the example is not an input: it is not used", "note: 'weight' in the example"]
+    result = run_ingot("export", "tests.export.models:net", "--input", ROWS, "--example", data, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert all(remark in result.stderr for remark in told)
+    planned = run_ingot("export", "tests.export.models:net", "--example", data, "--plan")
+    assert all(remark in planned.stdout for remark in told)
+    np.savez(data, x=np.ones((6, 3), np.float32), labels=np.arange(6), weight=np.float32(1))
+    result = run_ingot("export", onnx_models.affine(tmp_path), "--example", data, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert all(remark in result.stderr for remark in told)
+
+    np.savez(data, y=np.ones((6, 4), np.float32), labels=np.arange(6))
+    result = run_ingot("export", "tests.export.models:net", "--example", data, "--out", out)
+    assert result.returncode == 1
+    assert "does not run on the example inputs (y [6, 4], labels [6])" in result.stderr
 
 
 def test_a_report_of_another_kind_is_refused(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:

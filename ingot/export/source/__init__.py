@@ -9,6 +9,7 @@ from torch import nn
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound
+from ingot.export.arguments import FileArrays
 from ingot.export.source import checkpoint as checkpoints
 from ingot.export.source import imported, repositories
 from ingot.export.source.checkpoint import load_checkpoint
@@ -80,7 +81,7 @@ def load_example(text: str | None) -> Any:
     if text is None:
         return None
     if ":" not in text or Path(text).is_file():
-        return arrays.load_npz(text)
+        return FileArrays(arrays.load_npz(text))
     found = imported.find(text)
     if not callable(found):
         return found

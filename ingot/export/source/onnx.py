@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from ingot.errors import InvalidArgument
+from ingot.export import arguments
 from ingot.export.proof.examples import Examples
 from ingot.export.torch_arrays import from_torch
 from ingot.model_store import onnx_graph
@@ -22,12 +23,13 @@ from ingot.tensors import Array, Range, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """A file's model, the engine that runs the file as it is, and inputs to ask both."""
+    """A file's model, the engine that runs the file as it is, inputs to ask both, and remarks on these."""
 
     model: ir.Model
     engine: Engine
     signature: Signature
     examples: Examples
+    notes: tuple[str, ...] = ()
 
 
 def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range]) -> OnnxSource:
@@ -40,8 +42,10 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
     model = onnx_graph.load(path)
     engine = load_engine(path, device="cpu")
     signature = replace(_renamed(engine.signature, inputs), ranges=dict(ranges))
-    given = None if example_inputs is None else _named(example_inputs, [spec.name for spec in signature.inputs])
-    return OnnxSource(model, engine, signature, Examples(signature.inputs, ranges, given))
+    names = [spec.name for spec in signature.inputs]
+    example_inputs, notes = arguments.inputs_among(example_inputs, names)
+    given = None if example_inputs is None else _named(example_inputs, names)
+    return OnnxSource(model, engine, signature, Examples(signature.inputs, ranges, given), notes)
 
 
 def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
