@@ -156,6 +156,8 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     }
     bash = "set -e -o pipefail\n" + "\n".join(text for kind, text in blocks if kind == "bash")
     python = "\n".join(text for kind, text in blocks if kind == "python")
+    assert "kill %" not in bash, "job numbers depend on what else runs in the reader's shell"
+    printed = []
     for command in (["bash", "-c", bash], [sys.executable, "-c", python]):
         result = subprocess.run(
             command,
@@ -167,6 +169,9 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         assert result.returncode == 0, result.stdout + result.stderr
+        printed += result.stdout.splitlines()
+    assert '{"ready":true}' in printed  # on a line of its own
+    assert any(line.startswith("digits  sha256:") for line in printed)
 
 
 def test_the_command_shows_the_defaults_that_the_server_has() -> None:
