@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import BinaryIO
 
 from ingot.errors import InvalidArgument
-from ingot.importing.members import DAMAGED, LIMITS, InPieces, Limits, Members, Meter, reason, write
+from ingot.importing.members import DAMAGED, LIMITS, Limits, Members, Meter, reason, write
+from ingot.model_store.tar import LocalFile, members, span
 
 _CHUNK = 1 << 20
 
@@ -29,26 +31,23 @@ class TarMembers(Members):
 
     def __init__(self, path: Path, scratch: Path, limits: Limits = LIMITS):
         super().__init__(path, limits)
-        self._file = InPieces(_plain(path, scratch, limits))
+        self._file = LocalFile(_plain(path, scratch, limits))
+        self._size = self._file.size()
+        self._spans: dict[str, tuple[int, int]] = {}
         try:
-            self._tar = tarfile.open(fileobj=self._file, mode="r:")  # noqa: SIM115 - closed with the file
-            self._found: dict[str, tarfile.TarInfo] = {}
-            for count, member in enumerate(self._tar):
-                if count >= 2 * limits.members:
-                    raise InvalidArgument(f"{path} holds over {limits.members} files, which no model needs")
-                self._take(member)
-        except (*DAMAGED, MemoryError, OverflowError) as error:  # tarfile's, of lying sizes of extended headers
-            self.close()
+            with io.BufferedReader(self._file.open()) as stream:
+                for count, member in enumerate(members(stream, str(path))):
+                    if count >= 2 * limits.members:
+                        raise InvalidArgument(f"{path} holds over {limits.members} files, which no model needs")
+                    self._take(member)
+        except (*DAMAGED, OverflowError) as error:  # the last is tarfile's, of lying sizes
             raise InvalidArgument(f"{path} is damaged or truncated: {reason(error)}") from error
-        except InvalidArgument:
-            self.close()
-            raise
 
-    def open(self, name: str) -> IO[bytes]:  # type: ignore[override] # tarfile's streams are not called BinaryIO
-        return cast("IO[bytes]", self._tar.extractfile(self._found[name]))  # None of what is no file alone
+    def open(self, name: str) -> BinaryIO:
+        return span(self._file, *self._spans[name])
 
     def close(self) -> None:
-        self._file.close()
+        pass
 
     def _take(self, member: tarfile.TarInfo) -> None:
         name = member.name.removeprefix("./")
@@ -58,10 +57,10 @@ class TarMembers(Members):
             raise InvalidArgument(
                 f"{self.path} holds '{name[:200]}' as a link, sparse or special file; pack it with plain files"
             )
-        if not 0 <= member.size <= self._file.size - member.offset_data:
+        if not 0 <= member.size <= self._size - member.offset_data:
             raise InvalidArgument(f"{self.path} is truncated: it ends inside '{name[:200]}'")
         self.add(name, member.size)
-        self._found[name] = member
+        self._spans[name] = (member.offset_data, member.size)
 
 
 def _plain(path: Path, scratch: Path, limits: Limits) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -13,7 +14,12 @@ from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store.blobs import CHUNK_BYTES
 from ingot.model_store.manifest import MAX_DOCUMENT_BYTES, Descriptor
 
-_HEADER_BYTES = 4096
+_BUFFER_BYTES = 4096
+MAX_MEMBERS = 200_000
+_MAX_HEADER_BYTES = 1 << 20
+"""What the headers of one member may have, its long name and extended attributes included."""
+_MAX_HEADERS_BYTES = MAX_MEMBERS * 2048
+"""What the headers of all members may have together: an extended header each, and some to spare."""
 
 
 class TarSource(Protocol):
@@ -75,8 +81,6 @@ class TarBlobs:
     regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
     """
 
-    MAX_MEMBERS = 200_000
-
     def __init__(self, source: TarSource):
         self._source = source
         self.name = name = source.name
@@ -84,13 +88,10 @@ class TarBlobs:
         file_size = source.size()
         try:
             # Headers are small and far apart: a large buffer would read most of the weights between them.
-            with (
-                io.BufferedReader(source.open(), _HEADER_BYTES) as stream,
-                tarfile.open(fileobj=stream, mode="r:") as tar,
-            ):
-                for count, member in enumerate(tar):
-                    if count >= self.MAX_MEMBERS:
-                        raise InvalidArchive(f"{name} has over {self.MAX_MEMBERS} members")
+            with io.BufferedReader(source.open(), _BUFFER_BYTES) as stream:
+                for count, member in enumerate(members(stream, name)):
+                    if count >= MAX_MEMBERS:
+                        raise InvalidArchive(f"{name} has over {MAX_MEMBERS} members")
                     self._add(member, file_size)
         except OSError as error:
             raise InvalidArgument(f"{name} cannot be read: {error.strerror or error}") from error
@@ -119,7 +120,7 @@ class TarBlobs:
 
     def open_member(self, name: str, skip: int = 0) -> BinaryIO:
         start, size = self._spans[name]
-        return io.BufferedReader(_Span(self._source, start + skip, size - skip), CHUNK_BYTES)
+        return span(self._source, start + skip, size - skip)
 
     def document(self, name: str) -> bytes:
         """Return ``oci-layout`` or ``index.json``."""
@@ -137,6 +138,58 @@ class TarBlobs:
                 f"{self.name}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
             )
         return self.open_member(name, start)
+
+
+def members(stream: BinaryIO, name: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an uncompressed tar, in order and without their extended attributes.
+
+    Args:
+        stream: the file, at its beginning.
+        name: what messages call it.
+
+    Raises:
+        InvalidArchive: its headers are larger than those of any archive.
+        tarfile.TarError, EOFError, ValueError, RecursionError, OverflowError: it is no tar, or is damaged.
+    """
+    headers = _Headers(stream, name)
+    with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload] # reads, seeks and tells
+        while (member := tar.next()) is not None:
+            headers.start_member()
+            yield member
+            # tarfile keeps every member, and what global headers say for all of them.
+            tar.members, tar.pax_headers = [], {}
+
+
+def span(source: TarSource, start: int, size: int) -> BinaryIO:
+    """Open a stretch of a file, as a file."""
+    return io.BufferedReader(_Span(source, start, size), CHUNK_BYTES)
+
+
+class _Headers:
+    """What tarfile reads headers from. It reads an extended header at once, of whatever size that says it has."""
+
+    def __init__(self, stream: BinaryIO, name: str):
+        self._stream = stream
+        self._name = name
+        self._left = _MAX_HEADERS_BYTES
+        self.seek, self.tell = stream.seek, stream.tell
+        self.start_member()
+
+    def start_member(self) -> None:
+        """Allow for the headers of one more member."""
+        self._left_here = _MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        if size > self._left_here:
+            raise InvalidArchive(
+                f"{self._name} has a member with headers of more than {_MAX_HEADER_BYTES >> 20} MiB (extended "
+                "attributes, or a long name); pack it without them"
+            )
+        if size > self._left:
+            raise InvalidArchive(f"the headers in {self._name} have more than {_MAX_HEADERS_BYTES >> 20} MiB together")
+        self._left -= size
+        self._left_here -= size
+        return self._stream.read(size)
 
 
 class _Span(io.RawIOBase):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import Archive
+from ingot.model_store import Archive, tar
 from tests.model_store.samples import archive
 from tests.model_store.tars import Member, member, members, write
+from tests.support import RunIngot, refused
 
 BLOB = "blobs/sha256/" + "0" * 64
 
@@ -88,4 +90,34 @@ class TestHostileTar:
     def test_a_long_chain_of_extension_headers_is_refused(self, path: Path, kind: bytes) -> None:
         path.write_bytes(member("x", kind=kind)[0].tobuf(tarfile.GNU_FORMAT) * 5000 + b"\0" * 10240)
         with pytest.raises(InvalidArchive):
+            Archive.open(path)
+
+    @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+    def test_extension_headers_of_gigabytes_are_not_read(self, path: Path, run_ingot: RunIngot, kind: bytes) -> None:
+        """The file is sparse, so it takes no room on the disk of whoever sends it."""
+        size = 3 << 30
+        info, _ = member("index.json", kind=kind)
+        info.size = size
+        with path.open("r+b") as stream:
+            content = stream.read()
+            stream.seek(0)
+            stream.write(info.tobuf(tarfile.GNU_FORMAT))
+            stream.seek(size, os.SEEK_CUR)
+            stream.write(content)
+        message = refused(run_ingot("push", path, "tiny:1"))
+        assert "tiny.ingot has a member with headers of more than 1 MiB" in message
+
+    @pytest.mark.parametrize("kind", [b"x", b"g"])
+    def test_many_extension_headers_are_bounded_together(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes
+    ) -> None:
+        monkeypatch.setattr(tar, "_MAX_HEADERS_BYTES", 1 << 20)
+        headers, _ = member("x", kind=kind)
+        headers.size = 300_000
+        folder, _ = member("blobs", kind=tarfile.DIRTYPE)
+        one = headers.tobuf(tarfile.GNU_FORMAT) + bytes(300_032) + folder.tobuf(tarfile.GNU_FORMAT)
+        path.write_bytes(one * 2 + path.read_bytes())
+        Archive.open(path)
+        path.write_bytes(one * 2 + path.read_bytes())
+        with pytest.raises(InvalidArchive, match="have more than 1 MiB together"):
             Archive.open(path)
