@@ -6,27 +6,40 @@ import contextlib
 import math
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import attachments, manifest
+from ingot.model_store.archive import Archive
+from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.derived import DerivedCache
-from ingot.model_store.leases import is_locked
+from ingot.model_store.leases import Leases, is_locked
 from ingot.model_store.manifest import Descriptor
 from ingot.model_store.references import attachments_tag, is_attachments_tag
-from ingot.model_store.tags import Move, targets
-
-if TYPE_CHECKING:
-    from ingot.model_store.store import Store
+from ingot.model_store.tags import Move, Tags, targets
 
 GRACE = timedelta(days=1)
 KEPT_MOVES = 10
 UNUSED = timedelta(days=30)
 """How long before the grace derived files of an archive that is kept were used last if they go, too."""
+
+
+class Store(Protocol):
+    """What is used here of a store, which itself calls :func:`discard`."""
+
+    root: Path
+    tmp: Path
+    blobs: BlobFolder
+    leases: Leases
+
+    def names(self) -> list[str]: ...
+    def of(self, name: str) -> Tags: ...
+    def descriptor(self, digest: str) -> Descriptor: ...
+    def open(self, descriptor: Descriptor, entries: Mapping[str, Descriptor]) -> Archive: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,24 @@ def collect(
             return Collected(files, total, len(marked), dry_run, len(waiting), sum(waiting))
     except OSError as error:
         raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror or error}") from error
+
+
+def discard(store: Store, descriptors: Iterable[Descriptor]) -> None:
+    """Remove blobs that a push could not finish with, and the parts of them, unless somebody else needs them.
+
+    Raises:
+        InvalidArchive: a tag's archive is damaged, so that what it needs is unknown; nothing is removed.
+        OSError: the store cannot be written.
+    """
+    with store.leases.closed() as leased:
+        needed = set(leased)
+        since = datetime.now(UTC) - GRACE
+        for name in store.names():
+            needed.update(*_reachable(store, name, since, KEPT_MOVES, leased, dry_run=True))
+        for item in descriptors:
+            if item.digest not in needed:
+                store.blobs.path(item).unlink(missing_ok=True)
+                (store.tmp / f"{item.hex}.part").unlink(missing_ok=True)
 
 
 def _reachable(

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import attachments, manifest
+from ingot.errors import AlreadyExists, IngotError, InvalidArchive, InvalidArgument, NotFound
+from ingot.model_store import attachments, gc, manifest
 from ingot.model_store.archive import Archive
 from ingot.model_store.blob_folder import BlobFolder
 from ingot.model_store.leases import Leases
@@ -97,7 +97,7 @@ class Store:
             raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
         with self._folder.writing():
             self._check_free(ref.name, ref.tag, archive.digest, expect)
-            with self.leases.hold(_digests(archive)):
+            with self._nothing_left_of(archive), self.leases.hold(_digests(archive)):
                 sink = self.blobs.doubting() if recheck else self.blobs
                 # First: nobody finds the archive without its signatures, even if this process ends now.
                 self._attach(archive, ref.name, sink)
@@ -330,6 +330,20 @@ class Store:
                 if other != name and (listing := self.of(other).read().get(tag)) is not None:
                     return Archive(self.blobs, archive.descriptor, self._listed(listing))
         return archive
+
+    @contextmanager
+    def _nothing_left_of(self, archive: Archive) -> Iterator[None]:
+        """Remove what was copied of an archive where the disk was full: it would keep it full until it is collected.
+
+        After any other failure it stays, so that the next push goes on with it.
+        """
+        new = [item for item in archive.all_descriptors() if not self.blobs.has(item)]
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(IngotError, OSError):  # what is to be told is why the push failed
+                gc.discard(self, new)
+            raise
 
     @contextmanager
     def _holding(self, archive: Archive) -> Iterator[None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -18,7 +22,9 @@ from ingot.model_store import Archive, Store, gc
 from ingot.model_store.derived import DerivedCache
 from ingot.model_store.gc import Collected, collect
 from ingot.model_store.references import attachments_tag
+from ingot.model_store.transfer import Transfer
 from tests.model_store.samples import archive
+from tests.support import RequireTool
 
 FIRST, SECOND = archive(b"one"), archive(b"two")
 NOW = timedelta(0)
@@ -375,3 +381,51 @@ def test_a_model_that_cannot_be_seen_is_not_taken_for_absent(store: Store) -> No
             collect(store, grace=NOW)
     finally:
         (store.root / "repos" / "team").chmod(0o755)
+
+
+class TestFullDisk:
+    """A push into a full disk takes back what it copied, and nothing that others need."""
+
+    WEIGHTS = tuple(bytes([number]) * (300_000 + number) for number in range(8))
+
+    def test_the_command_leaves_nothing(self, tmp_path: Path, require_tool: RequireTool) -> None:
+        archive(weights=self.WEIGHTS).save(tmp_path / "large.ingot")
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        push = [sys.executable, "-m", "ingot", "push", "large.ingot", "large:1", "--store", str(disk / "store")]
+        script = f"mount -t tmpfs -o size=2m tmpfs {disk} || exit 77; {shlex.join(push)}; du -sk {disk}; exit 0"
+        own_disk = [require_tool("unshare"), "--user", "--map-root-user", "--mount", "sh", "-c", script]
+        result = subprocess.run(own_disk, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        if result.returncode:
+            pytest.skip(f"no disk of its own can be mounted: {result.stderr}")
+        assert "cannot be written: No space left on device" in result.stderr
+        assert int(result.stdout.split()[0]) < 50, result.stdout  # KiB
+
+    def test_what_others_need_stays(self, store: Store) -> None:
+        before = set(store.blobs.folder.iterdir())
+        leased = archive(b"of another push")
+        leased.copy_to(store.blobs)
+        larger = archive(b"one", weights=(*self.WEIGHTS, b"some weights"))  # shares blobs with what is here
+
+        def full(transfer: Transfer) -> None:
+            if transfer.moved > 1_000_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with store.leases.hold(item.digest for item in leased.descriptors()):
+            with pytest.raises(InvalidArgument, match="No space left on device"):
+                store.push(larger, "larger:1", transfer=Transfer(full))
+            assert set(store.blobs.folder.iterdir()) == before | {store.blobs.path(i) for i in leased.descriptors()}
+        assert list(store.tmp.iterdir()) == []
+        store.push(larger, "larger:1")
+        store.get("larger:1").verify()
+
+    def test_an_interrupted_push_stays_to_be_gone_on_with(self, store: Store) -> None:
+        before = len(list(store.blobs.folder.iterdir()))
+
+        def interrupted(transfer: Transfer) -> None:
+            if transfer.moved > 1_000_000:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            store.push(archive(weights=self.WEIGHTS), "larger:1", transfer=Transfer(interrupted))
+        assert len(list(store.blobs.folder.iterdir())) > before
