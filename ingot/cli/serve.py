@@ -221,7 +221,7 @@ def serve(
         bool, typer.Option("--json", help="Print addresses, models and what is set as one line of JSON.")
     ] = False,
 ) -> None:
-    """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish.
+    """Serve models over HTTP and gRPC until Ctrl-C, SIGTERM or SIGHUP; requests in flight then finish.
 
     Settings of the server can also be given by variables: INGOT_HTTP_PORT for --http-port, and so on.
     """

@@ -31,7 +31,10 @@ _MODULE = ("torch.nn.modules.module", "Module")
 
 
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
-    """Run a server in this thread until SIGTERM or Ctrl-C, then drain it. A second signal stops at once.
+    """Run a server in this thread until SIGTERM, SIGHUP or Ctrl-C, then drain it. A second signal stops at once.
+
+    SIGHUP never ends the process at once: a terminal that closes, or a service manager, may send it after another.
+    Where the caller of this process ignores it, as nohup does, it stays ignored.
 
     Args:
         server: not started yet.
@@ -48,12 +51,13 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         loop = asyncio.get_running_loop()
 
         def on_signal(number: int) -> None:
-            if stop.is_set():
+            if stop.is_set() and number != signal.SIGHUP:
                 os._exit(128 + number)  # at once: an engine call that hangs would hold up any gentler end
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, on_signal, number)
         starting = asyncio.create_task(server.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)

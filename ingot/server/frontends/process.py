@@ -102,7 +102,7 @@ async def _run(connection: int, written: int, read: int) -> None:
 
 def main() -> None:
     """Run a front process. The engine's process says when to stop, also where a signal goes to all of a group."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(*map(int, sys.argv[1:])))

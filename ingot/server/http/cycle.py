@@ -96,6 +96,10 @@ class Cycle:
         self._ticket = None  # which leads back here; see Pending
         self.response_complete = True
         transport = protocol.transport
+        if shared.service.plane.draining:
+            # The client is to go elsewhere, but not before it has the answers to what it has sent already.
+            self.keep_alive = self.keep_alive and bool(protocol.pipeline)
+            protocol.tasks.discard(self)
         parts = shared.render(answer, protocol.server_state.default_headers, keep_alive=self.keep_alive)
         if len(parts) == 1:
             transport.write(parts[0])

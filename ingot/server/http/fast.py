@@ -72,6 +72,7 @@ class FastProtocol(BoundedProtocol):
         self._in_head = False
         cycle: Any = Cycle(self, self.shared, head, True)
         self.cycle = self._answering = cycle  # where uvicorn has its own
+        self._await_at_end(cycle)
         cycle.run(data[end:stop])
         return stop
 
@@ -147,6 +148,7 @@ class FastProtocol(BoundedProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Arriving):
             self._answering = cycle
+            self._await_at_end(cycle)
             cycle.start()
         else:
             super()._start_asgi_task(cycle, app)
@@ -169,11 +171,14 @@ class FastProtocol(BoundedProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
+        super().shutdown()
         if isinstance(self._answering, Cycle) and not self._answering.response_complete:
-            self._answering.keep_alive = False
-            self.tasks.add(self._answering)  # type: ignore[arg-type]  # uvicorn waits for it, then cancels it
-        else:
-            super().shutdown()
+            self._await_at_end(self._answering)
+
+    def _await_at_end(self, cycle: Any) -> None:
+        """Have uvicorn wait for a request if the server is stopping, and cancel it when the time for that is over."""
+        if self._stopping is not None:
+            self.tasks.add(cycle)
 
 
 def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

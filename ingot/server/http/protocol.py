@@ -15,6 +15,7 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
 UNREAD_SECONDS = 60.0
+LINGER_SECONDS = 1.0
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -50,6 +51,9 @@ class BoundedProtocol(HttpToolsProtocol):
     one that reads nothing of an answer for a minute is left. The timers of idle connections and of bodies are set once,
     not with every request: they look for themselves what has happened meanwhile.
 
+    uvicorn closes idle connections as soon as it is told to stop, and so loses the requests that are on their way; here
+    each has :data:`LINGER_SECONDS` for one more.
+
     ``parsed`` tells that the parser stands between two requests.
     """
 
@@ -70,13 +74,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since = self._paused_before = 0.0
         self._pace: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._stopping: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         self._unwatch()
-        if self._pace is not None:
-            self._pace.cancel()
+        for timer in (self._pace, self._stopping):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         self.pipeline.clear()
         if self.timeout_keep_alive_task is not None:
@@ -123,7 +129,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
+        if self._stopping is not None and not self.pipeline:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
+
+    def shutdown(self) -> None:
+        """Go on until the requests in work are answered, and one that may be on its way."""
+        drain = self.config.timeout_graceful_shutdown
+        linger = LINGER_SECONDS if drain is None else min(LINGER_SECONDS, drain)
+        self._stopping = self.loop.call_later(linger, self._end_if_idle)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def _end_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

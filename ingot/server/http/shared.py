@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -44,7 +45,13 @@ class Shared:
             self._importing = self._importing or asyncio.Lock()
             async with self._importing:
                 self._app = self._app or await asyncio.to_thread(self._load)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, functools.partial(self._send, send))
+
+    async def _send(self, send: Any, message: Any) -> None:
+        """Pass a part of FastAPI's answer on; while the server drains, it tells the client to go elsewhere."""
+        if self.service.plane.draining and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
 
     def _load(self) -> Any:
         from ingot.server.http.app import create_app
