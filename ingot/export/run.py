@@ -121,6 +121,7 @@ class Run:
             ParityError: no form of it is equal.
         """
         journal, options = self._journal, self._options
+        journal.note(*subject.notes)
         journal.note(*(f"fixed in the graph: {constant}" for constant in subject.eager.arguments.constants))
         loose = arguments.outside_parameters(subject.eager.module, list(subject.eager.arguments.fixed))
         journal.note(*(f"'{name}' is no parameter of forward, whose **kwargs may ignore it" for name in loose))

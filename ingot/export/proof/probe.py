@@ -11,7 +11,7 @@ from torch import nn
 
 from ingot.errors import ExportError, ParityError
 from ingot.export.program import Eager, States
-from ingot.export.proof.examples import Examples
+from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.parity import unrepeated
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -37,7 +37,7 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
     return States(tuple(buffers), tuple(changed))
 
 
-def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
+def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
     """Run a model once and return how many rows the embeddings have that its integer inputs index."""
     tensors = eager.tensors(inputs)
     whole = {id(tensor): name for name, tensor in zip(eager.names, tensors, strict=True)}
@@ -58,7 +58,7 @@ def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {name: Limit(rows) for name, rows in found.items()}
 
 
 def check_repeats(eager: Eager, examples: Examples) -> None:
