@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -33,6 +32,8 @@ log = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
 _TICK = 250e-6
+# The parts of a large request that wait or run for each engine.
+_AT_ONCE = 2
 # Which share of the SLO is planned with: the rest is for the way to the client, which is not seen here.
 _HEADROOM = 0.95
 # The longest that the event loop rests after a tick, while calls run on the cores that it needs itself: seconds, and as
@@ -169,19 +170,43 @@ class Dispatcher:
         self, inputs: Mapping[str, Array], fit: Fit, reply: Reply, now: float, deadline: float, priority: int
     ) -> Parts:
         signature, most = self._signature, self._scheduler.limits.max_batch
-        starts = range(0, fit.rows, most)
-        parts = Parts(self, reply, now, signature, len(starts))
-        for index, start in enumerate(starts):
+
+        def part(index: int, take: Reply) -> Entry:
+            start = index * most
             rows = rows_of(signature, inputs, start, start + most)
-            take = functools.partial(parts.take, index)
-            parts.entries.append(Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority))
+            return Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority)
+
+        parts = Parts(self, reply, now, signature, math.ceil(fit.rows / most), part)
         self.in_flight += 1
         try:
-            self._scheduler.offer_parts(parts.entries, now)
+            if (first := parts.next_part()) is not None:
+                self._scheduler.offer_large(first, fit.rows, fit.nbytes, now)
+                parts.rest = fit.nbytes - first.nbytes
         except IngotError:
             parts.cancel()
             raise
+        self.go_on(parts)
         return parts
+
+    def go_on(self, parts: Parts) -> None:
+        """Put so many parts of a large request into the queue that each engine has one to run and one to follow.
+
+        Requests that came meanwhile go before them. Where the queue is full, one part is enough.
+        """
+        scheduler = self._scheduler
+        now = time.perf_counter()
+        while len(parts.entries) < _AT_ONCE * len(self._instances):
+            full = len(scheduler) >= scheduler.limits.max_queue
+            entry = None if full and parts.entries else parts.next_part()
+            if entry is None:
+                return
+            counted = min(parts.rest, entry.nbytes)
+            parts.rest -= counted
+            scheduler.offer_next(entry, now, counted)
+
+    def release(self, nbytes: int) -> None:
+        """Forget the bytes of parts that are not in the queue yet."""
+        self._scheduler.release(nbytes)
 
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
         """Note that a request is over."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -31,6 +32,12 @@ class Owner(Protocol):
 
     def discard(self, entry: Entry) -> None:
         """Take an entry out of the queue."""
+
+    def go_on(self, parts: Parts) -> None:
+        """Put the next parts of a request into the queue."""
+
+    def release(self, nbytes: int) -> None:
+        """Forget the bytes of parts that are not in the queue yet."""
 
 
 class Pending(ABC):
@@ -95,31 +102,71 @@ class Single(Pending, Entry):
 
 
 class Parts(Pending):
-    """A request that is too large for one batch. Its answers are put together again.
+    """A request that is too large for one batch. Few of its parts are in the queue at once: whenever one is answered,
+    the owner takes the next out. The answers are put together again.
 
     Args:
         owner: who took it in.
         reply: called with the answer.
         arrived: when it was submitted.
         signature: the model's.
-        count: how many parts there are; they are to be put into ``entries``.
+        count: how many parts there are.
+        make: returns the part of a number, with its reply.
+
+    Attributes:
+        entries: the parts that wait or run, by their numbers.
+        rest: the bytes of the parts that are still to come, as far as the queue counts them.
     """
 
-    __slots__ = ("_axes", "_left", "_outcomes", "arrived", "done", "entries", "owner", "reply")
+    __slots__ = (
+        "_axes",
+        "_count",
+        "_left",
+        "_make",
+        "_next",
+        "_outcomes",
+        "arrived",
+        "done",
+        "entries",
+        "owner",
+        "reply",
+        "rest",
+    )
 
-    def __init__(self, owner: Owner, reply: Reply, arrived: float, signature: Signature, count: int):
+    def __init__(
+        self,
+        owner: Owner,
+        reply: Reply,
+        arrived: float,
+        signature: Signature,
+        count: int,
+        make: Callable[[int, Reply], Entry],
+    ):
         self.owner = owner
         self.reply = reply
         self.arrived = arrived
         self.done = False
-        self.entries: list[Entry] = []
+        self.entries: dict[int, Entry] = {}
+        self.rest = 0
+        self._make: Callable[[int, Reply], Entry] | None = make
+        self._next = 0
+        self._count = count
         self._axes = signature.batch_axes(signature.outputs)
         self._outcomes: list[Mapping[str, Array] | None] = [None] * count
         self._left = count
 
     @property
     def waiting(self) -> bool:  # type: ignore[override]  # it is one of the entries' own
-        return all(entry.waiting for entry in self.entries)
+        return self._left == self._count and all(entry.waiting for entry in self.entries.values())
+
+    def next_part(self) -> Entry | None:
+        """Return the next part, which is to be put into the queue; None if there is none."""
+        index = self._next
+        if self._make is None or index == self._count:
+            return None
+        self._next += 1
+        entry = self.entries[index] = self._make(index, functools.partial(self.take, index))
+        return entry
 
     def take(self, index: int, outcome: Outcome) -> None:
         """Take the answer to a part; it is the reply of that part's entry."""
@@ -128,9 +175,12 @@ class Parts(Pending):
         if isinstance(outcome, IngotError):
             self.fail(outcome)
             return
+        del self.entries[index]
         self._outcomes[index] = outcome
         self._left -= 1
-        if not self._left:
+        if self._left:
+            self.owner.go_on(self)
+        else:
             joined = self._joined()
             self._forget()
             self.settle(joined)
@@ -148,10 +198,11 @@ class Parts(Pending):
     def _drop(self) -> None:
         for entry in self._forget():
             self.owner.discard(entry)
+        self.owner.release(self.rest)
 
     def _forget(self) -> list[Entry]:
         """Hold nothing any more, and return the entries: they lead back here, and the clock may hold this for long."""
-        entries, self.entries, self._outcomes = self.entries, [], []
+        entries, self.entries, self._outcomes, self._make = [*self.entries.values()], {}, [], None
         return entries
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot import layout
@@ -108,41 +107,59 @@ class Scheduler:
         """The rows that a batch has when enough wait."""
         return self._cap_of(self.latency)
 
-    def offer(self, entry: Entry, now: float, own: int = 0) -> None:
-        """Take an entry in; ``own`` others of the same request wait already.
+    def offer(self, entry: Entry, now: float) -> None:
+        """Take an entry in.
 
         Raises:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model itself takes longer than the request has.
         """
-        lanes, limits = self._lanes, self.limits
-        others = lanes.count - own
-        if others >= limits.max_queue or (others and lanes.nbytes + entry.nbytes > limits.max_queue_bytes):
-            raise Unavailable(f"the queue is full ({others} requests wait); send fewer at once, or try later")
-        lane = lanes.find(entry.group) or self._new_lane(entry)
-        left = entry.deadline - now
-        allowed = left if left < PATIENCE else PATIENCE
-        lanes.number(entry, now + allowed)
-        if left < math.inf:
-            self._check_time(entry, lane, now, others)
-        self._allowed += (allowed - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
-        lanes.put(lane, entry)
+        self._check_room(entry.nbytes)
+        self._offer(entry, self._lanes.find(entry.group) or self._new_lane(entry), now)
 
-    def offer_parts(self, entries: Sequence[Entry], now: float) -> None:
-        """Take in the parts of one request, the last of which may be smaller; if it raises, perhaps some of them.
+    def offer_large(self, first: Entry, rows: int, nbytes: int, now: float) -> None:
+        """Take in the first part of a request whose parts have as many rows, but for the last: all of them ``rows``.
+
+        The bytes of all, ``nbytes``, count as waiting; :meth:`offer_next` takes the other parts.
 
         Raises:
             Unavailable: as for one entry.
             DeadlineExceeded: the model takes longer for all of them.
         """
-        first, last = entries[0], entries[-1]
+        self._check_room(nbytes)
         lane = self._lanes.find(first.group) or self._new_lane(first)
-        latency, rounds = lane.latency, math.ceil(len(entries) / self._engines)
-        taken = ((rounds - 1) * latency(first.rows) + latency(last.rows)) * latency.margin
+        after = math.ceil(rows / first.rows) - 1
+        latency, rounds = lane.latency, after // self._engines
+        taken = (rounds * latency(first.rows) + latency(rows - after * first.rows)) * latency.margin
         if taken > first.deadline - now and self._sure(lane, now):
             raise _too_slow(first.deadline - now, taken)
-        for own, entry in enumerate(entries):
-            self.offer(entry, now, own)
+        self._offer(first, lane, now, after)
+        self._lanes.nbytes += nbytes - first.nbytes
+
+    def offer_next(self, entry: Entry, now: float, counted: int) -> None:
+        """Take in another part of a request that was taken in; so many of its bytes are ``counted`` as waiting."""
+        lanes = self._lanes
+        lanes.number(entry, now + min(entry.deadline - now, PATIENCE))
+        lanes.put(lanes.find(entry.group) or self._new_lane(entry), entry)
+        lanes.nbytes -= counted
+
+    def release(self, nbytes: int) -> None:
+        """Forget bytes of parts that :meth:`offer_next` will not bring."""
+        self._lanes.nbytes -= nbytes
+
+    def _check_room(self, nbytes: int) -> None:
+        waiting, limits = self._lanes.count, self.limits
+        if waiting >= limits.max_queue or (waiting and self._lanes.nbytes + nbytes > limits.max_queue_bytes):
+            raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
+
+    def _offer(self, entry: Entry, lane: Lane, now: float, after: int = 0) -> None:
+        left = entry.deadline - now
+        allowed = left if left < PATIENCE else PATIENCE
+        self._lanes.number(entry, now + allowed)
+        if left < math.inf:
+            self._check_time(entry, lane, now, after)
+        self._allowed += (allowed - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
+        self._lanes.put(lane, entry)
 
     def discard(self, entry: Entry) -> None:
         """Forget an entry whose client has left; one that runs already just loses its reader."""
@@ -195,29 +212,29 @@ class Scheduler:
         latency = self.latencies.of(entry.nbytes / max(entry.rows, 1))
         return Lane(entry.group, latency, self._cap_of(latency))
 
-    def _check_time(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
-        """Refuse what cannot be answered in time, where ``others`` are the requests that wait already."""
+    def _check_time(self, entry: Entry, lane: Lane, now: float, after: int) -> None:
+        """Refuse what cannot be answered in time, with ``after`` other parts of its request behind it."""
         if self._is_hopeless(entry, lane, now):
             raise _too_slow(entry.deadline - now, lane.latency(entry.rows))
         if (self._lanes.count or len(self._running) >= self._engines) and not lane.latency.guessed:
-            self._check_queue(entry, lane, now, others)
+            self._check_queue(entry, lane, now, after)
 
-    def _check_queue(self, entry: Entry, lane: Lane, now: float, others: int) -> None:
-        """Refuse what would be late because of what goes before it, among which ``others`` are other requests."""
+    def _check_queue(self, entry: Entry, lane: Lane, now: float, after: int) -> None:
+        """Refuse what would be late because of what goes before it."""
         latency, left = lane.latency, entry.deadline - now
         cap = max(lane.cap, entry.rows)
         full = latency(cap)
         before = lane.before(entry)
         rows = before * lane.rows // (len(lane.tickets) or 1) + entry.rows
         ahead = self._batches_before(entry, lane) if self._lanes.count > len(lane.tickets) else 0
-        batches = ahead + int(lane.batches(before))
+        batches = ahead + int(lane.batches(before)) + after
         wait = self._wait(batches, full, now)
         # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
         taken = wait + latency(cap if batches else min(cap, rows))
         if before and batches == ahead and rows > (room := self._room(lane, now + wait)):
             taken = max(taken, self._wait(ahead + 1, latency(min(room, rows - entry.rows)), now) + full)
         if full and taken * latency.margin > left:
-            why = f"{others} requests wait" if others else "another request runs"
+            why = f"{self._lanes.count} requests wait" if self._lanes.count else "another request runs"
             raise Unavailable(
                 f"{why}, so the answer would come later than in the {left:.3g} s that it has; "
                 "send fewer at once, try later or allow more time"

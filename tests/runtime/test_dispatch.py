@@ -370,6 +370,75 @@ def test_a_request_of_more_parts_than_may_wait_is_one_request() -> None:
     asyncio.run(work())
 
 
+def test_the_parts_of_a_large_request_come_to_the_queue_a_few_at_a_time() -> None:
+    ran: list[float] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        ran.append(float(inputs["x"][0, 0]))
+        waiting.append(served.statistics().described["waiting"])
+        return {"y": inputs["x"] * 2}
+
+    waiting: list[int] = []
+    gate = threading.Event()
+    engine = FunctionEngine(run, gate=gate)
+    served = loaded(engine, limits=Limits(max_batch=1, max_queue=10))
+    large = np.arange(200, dtype=np.float32).reshape(100, 2)
+
+    async def work() -> None:
+        before = len(ran)
+        many = asyncio.create_task(served.infer({"x": large}))
+        await wait_until(lambda: engine.calls)
+        assert served.statistics().described["waiting"] == 1
+        others = [
+            asyncio.create_task(served.infer({"x": np.full((1, 2), -1 - number, np.float32)})) for number in range(9)
+        ]
+        await wait_until(lambda: served.statistics().described["waiting"] == 10)
+        with pytest.raises(Unavailable, match=r"the queue is full \(10 requests wait\)"):
+            await served.infer(ONE)
+        gate.set()
+        assert ((await many)["y"] == 2 * large).all()
+        assert [(await other)["y"][0, 0] for other in others] == [-2 * (1 + number) for number in range(9)]
+        assert max(waiting) <= 10
+        assert max(ran.index(-1 - number) for number in range(9)) - before <= 20
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("ending", ["an answer", "a client that leaves", "a failure"])
+def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending: str) -> None:
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if ending == "a failure":
+            raise RuntimeError
+        return {"y": inputs["x"]}
+
+    async def work() -> None:
+        gate = threading.Event()
+        engine = FunctionEngine(run, gate=gate)
+        served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=1000))
+        assert served._dispatcher is not None
+        lanes = served._dispatcher._scheduler._lanes
+        first = asyncio.create_task(served.infer(ONE))
+        await wait_until(lambda: engine.calls)
+        large = asyncio.create_task(served.infer({"x": np.ones((100, 2), np.float32)}))
+        await wait_until(lambda: lanes.count)
+        assert lanes.nbytes == 800
+        with pytest.raises(Unavailable, match="the queue is full"):
+            await served.infer({"x": np.ones((30, 2), np.float32)})
+        if ending == "a client that leaves":
+            large.cancel()
+            await asyncio.wait([large])
+            assert lanes.nbytes == 0
+        gate.set()
+        await asyncio.wait([first, large])
+        assert (lanes.nbytes, lanes.count) == (0, 0)
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
 def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace() -> None:
     async def work() -> None:
         gate = threading.Event()

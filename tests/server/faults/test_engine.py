@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,3 +194,22 @@ def test_requests_whose_time_is_up_while_they_wait_never_run(gated: Gated) -> No
         first.check(0)
         gated.waiting(0)
         assert len(gated.engine.calls) == ran
+
+
+def test_a_request_of_more_parts_than_may_wait_leaves_room_for_others(gated: Gated) -> None:
+    """300,000 rows are 4,688 parts, and 4,096 requests may wait."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [300_000, 2], "parameters": {"binary_data_size": 2_400_000}}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    more = f"Inference-Header-Content-Length: {len(header)}"
+    with contextlib.ExitStack() as stack:
+        large = stack.enter_context(Connection(gated.http))
+        large.send(request(header + bytes(2_400_000), PATH, "POST", more))
+        gated.waiting(1)
+        metrics = httpx.get(f"{gated.server.http_url}/metrics", trust_env=False, timeout=10).text
+        assert 'ingot_queued_requests{model="m",version="1"} 1.0' in metrics
+        clients = Clients(gated, rows(CLIENTS), stack)
+        gated.waiting(1 + CLIENTS)
+        gated.gate.set()
+        for number in range(CLIENTS):
+            clients.check(number)
+        assert len(gated.engine.calls) < 1000
