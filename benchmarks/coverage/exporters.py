@@ -1,10 +1,11 @@
-"""The two exporters that are compared, each from a case to a verdict.
+"""The exporters that are compared, each from a case to a verdict.
 
 ``python -m benchmarks.coverage.exporters CASE EXPORTER FILE`` runs one and writes its verdict.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import resource
@@ -36,10 +37,14 @@ _EXPLANATIONS = re.compile(
 )
 
 
+# Flags of a model's configuration, which transformers.exporters sets there and does not trace.
+_FLAGS = {"use_cache", "return_dict", "output_attentions", "output_hidden_states"}
+
+
 def run(case: Case, exporter: str) -> Verdict:
     """Export a case and judge what comes out."""
     verdict = Verdict(case.name, case.family, exporter)
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         try:
             start = EXPORTERS[exporter](case, verdict, Path(folder))
@@ -49,6 +54,7 @@ def run(case: Case, exporter: str) -> Verdict:
             return verdict
         finally:
             verdict.seconds = round(time.perf_counter() - began, 1)
+            verdict.cpu = round(time.process_time() - spent, 1)
         verdict.captured = verdict.lowered = True
         try:
             verdict.error = judge(case, start)
@@ -62,10 +68,7 @@ def run(case: Case, exporter: str) -> Verdict:
 
 def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:
     """Export by ``torch.onnx.export(dynamo=True)``, with the same dynamic dimensions and ranges."""
-    dims = {symbol: _dim(symbol, bounds) for symbol, bounds in case.ranges.items()}
-    shapes = {
-        spec.name: tuple(dims[dim] if isinstance(dim, str) else None for dim in spec.shape) for spec in case.specs
-    }
+    shapes = _shapes(case)
     try:
         program = torch.onnx.export(
             case.module(),
@@ -84,6 +87,30 @@ def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     path = folder / "model.onnx"
     program.save(path)
     return lambda: _candidate(path)
+
+
+def transformers(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:
+    """Export by ``transformers.exporters``, which patches models of transformers and takes any other module too.
+
+    Its documentation asks for deferred asserts where dimensions have ranges.
+    """
+    exporters: Any = importlib.import_module("transformers.exporters")  # an optional dependency
+    shapes = {**nest(_shapes(case)), **dict.fromkeys(case.constants)}
+    for name in _FLAGS & set(shapes):
+        del shapes[name]
+    config = exporters.OnnxConfig(dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True)
+    inputs = {**nest(case.make(case.example_sizes, 0)), **case.constants}
+    model, _ = exporters.OnnxExporter().export_program(case.module(), inputs, config)
+    verdict.captured = True
+    path = folder / "model.onnx"
+    exporters.OnnxExporter.save_program(model, path)
+    return lambda: _candidate(path)
+
+
+def _shapes(case: Case) -> dict[str, tuple[Any, ...]]:
+    """Return the dynamic dimensions of each input, by its flat name, as ``torch.export`` takes them."""
+    dims = {symbol: _dim(symbol, bounds) for symbol, bounds in case.ranges.items()}
+    return {spec.name: tuple(dims[dim] if isinstance(dim, str) else None for dim in spec.shape) for spec in case.specs}
 
 
 def _dim(symbol: str, bounds: Range) -> Any:
@@ -115,7 +142,7 @@ def ingot(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     return lambda: _candidate(archive.variants[0].path(), [spec.name for spec in signature.outputs], states)
 
 
-EXPORTERS = {"plain": plain, "ingot": ingot}
+EXPORTERS = {"plain": plain, "transformers": transformers, "ingot": ingot}
 
 
 def _candidate(
@@ -143,7 +170,9 @@ def _candidate(
     kept = {name: value.numpy() for name, value in (states or {}).items()}
 
     def call(inputs: Tensors) -> list[Array]:
-        feed = {name: tensor.numpy() for name, tensor in inputs.items() if name in taken}
+        # transformers.exporters calls an input that is also an output's name so.
+        names_of = {name: name if name in taken else f"input.{name}" for name in inputs}
+        feed = {names_of[name]: tensor.numpy() for name, tensor in inputs.items() if names_of[name] in taken}
         answers = dict(zip(names, session.run(names, {**feed, **kept}), strict=True))
         kept.update({name: answers.pop(f"{name}_next") for name in kept})
         return list(answers.values())

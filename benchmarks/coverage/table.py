@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 
 from benchmarks.coverage.judge import SEEDS, TOLERANCE
 from benchmarks.coverage.verdict import STATUSES, Verdict
@@ -25,6 +26,12 @@ def write(verdicts: Sequence[Verdict], folder: Path) -> None:
     rows = [asdict(verdict) for verdict in _ordered(verdicts)]
     (folder / "coverage.json").write_text(json.dumps({**document, "verdicts": rows}, indent=1) + "\n")
     (folder / "coverage.md").write_text(markdown(verdicts))
+
+
+def read(folder: Path) -> list[Verdict]:
+    """Return the verdicts that are in a folder."""
+    path = folder / "coverage.json"
+    return [Verdict(**row) for row in json.loads(path.read_text())["verdicts"]] if path.exists() else []
 
 
 def _portable(message: str) -> str:
@@ -51,6 +58,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
             *_table(("family", "cases", *(f"{name} correct" for name in exporters)), _families(verdicts, exporters)),
             "",
             *(f"Correct by {name} alone: {_alone(verdicts, name)}.  " for name in exporters),
+            *(line for name in exporters if (line := _ratios(verdicts, name))),
             "",
             "## Cases",
             "",
@@ -60,7 +68,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
                     "family",
                     *exporters,
                     *(f"{name}: error" for name in exporters),
-                    *(f"{name}: s" for name in exporters),
+                    *(f"{name}: CPU s" for name in exporters),
                 ),
                 _cases(verdicts, exporters),
             ),
@@ -121,6 +129,28 @@ def _alone(verdicts: Sequence[Verdict], exporter: str) -> str:
     return ", ".join(sorted(correct - others)) or "none"
 
 
+def _ratios(verdicts: Sequence[Verdict], exporter: str) -> str:
+    """Say how much longer an exporter takes than the plain one, where both give a correct file."""
+    correct = {verdict.key: verdict for verdict in verdicts if verdict.status == "correct"}
+    ratios = {
+        name: correct[name, exporter].cpu / correct[name, "plain"].cpu
+        for name in {verdict.name for verdict in verdicts}
+        if exporter != "plain"
+        and all((name, other) in correct and correct[name, other].cpu for other in (exporter, "plain"))
+    }
+    if not ratios:
+        return ""
+    worst = max(ratios, key=lambda name: ratios[name])
+    return (
+        f"CPU seconds over plain's: {exporter} {median(ratios.values()):.1f} in the median, "
+        f"{ratios[worst]:.1f} at worst ({worst}), of {len(ratios)} cases.  "
+    )
+
+
+def _shown(verdict: Verdict | None) -> str:
+    return f"{verdict.cpu:.0f}" if verdict and verdict.cpu else ""
+
+
 def _cases(verdicts: Sequence[Verdict], exporters: Sequence[str]) -> list[tuple[str, ...]]:
     found = {(verdict.name, verdict.exporter): verdict for verdict in verdicts}
     rows = []
@@ -128,9 +158,7 @@ def _cases(verdicts: Sequence[Verdict], exporters: Sequence[str]) -> list[tuple[
         own = [found.get((name, exporter)) for exporter in exporters]
         statuses = [verdict.status if verdict else "" for verdict in own]
         errors = [f"{verdict.error:.1e}" if verdict and verdict.error is not None else "" for verdict in own]
-        rows.append(
-            (name, family, *statuses, *errors, *(f"{verdict.seconds:.0f}" if verdict else "" for verdict in own))
-        )
+        rows.append((name, family, *statuses, *errors, *(_shown(verdict) for verdict in own)))
     return rows
 
 

@@ -18,7 +18,7 @@ class Verdict:
     """A status of :data:`STATUSES`, and how far the exporter came.
 
     ``error`` is the largest difference, as a share of an output's largest magnitude. ``seconds`` is what the export
-    took, without the judging.
+    took, without the judging; ``cpu`` the processor's share of it, of all threads.
     """
 
     name: str
@@ -29,4 +29,9 @@ class Verdict:
     lowered: bool = False
     error: float | None = None
     seconds: float = 0.0
+    cpu: float = 0.0
     message: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.exporter

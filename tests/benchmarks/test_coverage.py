@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +88,20 @@ def test_a_call_that_fails_is_broken() -> None:
     case = zoo.find("dlrm")
     with pytest.raises(Broken, match="at batch 1, call 1: RuntimeError: Got invalid dimensions"):
         judge(case, answering(case, fail))
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    verdict = Verdict("net", "own", "transformers", "correct", True, True, 1e-6, 3.0, 2.0)
+    table.write([verdict], tmp_path)
+    assert table.read(tmp_path) == [verdict]
+
+
+def test_the_page_gives_the_time_over_that_of_plain() -> None:
+    times = {("a", "plain"): 2.0, ("a", "ingot"): 3.0, ("b", "plain"): 1.0, ("b", "ingot"): 4.0, ("c", "plain"): 1.0}
+    verdicts = [Verdict(name, "own", exporter, "correct", cpu=cpu) for (name, exporter), cpu in times.items()]
+    assert "CPU seconds over plain's: ingot 2.8 in the median, 4.0 at worst (b), of 2 cases." in table.markdown(
+        verdicts
+    )
 
 
 def test_the_page_counts_each_exporter_and_gives_the_message_of_every_failure() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.coverage.case import Case, below, integers, lengths_of, padding_mask, uniform
-from benchmarks.coverage.own import sequence, tabular, vision
+from benchmarks.coverage.own import backbones, diffusion, graphs, sequence, tabular, vision
 
 _PAST = tuple(f"past.{layer}.{part}:float32[batch,4,past=1..64,8]" for layer in range(2) for part in range(2))
 
@@ -176,4 +176,4 @@ TABLES = (
     Case("running_statistics", "own", tabular.RunningStatistics, ("rows:float32[batch,6]",), stateful=True),
 )
 
-CASES = (*SEQUENCES, *IMAGES, *TABLES)
+CASES = (*SEQUENCES, *IMAGES, *TABLES, *graphs.CASES, *backbones.CASES, *diffusion.CASES)
