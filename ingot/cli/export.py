@@ -109,7 +109,7 @@ def export(
         raise InvalidArgument(f"--explain-limit {explain_limit:g} is no time to search for; give seconds above 0")
     fixed = _constants(constants or [])
     call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
-    with progress("Importing PyTorch") as step:
+    with progress("Importing PyTorch", timed=True) as step:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
 
@@ -119,9 +119,7 @@ def export(
             planned = _plan(_maker(source, map_location, allow_code), inputs or (), given, fixed, batch_dim, opset)
             _print(planned, as_json)
             return
-        model = load_source(
-            source, checkpoint, map_location, allow_code=allow_code, remark=lambda text: note(f"note: {text}")
-        )
+        model = load_source(source, checkpoint, map_location, allow_code=allow_code)
         call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state, "progress": step}
         if bisect:
             _bisect(model, given, call, as_json)

@@ -44,19 +44,41 @@ def print_json(content: Mapping[str, Any] | list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def progress(first: str, *, log: bool = False) -> Iterator[Callable[[str], None]]:
+def progress(first: str, *, log: bool = False, timed: bool = False) -> Iterator[Callable[[str], None]]:
     """Show what is being done on stderr; the yielded function says what begins now.
 
     Args:
         first: what begins.
         log: where stderr is no terminal, print each step as a line: for work that could be taken for a hang.
+        timed: show each step with the time that it has taken, and keep those that are done.
     """
     if log and not stderr().is_terminal:
         note(first)
         yield note
         return
+    if timed and stderr().is_terminal:
+        with _timed(first) as step:
+            yield step
+        return
     with stderr().status(_plain(first)) as status:
         yield lambda step: status.update(_plain(step))
+
+
+@contextlib.contextmanager
+def _timed(first: str) -> Iterator[Callable[[str], None]]:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(finished_text=" "), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=stderr()) as shown:
+        running = shown.add_task(printable(first), total=1)
+
+        def step(text: str) -> None:
+            nonlocal running
+            shown.update(running, completed=1)
+            running = shown.add_task(printable(text), total=1)
+
+        yield step
+        shown.update(running, completed=1)
 
 
 def _plain(step: str) -> Text:

@@ -44,6 +44,8 @@ from ingot.tensors import Array, Signature, TensorSpec, symbols
 _CASES_OF_A_RULE = 2
 # Elements of the inputs of a case.
 _LARGEST_CASE = 1 << 26
+# FLOPs of a call whose time is measured.
+_MOST_TIMED = 3e11
 
 LOWERINGS: dict[str, Callable[[Program, BlobFolder, Options], Packed]] = {
     "aoti": lambda program, blobs, options: aoti.pack(program, blobs, device=options.device),
@@ -121,7 +123,6 @@ class Run:
             ParityError: no form of it is equal.
         """
         journal, options = self._journal, self._options
-        journal.note(*subject.notes)
         journal.note(*(f"fixed in the graph: {constant}" for constant in subject.eager.arguments.constants))
         loose = arguments.outside_parameters(subject.eager.module, list(subject.eager.arguments.fixed))
         journal.note(*(f"'{name}' is no parameter of forward, whose **kwargs may ignore it" for name in loose))
@@ -133,17 +134,24 @@ class Run:
             return self.from_onnx(captured.model, captured.signature)
         journal.graphs.append(graphs.of_fx("FX graph as captured", captured.exported.graph))
         journal.note(*_unused(captured, subject))
-        program = self._rewrite_program(captured, subject)
+        to_onnx = options.target == "onnx"
+        program = self._rewrite_program(captured, subject, tidy=not to_onnx)
         if program is not captured:
             journal.graphs.append(graphs.of_fx("FX graph rewritten", program.exported.graph))
-        if options.target != "onnx":
+        if not to_onnx:
             with journal.stage("lower", f"Translating to {options.target}"):
                 lowered = LOWERINGS[options.target](program, self._blobs, options)
             with contextlib.suppress(Exception):  # what ONNX would lack is a remark, which not every program can give
                 journal.outside_opset = lower_onnx.outside(program, options.opset, TRANSLATIONS)
             return self._archive(lowered, packed.precision_of(program), program.signature)
         with journal.stage("lower", "Translating to ONNX"):
-            model = lower_onnx.lower(program, options.opset, translations=TRANSLATIONS)
+            try:
+                model = lower_onnx.lower(program, options.opset, translations=TRANSLATIONS)
+            except ExportError:
+                tidied = self._rewrite_program(program, subject) if program is captured else program
+                if tidied is program:
+                    raise
+                model = lower_onnx.lower(program := tidied, options.opset, translations=TRANSLATIONS)
         return self.from_onnx(model, program.signature)
 
     def from_onnx(self, model: ir.Model, signature: Signature) -> Archive:
@@ -181,6 +189,7 @@ class Run:
 
     def _prove_captured(self, program: Program, subject: Subject) -> tuple[ParityEvidence, ...]:
         """Prove a program, also at sizes that its guards forbid: what comes after it has no guards."""
+        self._journal.progress("Searching for sizes that break a condition of the capture")
         assumed = assumptions.find(program.exported, subject.inputs)
         broken, unsure = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
         conditions = [item.text for item in assumed if not all(map(item.holds, broken))]
@@ -192,6 +201,7 @@ class Run:
                     "to be tried; give the dimensions ranges"
                 )
         self._original = replace(self._original, examples=self._original.examples.at(broken))
+        self._journal.progress("Proving that the captured graph equals the model")
         graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
         try:
             parity, _ = self._original.prove(graph, program.signature)
@@ -203,11 +213,17 @@ class Run:
                 f"{error}; the capture is right only where {where}: declare ranges within that"
             ) from error
         if unsure:
-            self._unsure = f"held at all sizes that were tried, not at all: {'; '.join(item.text for item in unsure)}"
+            conditions = [item.text for item in unsure]
+            short = counterexamples.short(assumed)
+            self._unsure = f"held at all sizes that were tried, not at all{short}: {'; '.join(conditions)}"
         return parity
 
-    def _rewrite_program(self, program: Program, subject: Subject) -> Program:
-        """Apply the FX rules and capture the result anew, which brings its shapes and metadata up to date."""
+    def _rewrite_program(self, program: Program, subject: Subject, *, tidy: bool = True) -> Program:
+        """Apply the FX rules and capture the result anew, which brings its shapes and metadata up to date.
+
+        Capturing again takes as long as the first time. Without ``tidy``, what rules did that have a counterpart for
+        the ONNX graph is left to that, unless another rule changed something too.
+        """
 
         def proof(graph: Any) -> float:
             candidate = Captured(graph, program.signature, subject.eager.device)
@@ -216,7 +232,11 @@ class Run:
 
         with self._journal.stage("rewrite the FX graph", "Rewriting the FX graph") as stage:
             graph, records = PassManager(self._options.fx_rules, proof).run(exported.unguarded(program.exported))
-            if any(record.matches and not record.rejected for record in records):
+            done = {record.rule for record in records if record.matches and not record.rejected}
+            tidying = {rule.name for rule in self._options.fx_rules if rule.tidies}
+            if not tidy and done <= tidying:
+                records = tuple(record for record in records if record.rule not in done)
+            elif done:
                 try:
                     rewritten = self._traced_again(graph, program, subject)
                     stage.parity = self._prove_captured(rewritten, subject)
@@ -230,12 +250,10 @@ class Run:
 
     def _traced_again(self, graph: Any, program: Program, subject: Subject) -> Program:
         example = subject.eager.tensors(subject.example)
-        options = {
-            **program.options,
-            "strict": False,
-        }  # the graph is operators only, and its interpreter no user's code
         try:
-            traced = exported.trace(exported.positional(graph), subject.inputs, subject.ranges, example, **options)
+            traced = exported.trace(
+                exported.positional(graph), subject.inputs, subject.ranges, example, **program.options
+            )
         except Exception as error:  # torch.export raises many kinds
             raise ExportError(str(error).strip().partition("\n")[0] or type(error).__name__) from error
         made = exported.program(traced, subject.inputs, subject.ranges, subject.output_names, program.log)
@@ -274,7 +292,8 @@ class Run:
             found = extremes.remarks(self._original.runner, engine, self._original.examples, tolerance(signature))
             journal.note(*found)
             with journal.stage("measure", "Measuring"):
-                latency = profile.measure(engine, signature, goldens[0].inputs, budget=0.1)
+                batches = [rows for rows in profile.BATCHES if self._affordable(signature, rows)]
+                latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
         worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
         serving = Serving(
             name=options.name,
@@ -297,6 +316,11 @@ class Run:
         }
         variant = add_variant(self._blobs, serving, lowered.graph, lowered.weights, goldens, documents)
         return Archive.create(self._blobs, [variant])
+
+    def _affordable(self, signature: Signature, rows: int) -> bool:
+        """Tell whether a call of so many rows is timed: small ones always are."""
+        examples, batch = self._original.examples, signature.batch
+        return rows == 1 or batch is None or examples.within({**examples.default_sizes, batch: rows}, _MOST_TIMED)
 
     def _load(self, lowered: Packed) -> Engine:
         path = self._blobs.path(lowered.graph)

@@ -21,6 +21,7 @@ def measure(
     example: Mapping[str, Array],
     batches: Iterable[int] = BATCHES,
     budget: float = 0.3,
+    least: int = 3,
 ) -> tuple[BatchLatency, ...]:
     """Time an engine at several batch sizes.
 
@@ -29,9 +30,10 @@ def measure(
         signature: says along which axis rows are repeated; a model without a batch is timed as it is.
         example: valid inputs; their first row is repeated.
         batches: the row counts; those over the signature's range become its upper end.
-        budget: seconds for each batch size, after one call that is not counted. At least three calls are timed.
+        budget: seconds for each batch size, after one call that is not counted.
+        least: how many calls are timed at least.
     """
-    return measure_together([engine], signature, example, batches, budget)[0]
+    return measure_together([engine], signature, example, batches, budget, least)[0]
 
 
 def measure_together(
@@ -40,6 +42,7 @@ def measure_together(
     example: Mapping[str, Array],
     batches: Iterable[int] = BATCHES,
     budget: float = 0.3,
+    least: int = 3,
 ) -> list[tuple[BatchLatency, ...]]:
     """Time engines of one signature call by call in turn, so that a busy machine disturbs all of them alike.
 
@@ -48,7 +51,7 @@ def measure_together(
     profiles: list[list[BatchLatency]] = [[] for _ in engines]
     for rows in dict.fromkeys(signature.max_rows(rows) for rows in batches):
         inputs = repeat(signature, example, rows) if signature.batch is not None else example
-        for profile, seconds in zip(profiles, _time(engines, inputs, budget), strict=True):
+        for profile, seconds in zip(profiles, _time(engines, inputs, budget, least), strict=True):
             profile.append(BatchLatency(rows=rows, seconds=seconds))
     return [tuple(profile) for profile in profiles]
 
@@ -77,13 +80,13 @@ def zeros(signature: Signature) -> dict[str, Array]:
     return arrays
 
 
-def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float) -> list[float]:
+def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float, least: int) -> list[float]:
     """Return each engine's median seconds a call."""
     times: list[list[float]] = [[] for _ in engines]
     for engine in engines:
         engine.run(inputs)
     end = time.perf_counter() + budget * len(engines)
-    while len(times[0]) < 3 or (time.perf_counter() < end and len(times[0]) < 1000):
+    while len(times[0]) < least or (time.perf_counter() < end and len(times[0]) < 1000):
         for engine, taken in zip(engines, times, strict=True):
             start = time.perf_counter()
             engine.run(inputs)

@@ -27,6 +27,18 @@ def test_a_result_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"{text}\n"
 
 
+def test_timed_steps_stay_with_the_time_that_each_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr("ingot.cli.output.stderr", lambda: terminal)
+    with progress("Importing", timed=True) as step:
+        step("Capturing [/x]")
+    assert isinstance(terminal.file, io.StringIO)
+    last = terminal.file.getvalue().rpartition("Importing")
+    assert "0:00:00" in last[0]
+    assert "0:00:00" in last[2]
+    assert "Capturing [/x]" in last[2]
+
+
 def test_a_step_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
     monkeypatch.setattr("ingot.cli.output.stderr", lambda: terminal)

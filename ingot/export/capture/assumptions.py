@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import sympy
@@ -53,15 +52,15 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
 def _written(text: str, named: str, dims: Sequence[str]) -> Assumption:
     """Return a condition that is an expression of Python, with sizes as calls of ``_size``."""
     numbers = tuple(map(int, _NUMBER.findall(text)))
-    return Assumption(text, partial(_evaluate, compile(named, "<guard>", "eval")), tuple(dims), numbers)
+    return Assumption(text, partial(_evaluate, eval(f"lambda _size: {named}", dict(_NAMES))), tuple(dims), numbers)
 
 
-def _evaluate(guard: CodeType, sizes: Sizes) -> bool:
+def _evaluate(guard: Callable[[Callable[[str], int]], Any], sizes: Sizes) -> bool:
     def size(dim: str) -> int:
         return sizes[dim] if dim in sizes else int(dim)
 
     try:
-        return bool(eval(guard, {**_NAMES, "_size": size}))
+        return bool(guard(size))
     except ZeroDivisionError:
         return False
 

@@ -15,8 +15,10 @@ from ingot.tensors import Range
 
 Sizes = Mapping[str, int]
 
-# How many combinations of sizes are tried for one condition, and how far they go where no range bounds them.
+# How many combinations of sizes are tried for one condition and for all together, and how far sizes go where no range
+# bounds them.
 _MOST = 50_000
+BUDGET = 1_000_000
 _LARGEST = 1 << 20
 
 
@@ -55,10 +57,12 @@ def search(
     """
     found: list[dict[str, int]] = []
     unsure: list[Assumption] = []
-    for assumption in assumptions:
+    most = tries(assumptions)
+    for assumption in {item.text: item for item in assumptions}.values():
         bounds = [ranges.get(dim, Range()) for dim in assumption.dims]
-        complete = _count(bounds) <= _MOST
-        choices = [_all(item) if complete else _pointed_to(item, assumption.numbers, len(bounds)) for item in bounds]
+        complete = _count(bounds) <= most
+        each = int(most ** (1 / max(len(bounds), 1)))
+        choices = [_all(item) if complete else _pointed_to(item, assumption.numbers, each) for item in bounds]
         tried = ({**default, **dict(zip(assumption.dims, sizes, strict=True))} for sizes in itertools.product(*choices))
         wrong = [sizes for sizes in tried if not assumption.holds(sizes)]
         if wrong:
@@ -66,6 +70,17 @@ def search(
         elif not complete and not assumption.simple:
             unsure.append(assumption)
     return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]], unsure
+
+
+def tries(assumptions: Sequence[Assumption]) -> int:
+    """Return how many combinations of sizes are tried for each condition: at least 1,000, if the budget is spent."""
+    return min(_MOST, max(1_000, BUDGET // max(len({item.text for item in assumptions}), 1)))
+
+
+def short(assumptions: Sequence[Assumption]) -> str:
+    """Say that the search was cut short, if it was, for those who read of conditions that it did not decide."""
+    most = tries(assumptions)
+    return f" (the search ran out of its budget at {most:,} combinations each)" if most < _MOST else ""
 
 
 def _count(bounds: Sequence[Range]) -> float:
@@ -76,8 +91,8 @@ def _all(bounds: Range) -> Sequence[int]:
     return range(bounds.low, (bounds.high or 0) + 1, bounds.step)
 
 
-def _pointed_to(bounds: Range, numbers: Iterable[int], dims: int) -> Sequence[int]:
-    """Return sizes of one of ``dims`` dimensions that a condition with these numbers may break at."""
+def _pointed_to(bounds: Range, numbers: Iterable[int], most: int) -> Sequence[int]:
+    """Return up to ``most`` sizes of a dimension that a condition with these numbers may break at."""
     step, high = bounds.step, bounds.nearest(_LARGEST)
     near = (bounds.low + step * count for count in range(64))
     likely = itertools.chain(
@@ -88,7 +103,7 @@ def _pointed_to(bounds: Range, numbers: Iterable[int], dims: int) -> Sequence[in
         (size + shift for size in (128, 256, 512, 1024, 2048, 4096) for shift in (-1, 0, 1)),
     )
     fitting = dict.fromkeys(item for size in likely for item in (size, size - size % step) if item in bounds)
-    return list(fitting)[: int(_MOST ** (1 / dims))]
+    return list(fitting)[:most]
 
 
 def _related(numbers: Sequence[int]) -> Iterator[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx, nn
+from torch._dynamo.exc import UserError, UserErrorType
 
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.capture import exported, layers, torchscript
@@ -136,12 +137,14 @@ def capture(
         What was captured, and all attempts up to it.
 
     Raises:
-        ExportError: no route succeeds; the message explains the failure of the one that came farthest.
+        ExportError: no route succeeds; the message explains the first one's failure.
         InvalidArgument: there is no such route.
     """
     attempts: list[Attempt] = []
     failures: list[Exception] = []
-    for name in _rungs(task, route):
+    rungs = list(_rungs(task, route))
+    while rungs:
+        name = rungs.pop(0)
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
         try:
             try:
@@ -153,17 +156,17 @@ def capture(
             cause = failure.__cause__ if isinstance(failure, _Failed) else failure
             failures.append(cause if isinstance(cause, Exception) else failure)
             attempts.append(Attempt(route=name, failure=str(_explained(failures[-1:], task, name))))
+            if _of_sizes(cause) and "strict" in rungs:  # the bytecode asks for the same sizes: the others first
+                rungs.remove("strict")
+                rungs.append("strict")
             continue
         return captured, (*attempts, Attempt(route=name))
-    nearest = next((index for index, failure in enumerate(failures) if _came_through(failure)), 0)
-    first = failures[nearest]
-    others = [failure for failure in failures if failure is not first]
-    raise _explained([first, *others], task, attempts[nearest].route) from first
+    raise _explained(failures, task, attempts[0].route) from failures[0]
 
 
-def _came_through(failure: Exception) -> bool:
-    """Tell whether a route came to the end of the model's code, so that what it lacks is less than another's."""
-    return isinstance(failure, ExportError) or "Constraints violated" in str(failure)
+def _of_sizes(failure: BaseException | None) -> bool:
+    """Tell whether the declared dimensions are wider than the code was found to allow."""
+    return isinstance(failure, UserError) and failure.error_type is UserErrorType.CONSTRAINT_VIOLATION
 
 
 def _rungs(task: Task, route: str) -> Sequence[str]:
@@ -177,7 +180,7 @@ def _rungs(task: Task, route: str) -> Sequence[str]:
 
 
 def _explained(failures: Sequence[Exception], task: Task, route: str) -> ExportError:
-    """Explain the first of some failures; the others may know the line."""
+    """Explain the first failure; the others may know the line."""
     first, *others = failures
     if isinstance(first, ExportError):
         return first

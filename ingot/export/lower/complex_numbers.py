@@ -14,8 +14,6 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower import missing_forms
-
 aten = torch.ops.aten
 op: Any = opset18
 
@@ -82,7 +80,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
     aten.bmm.default: product,
     aten.einsum.default: einsum,
-    aten.roll.default: missing_forms.roll_complex,
     # Places in the leading dimensions do not touch the last.
     aten.index.Tensor: core.aten_index,
 }

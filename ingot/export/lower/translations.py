@@ -14,7 +14,6 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import missing_forms
 from ingot.export.rules.fx import onnx_forms
 
 aten = torch.ops.aten
@@ -111,7 +110,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.sign.default: sign,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
-    **missing_forms.TRANSLATIONS,
     **recurrent.TRANSLATIONS,
     **onnx_forms.TRANSLATIONS,
 }

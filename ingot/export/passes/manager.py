@@ -65,6 +65,9 @@ class Pass(ABC, Generic[Graph]):
     """``fx`` or ``onnx``."""
     default: ClassVar[bool] = True
     """Whether it runs without being asked for."""
+    tidies: ClassVar[bool] = False
+    """Whether the rule of this name for the ONNX graph does the same later, so that it alone is no reason to capture
+    the rewritten FX graph again."""
 
     def requires(self, graph: Graph) -> None:
         """Check what the pass relies on.

@@ -11,13 +11,16 @@ from torch import nn
 
 from ingot.errors import ExportError, ParityError
 from ingot.export.program import Eager, States
-from ingot.export.proof.examples import Examples, Limit
+from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import unrepeated
 from ingot.tensors import Array, DType, TensorSpec
 
 
-def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
+def find_states(eager: Eager, inputs: Mapping[str, Array]) -> tuple[States, float]:
     """Run a model once and return which of its buffers and inputs it changes. The module is left as it was.
+
+    Returns:
+        The states, and the FLOPs of the model's layers with weights (not of its own matrix products).
 
     Raises:
         ExportError: the model does not run, or changes a parameter.
@@ -26,7 +29,7 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
     versions = {name: value._version for name, value in eager.module.named_parameters()}
     before = [tensor.clone() for tensor in tensors]
     args, kwargs = eager.arguments.bind(tensors)
-    with unchanged(eager.module) as saved, torch.no_grad():
+    with unchanged(eager.module) as saved, torch.no_grad(), _counting(eager.module) as flops:
         eager.module(*args, **kwargs)
         now = dict(eager.module.named_buffers())
         buffers = [name for name, value in saved.items() if name not in now or not _same(value, now[name])]
@@ -34,10 +37,33 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
     if written:
         raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
     changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not _same(old, new)]
-    return States(tuple(buffers), tuple(changed))
+    return States(tuple(buffers), tuple(changed)), sum(flops)
 
 
-def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@contextlib.contextmanager
+def _counting(module: nn.Module) -> Iterator[list[float]]:
+    """Yield a list that gets the FLOPs of each call of a layer with weights."""
+    counts: list[float] = []
+
+    def count(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        weight: Any = layer.weight
+        transposed = isinstance(layer, _LAYERS[-3:])
+        value = args[0] if transposed and args else output
+        if torch.is_tensor(value) and weight.ndim > 1:
+            counts.append(2.0 * weight.numel() * value.numel() / weight.shape[0])
+
+    handles = [part.register_forward_hook(count) for part in module.modules() if isinstance(part, _LAYERS)]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
     """Run a model once and return how many rows the embeddings have that its integer inputs index."""
     tensors = eager.tensors(inputs)
     whole = {id(tensor): name for name, tensor in zip(eager.names, tensors, strict=True)}
@@ -50,6 +76,8 @@ def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
             found[name] = min(rows, found.get(name, rows))
 
     layers = [part for part in eager.module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    if not layers:
+        return {}
     handles = [part.register_forward_pre_hook(watch) for part in layers]
     try:
         args, kwargs = eager.arguments.bind(tensors)
@@ -58,7 +86,7 @@ def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
     finally:
         for handle in handles:
             handle.remove()
-    return {name: Limit(rows) for name, rows in found.items()}
+    return found
 
 
 def check_repeats(eager: Eager, examples: Examples) -> None:

@@ -19,6 +19,7 @@ class CommonSubexpressions(FxPass):
     """
 
     name = "common-subexpressions"
+    tidies = True
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
         memory = Memory(graph_module.graph)

@@ -35,6 +35,7 @@ class ConstantFolding(FxPass):
     """
 
     name = "constant-folding"
+    tidies = True
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
         drop_unused(graph_module.graph)

@@ -22,6 +22,7 @@ class DeadBranches(FxPass):
     """
 
     name = "dead-branches"
+    tidies = True
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
         graph = graph_module.graph
