@@ -80,6 +80,20 @@ def reciprocal(folder: Path) -> Path:
     return save(folder / "reciprocal.onnx", nodes, [("x", kind, shape)], [("y", kind, shape)])
 
 
+def quotient(folder: Path) -> Path:
+    """y = x / d: INT64, both [batch, 2]; a divisor of zero fails while the engine runs."""
+    kind, shape = TensorProto.INT64, ("batch", 2)
+    nodes = [helper.make_node("Div", ["x", "d"], ["y"])]
+    return save(folder / "quotient.onnx", nodes, [("x", kind, shape), ("d", kind, shape)], [("y", kind, shape)])
+
+
+def reshaped(folder: Path) -> Path:
+    """y = x in the shape that is asked for: FP32 [n], INT64 [rank]; a shape of another size fails while it runs."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    inputs: list[tuple[str, int, Dims]] = [("x", TensorProto.FLOAT, ("n",)), ("shape", TensorProto.INT64, (2,))]
+    return save(folder / "reshaped.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("p", "q"))])
+
+
 def unbatched(folder: Path) -> Path:
     """y = x - mean(x): FP32 [n_points]; rows touch, and the file does not claim a batch."""
     kind = TensorProto.FLOAT

@@ -28,6 +28,7 @@ FLOORS = {
     "tensors": 2,
     "arrays": 2,
     "layout": 2,
+    "faultlog": 2,
     "padding": 2,
     "pages": 2,
     "errors": 1,

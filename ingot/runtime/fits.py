@@ -66,6 +66,8 @@ class Fits:
         nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
         if batch is None:
             fit = Fit(1, (), nbytes)
+        elif sizes.get(batch) == 0:
+            return Fit(1, (object(),), nbytes)  # for a call of its own, as no rows cannot be told from those of others
         elif self._mixer is not None:
             fit = Fit(sizes.get(batch, 1), self._mixer.group(inputs), nbytes)
         else:

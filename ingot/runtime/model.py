@@ -30,7 +30,7 @@ from ingot.runtime.settings import Settings
 from ingot.runtime.statistics import Statistics
 from ingot.runtime.submission import Submit
 from ingot.runtime.takeover import Takeover
-from ingot.tensors import Array, Signature
+from ingot.tensors import Array, Range, Signature
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Model:
         self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
         self._joins, self._paddings = choice.form.joins, choice.form.padding
         self._recorded = choice.form.latency
-        signature = self._signature = self._signature or choice.engine.signature
+        signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.form.tune(choice.engine, self._settings, signature)
         self._threads = tuned.threads
@@ -305,6 +305,11 @@ class Model:
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")
+
+
+def _of_any_size(signature: Signature) -> Signature:
+    """Return the signature of a bare file, whose dimensions nobody bounded: the engine alone knows what it takes."""
+    return replace(signature, ranges={name: Range(0) for name in signature.symbols})
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

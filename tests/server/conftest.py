@@ -50,6 +50,7 @@ def hand_made(folder: Path) -> list[str]:
     made = [onnx_models.identity(folder, dtype) for dtype in DType]
     made += [build(folder) for build in (onnx_models.affine, onnx_models.embedding, onnx_models.pair)]
     made += [onnx_models.reciprocal(folder), onnx_models.unbatched(folder)]
+    made += [onnx_models.quotient(folder), onnx_models.reshaped(folder)]
     return [str(path) for path in made]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 import sys
 from collections.abc import Mapping
@@ -16,8 +15,6 @@ import numpy as np
 from ingot.errors import InternalError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
 from ingot.tensors import Array, DType, Signature, TensorSpec
-
-log = logging.getLogger(__name__)
 
 # OpenVINO's own names of element types, where they are not ours.
 _DTYPES = {
@@ -102,8 +99,7 @@ class OpenVinoEngine:
                 for index, spec in enumerate(self._outputs)
             }
         except self._errors as error:
-            log.error("OpenVINO failed: %s", error)
-            raise InternalError("the engine failed on this input") from error
+            raise InternalError(f"the engine failed on this input: OpenVINO: {error}") from error
 
     def close(self) -> None:
         del self._request, self.compiled

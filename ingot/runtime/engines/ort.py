@@ -20,6 +20,8 @@ from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
+# What kernels say when a machine's resources are to blame.
+_RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
 # Names that exporters give to the batch dimension of a bare .onnx file, which has no better way to say it.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
 
@@ -64,6 +66,7 @@ class OrtEngine:
             options.add_session_config_entry("session.disable_prepacking", "1")
         self.packed = packed
         self._optimized = optimized
+        self._custom = library is not None
         began = time.perf_counter()
         try:
             # enable_fallback: on a damaged file it prints to stdout and tries again.
@@ -129,7 +132,7 @@ class OrtEngine:
             else:
                 outputs = self._session.run(self._output_names, feed)
         except self._errors as error:
-            raise _run_error(self._ort, error) from error
+            raise _run_error(self._ort, error, own=not self._custom) from error
         return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
 
     def close(self) -> None:
@@ -204,8 +207,17 @@ def _copy_bfloat16(value: Any) -> Array:
     return raw.copy().view(DType.BF16.numpy).reshape(shape)
 
 
-def _run_error(ort: Any, error: Exception) -> IngotError:
-    if isinstance(error, ort.capi.onnxruntime_pybind11_state.InvalidArgument):
-        return InvalidArgument(f"the model rejects this input: {ort_session.reason_of(error)}")
-    log.error("ONNX Runtime failed: %s", error)
-    return InternalError("the engine failed on this input")
+def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
+    """Return what an error of a call means; ``own`` says that all operators are ONNX Runtime's own.
+
+    Kernels give one code for values that they cannot take, such as a divisor of zero, and for most else that goes wrong
+    in them. The model answered its goldens, so the values are to blame, unless memory or a device is.
+    """
+    state = ort.capi.onnxruntime_pybind11_state
+    reason = ort_session.reason_of(error)
+    if isinstance(error, state.InvalidArgument):
+        return InvalidArgument(f"the model rejects this input: {reason}")
+    kernels = re.findall(r"while running (\w+) node", str(error))
+    if own and kernels and isinstance(error, (state.Fail, state.RuntimeException)) and not _RESOURCE.search(reason):
+        return InvalidArgument(f"the model rejects this input: {kernels[-1]}: {reason}")
+    return InternalError(f"the engine failed on this input: {reason}")

@@ -140,6 +140,9 @@ def reason_of(error: Exception) -> str:
     """Return the part of ONNX Runtime's message that means something to a user, without paths of its build."""
     text = str(error)
     text = text.rpartition("Status Message: ")[2] or text
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"^Load model from .*? failed: ?", "", text)  # the caller names the file
-    return re.sub(r"/\S+/(\S+\.(cc|h)):\d+ \S+ ?", "", text).strip()
+    # Where in its source it failed: by path with the function's signature, or by name alone; and the test that failed.
+    text = re.sub(r"/\S+\.(cc|h):\d+ ([^()]*\([^()]*\)( const)?|\S+) ?", "", text)
+    text = re.sub(r"\b\w+\.(cc|h):\d+ \S+ ?", "", text)
+    return re.sub(r"^[\w \[\]().:<>=!&|+*/-]+ was false\. ", "", text).strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -15,10 +14,10 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-log = logging.getLogger(__name__)
-
 # What operators raise on values that they cannot work with, such as a matrix that has no inverse.
 _CALLERS = (IndexError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+# The same, where the kind of the error does not tell.
+_REJECTIONS = ("index out of", "is invalid for input of size", "ZeroDivisionError")
 
 
 class TorchEngine(ABC):
@@ -146,7 +145,6 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _run_error(error: Exception) -> IngotError:
     reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's own code
-    if isinstance(error, _CALLERS) or "index out of" in reason:
+    if isinstance(error, _CALLERS) or any(text in reason for text in _REJECTIONS):
         return InvalidArgument(f"the model rejects this input: {reason}")
-    log.error("PyTorch failed: %s: %s", type(error).__name__, reason)
-    return InternalError("the engine failed on this input")
+    return InternalError(f"the engine failed on this input: {type(error).__name__}: {reason}")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
+from ingot.faultlog import Limited
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc import codec
@@ -19,6 +20,7 @@ from ingot.tensors import TensorSpec
 M = TypeVar("M", bound=Message)
 
 log = logging.getLogger(__name__)
+log.addFilter(Limited())
 
 # How many requests of one stream are in work at once.
 _AHEAD = 64

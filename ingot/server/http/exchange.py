@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
+from ingot.faultlog import Limited
 from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, Ticket, wrapped
 from ingot.server.http import codec
@@ -19,6 +20,7 @@ from ingot.server.requests import InferResponse
 from ingot.server.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
+log.addFilter(Limited())
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)

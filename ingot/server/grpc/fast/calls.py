@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.faultlog import Limited
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
@@ -23,6 +24,7 @@ from ingot.server.requests import InferResponse
 from ingot.server.unfolding import unfolded
 
 log = logging.getLogger(__name__)
+log.addFilter(Limited())
 
 Work = Callable[[], Coroutine[None, None, None]]
 

@@ -1,0 +1,43 @@
+"""Errors that repeat in the log: a few of each kind are written, and how many more there were."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+
+# Of one kind, so many records are written in so many seconds.
+_MOST = 5
+_SECONDS = 10.0
+# Kinds that are remembered, and how much of a message tells its kind.
+_KINDS = 256
+_TOLD = 200
+
+
+class Limited(logging.Filter):
+    """Leaves out errors of a logger that repeat; the next that is written says how many were left out.
+
+    Records are of one kind if their messages differ in numbers alone.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[str, tuple[float, int]] = {}  # by kind: when its first was written, and how many came since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        message = record.getMessage()
+        kind = re.sub(r"\d+", "", message[:_TOLD])
+        now = self._clock()
+        began, count = self._seen.get(kind, (now, 0))
+        if now >= began + _SECONDS:
+            if count > _MOST:
+                record.msg, record.args = f"{message} ({count - _MOST} more like this were not logged)", ()
+            began, count = now, 0
+        if len(self._seen) >= _KINDS and kind not in self._seen:
+            self._seen.clear()
+        self._seen[kind] = began, count + 1
+        return count < _MOST
