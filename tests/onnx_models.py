@@ -118,3 +118,42 @@ def slow(folder: Path, repeats: int = 40) -> Path:
     nodes = [helper.make_node("MatMul", [left, "weight"], [right]) for left, right in pairwise(names)]
     kind, shape = TensorProto.FLOAT, ("batch", size)
     return save(folder / "slow.onnx", nodes, [("x", kind, shape)], [("y", kind, shape)], [weight])
+
+
+def endless_load(path: Path) -> Path:
+    """A graph of 3 KB that no engine ever has loaded: 40 functions, each of which calls the one before it twice."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    functions = []
+    for number in range(40):
+        nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
+        if number:
+            called = f"F{number - 1}"
+            nodes = [helper.make_node(called, [a], [b], domain="f") for a, b in (("x", "half"), ("half", "y"))]
+        functions.append(helper.make_function("f", f"F{number}", ["x"], ["y"], nodes, opsets))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in ("x", "y")]
+    last = helper.make_node("F39", ["x"], ["y"], domain="f")
+    graph = helper.make_graph([last], path.stem, values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8), path)
+    return path
+
+
+def endless_run(path: Path) -> Path:
+    """A graph that loads at once, and whose loop of 2**62 rounds ends no call."""
+    kept, added = helper.make_node("Identity", ["go"], ["goes"]), helper.make_node("Add", ["v", "v"], ["sum"])
+    kinds = {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": TensorProto.FLOAT}
+    values = {name: helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()}
+    results = [
+        helper.make_tensor_value_info("goes", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("sum", TensorProto.FLOAT, []),
+    ]
+    body = helper.make_graph([kept, added], "body", list(values.values()), results)
+    nodes = [
+        helper.make_node("Loop", ["rounds", "true", "one"], ["last"], body=body),
+        helper.make_node("Add", ["x", "last"], ["y"]),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array(value), name)
+        for name, value in (("rounds", np.int64(2**62)), ("true", np.bool_(True)), ("one", np.float32(1)))
+    ]
+    shape: Dims = ("batch", 3)
+    return save(path, nodes, [("x", TensorProto.FLOAT, shape)], [("y", TensorProto.FLOAT, shape)], constants)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +52,8 @@ _COMMANDS = {
     "Vouch for them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
     "Serve them": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
 }
+# How the threads are called in which the server loads models.
+_LOADING = "ingot-load"
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
@@ -133,6 +136,18 @@ def _scratch() -> Iterator[None]:
 
 def main() -> None:
     """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours."""
+    try:
+        _main()
+    except SystemExit as end:
+        if any(thread.name.startswith(_LOADING) for thread in threading.enumerate()):
+            # An engine that does not end its work would abort the process as its libraries are unloaded.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 0)
+        raise
+
+
+def _main() -> None:
     # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
     # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

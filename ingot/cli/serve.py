@@ -145,6 +145,15 @@ def serve(
         int | None,
         typer.Option(help="Most MiB of request bodies held at once.", rich_help_panel=_LIMITS, show_default="1024"),
     ] = None,
+    load_timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<time>",
+            help="How long a model may take to load and be tested, at most 24h; 0 is without a limit.",
+            rich_help_panel=_LIMITS,
+            show_default="5m",
+        ),
+    ] = None,
     ready_delay: Annotated[
         str | None,
         typer.Option(
@@ -249,6 +258,7 @@ def serve(
         "max_queue_mb": max_queue_mb,
         "max_body_mb": max_body_mb,
         "max_bodies_mb": max_bodies_mb,
+        "load_timeout": load_timeout,
         "ready_delay": ready_delay,
         "drain_timeout": drain_timeout,
         "record": record,

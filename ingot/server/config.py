@@ -16,7 +16,7 @@ from ingot.runtime import Limits, Settings
 from ingot.runtime.settings import VariantChoice
 
 # The settings that are times, in seconds.
-TIMES = ("choice_time", "slo", "max_delay", "drain_timeout", "ready_delay")
+TIMES = ("choice_time", "slo", "max_delay", "load_timeout", "drain_timeout", "ready_delay")
 # Where a server listens. It is told as addresses, not as settings.
 _ADDRESSES = ("host", "http_port", "grpc_port")
 
@@ -105,6 +105,9 @@ class ServerConfig(BaseModel):
     max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
     max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
     max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of request bodies held at once.")
+    load_timeout: _Seconds = Field(
+        300.0, ge=0, le=86400, description="How long a model may take to load and be tested; 0: as long as it takes."
+    )
     drain_timeout: _Seconds = Field(
         30.0, ge=0, allow_inf_nan=False, description="How long requests in flight may take to finish at shutdown."
     )

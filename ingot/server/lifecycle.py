@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 
+from ingot import layout
+from ingot.errors import DeadlineExceeded
 from ingot.runtime import Repository
+from ingot.runtime.model import Model
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
@@ -56,6 +60,7 @@ class Server:
         Raises:
             InvalidArgument: a port is taken, the address cannot be bound, or requests cannot be recorded where they
                 are to be.
+            DeadlineExceeded: a model takes longer than ``load_timeout``.
             IngotError: a model cannot be loaded; the ports are closed again.
         """
         self._plane.recorder = self._recorder()
@@ -66,7 +71,7 @@ class Server:
             raise
         try:
             for model in self.repository:
-                await asyncio.to_thread(model.load)
+                await self._load(model)
             await self._ports.set_serving(True)
         except BaseException:
             await self._stop()
@@ -79,6 +84,18 @@ class Server:
         # A load balancer asks for readiness only so often, and sends requests here until it has.
         await asyncio.sleep(self.config.ready_delay)
         await self._stop()
+
+    async def _load(self, model: Model) -> None:
+        limit = self.config.load_timeout
+        try:
+            async with asyncio.timeout(limit or None):
+                await _loading(model)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"model '{model.name}' version {model.version} was not ready within {layout.written(limit)}: it was "
+                f"{model.state.value}. If it is only large, give it more time by --load-timeout (INGOT_LOAD_TIMEOUT; 0 "
+                "is without a limit). A graph with a loop or with functions inside functions may never end"
+            ) from None
 
     async def _stop(self) -> None:
         self._plane.draining = True
@@ -99,3 +116,31 @@ class Server:
         if self._plane.recorder is not None:
             self._plane.recorder.close(_RECORDER_SECONDS)
             self._plane.recorder = None
+
+
+def _loading(model: Model) -> asyncio.Future[None]:
+    """Load a model in a thread that nothing waits for at the end: what an engine is doing cannot be interrupted."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if loaded.done():  # the server was stopped, or did not wait any longer
+            model.close(0)
+        elif error is not None:
+            loaded.set_exception(error)
+        else:
+            loaded.set_result(None)
+
+    def work() -> None:
+        error = None
+        try:
+            model.load()
+        except Exception as failure:  # noqa: BLE001 - it belongs to who waits for the model
+            error = failure
+        try:
+            loop.call_soon_threadsafe(settle, error)
+        except RuntimeError:  # the loop has ended
+            model.close(0)
+
+    threading.Thread(target=work, name=f"ingot-load-{model.name}", daemon=True).start()
+    return loaded

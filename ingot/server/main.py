@@ -60,8 +60,9 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
                 loop.add_signal_handler(number, on_signal, number)
         starting = asyncio.create_task(server.start())
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        await starting  # a model that is being loaded cannot be interrupted
+        if not await _ended_first(starting, stopping):
+            log.info("stopped while models were loaded")
+            return
         if not stop.is_set():
             started()
             await stop.wait()
@@ -133,8 +134,11 @@ class RunningServer:
             loop.call_soon_threadsafe(stop.set)
 
         self._stop = wake
+        starting = asyncio.create_task(self._server.start())
+        stopping = asyncio.create_task(stop.wait())
         try:
-            await self._server.start()
+            if not await _ended_first(starting, stopping):
+                return
         except IngotError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 - it belongs to the thread that called serve()
@@ -143,8 +147,21 @@ class RunningServer:
         finally:
             self._started.set()
         if self._failure is None:
-            await stop.wait()
+            await stopping
             await self._server.stop()
+        stopping.cancel()
+
+
+async def _ended_first(starting: asyncio.Task[None], stopping: asyncio.Task[Any]) -> bool:
+    """Wait until a server has started, or is to stop before it has; then its start is given up. Tell which it was."""
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    return False
 
 
 def serve(*sources: str | os.PathLike[str] | Archive, store: Store | None = None, **settings: Any) -> RunningServer:
