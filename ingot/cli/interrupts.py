@@ -1,11 +1,26 @@
-"""Ctrl-C that is not lost: the interpreter passes over what is raised in some callbacks, also while it imports."""
+"""Signals that are not lost, and ends that are not held up: by some callbacks, imports, and native code.
+
+The interpreter passes over what is raised in some callbacks, also while it imports. It runs the handlers of signals in
+the main thread alone, between two of its own instructions: while an engine is working there, no handler runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from types import FrameType
 
+GRACE = 3.0
+"""Seconds in which a signal's handler must have run; then the main thread is taken to be in native code."""
 _seen: list[int] = []
+_handled: list[int] = []
+_scratch: list[str] = []
 
 
 def watch() -> None:
@@ -20,6 +35,82 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Raise Terminated: the handler of SIGTERM."""
+    _handled.append(number)
+    raise Terminated(128 + number)
+
+
+class Terminated(BaseException):
+    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+@contextlib.contextmanager
+def prompt(folder: str) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the command, within :data:`GRACE` also where an engine keeps the main thread.
+
+    Args:
+        folder: holds what is temporary; it is removed then.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.signal(signal.SIGTERM, terminate)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    _scratch.append(folder)
+    threading.Thread(target=_watch, args=(reading,), name="ingot-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        _scratch.pop()
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGTERM, before)
+        os.close(writing)
+
+
+@contextlib.contextmanager
+def limited(seconds: float, message: str) -> Iterator[None]:
+    """End the command with a message if the block takes longer, also in native code; 0 is without a limit."""
+    timer = threading.Timer(seconds, _abandon, (1, f"error: {message}"))
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _watch(reading: int) -> None:
+    """Read the numbers of signals as they come, and end the process where one is not handled."""
+    due = len(_handled)
+    with open(reading, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            if signal.getsignal(number[0]) not in (_interrupt, terminate):
+                continue
+            due += 1
+            until = time.monotonic() + GRACE
+            while len(_handled) < due and time.monotonic() < until:
+                time.sleep(0.05)
+            if len(_handled) < due and _scratch:
+                _abandon(128 + number[0])
+
+
+def _abandon(code: int, text: str = "") -> None:
+    """End the process at once."""
+    if text:
+        print(f"\n{text}" if sys.stderr.isatty() else text, file=sys.stderr)
+    for folder in _scratch:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _seen.append(number)
+    _handled.append(number)
     raise KeyboardInterrupt

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ingot
+from ingot.cli import interrupts
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
@@ -96,40 +96,17 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand in _LONG:
-        context.with_resource(_scratch())
-        context.with_resource(_terminable())
-
-
-class _Terminated(BaseException):
-    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
-
-    def __init__(self, code: int):
-        super().__init__(code)
-        self.code = code
+        context.with_resource(interrupts.prompt(context.with_resource(_scratch())))
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as an error does, so that it leaves no temporary folders."""
-
-    def end(number: int, frame: object) -> None:
-        raise _Terminated(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[None]:
+def _scratch() -> Iterator[str]:
     """Put a command's temporary folders into one, so that a signal amid the making or removal of one leaves nothing."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         tempfile.tempdir = folder
         try:
-            yield
+            yield folder
         finally:
             tempfile.tempdir = before
 
@@ -156,7 +133,7 @@ def _main() -> None:
     called = sys.argv[1:2]
     try:
         application(*(called if called and called[0] in _NAMES else ()))()
-    except _Terminated as error:
+    except interrupts.Terminated as error:
         sys.exit(error.code)
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))

@@ -1,0 +1,83 @@
+"""ONNX files that load or run for ever, given to ``ingot export``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import onnx_models
+from tests.support import ROOT, RunIngot, refused
+
+Endless = Callable[[Path], Path]
+both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models.endless_run])
+# Says when an engine is given something to do.
+PROGRAM = """
+import sys
+from onnxruntime import InferenceSession
+init, run = InferenceSession.__init__, InferenceSession.run
+
+def told(of):
+    def call(*args, **named):
+        print("engine", flush=True)
+        return of(*args, **named)
+    return call
+
+InferenceSession.__init__, InferenceSession.run = told(init), told(run)
+from ingot.__main__ import main
+main()
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@both
+def test_the_command_ends_when_the_limit_is_reached(
+    run_ingot: RunIngot, tmp_path: Path, scratch: Path, endless: Endless
+) -> None:
+    endless(tmp_path / "odd.onnx")
+    message = refused(run_ingot("export", "odd.onnx", "-o", "odd.ingot", "--load-timeout", "1s"))
+    assert message.startswith("odd.onnx did not load and answer within 1s")
+    assert "give it more time by --load-timeout (0 is without a limit)" in message
+    assert not list(scratch.glob("ingot-*"))
+    assert not (tmp_path / "odd.ingot").exists()
+
+
+@both
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: Endless, number: signal.Signals) -> None:
+    endless(tmp_path / "odd.onnx")
+    command = [sys.executable, "-c", PROGRAM, "export", "odd.onnx", "-o", "odd.ingot"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    calls = 1 if endless is onnx_models.endless_load else 2
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+        late = threading.Timer(120, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            for _ in range(calls):
+                assert process.stdout.readline() == b"engine\n"
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+        finally:
+            late.cancel()
+            process.kill()
+    assert not list(scratch.glob("ingot-*"))
+
+
+def test_a_limit_that_is_no_time_is_refused(run_ingot: RunIngot) -> None:
+    assert "--load-timeout is 'soon'" in refused(
+        run_ingot("export", "a.onnx", "-o", "a.ingot", "--load-timeout", "soon")
+    )
