@@ -158,8 +158,9 @@ class _Http:
         return self._send("GET", "/v2/health/ready", accept=(200, 503)).status_code == 200
 
     def metadata(self, model: str, version: str) -> dict[str, Any]:
+        answer = self._send("GET", _path(model, version))
         with _parsing(str(self._client.base_url)):
-            metadata: dict[str, Any] = orjson.loads(self._send("GET", _path(model, version)).content)
+            metadata: dict[str, Any] = orjson.loads(answer.content)
             return metadata
 
     def infer(self, request: InferRequest, binary: bool) -> dict[str, Array]:
@@ -197,6 +198,8 @@ class _Http:
         kind = _BY_STATUS.get(answer.status_code, errors.InternalError)
         text = f"the server answered {answer.status_code}: {_error_text(answer)}"
         base = str(self._client.base_url).rstrip("/")
+        if answer.status_code == 400 and "speaks gRPC" in text:
+            raise InvalidArgument(f"{base} is a server's gRPC port; write {base.replace('http', 'grpc', 1)}")
         if answer.status_code == 404 and base.endswith("/v2"):  # a proxy may have the server below such a path
             text = f"{text}; the client adds /v2 itself: give the address as {base.removesuffix('/v2')}"
         raise kind(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -19,6 +21,16 @@ from ingot.runtime.settings import VariantChoice
 TIMES = ("choice_time", "slo", "max_delay", "load_timeout", "drain_timeout", "ready_delay")
 # Where a server listens. It is told as addresses, not as settings.
 _ADDRESSES = ("host", "http_port", "grpc_port")
+# What is read beside the settings: the store, secrets and switches of other commands, and those of tests.
+_OTHER_VARIABLES = (
+    "INGOT_HOME",
+    "INGOT_KEY_PASSWORD",
+    "INGOT_TOKEN_HOSTS",
+    "INGOT_TRACEBACK",
+    "INGOT_REQUIRE_TOOLS",
+)
+# What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.
+_SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def _seconds(value: Any) -> Any:
@@ -143,6 +155,7 @@ class ServerConfig(BaseModel):
 
         # Not by pydantic-settings: to import it took a twentieth of the time that a server takes to start.
         variables = {name: os.environ.get(f"INGOT_{name.upper()}") for name in cls.model_fields}
+        _check_variables(cls)
         given = {name: text for name, text in variables.items() if text is not None}
         try:
             config = cls(**{**given, **settings})
@@ -153,9 +166,9 @@ class ServerConfig(BaseModel):
                 known = ", ".join(cls.model_fields)
                 raise InvalidArgument(f"there is no setting '{name}'; there are: {known}") from error
             value = {**given, **settings}[name]
-            bounded = name in TIMES and fault["type"].startswith(("greater_than", "less_than"))
-            problem = f"it must be {_bounds(cls, name)}" if bounded else fault["msg"]
-            unit = " seconds" if bounded and not isinstance(value, str) else ""
+            own = fault["type"] == "time"  # a text of ours, above
+            unit = " seconds" if not own and name in TIMES and not isinstance(value, str) else ""
+            problem = fault["msg"] if own else f"it must be {_takes(cls, name)}"
             raise InvalidArgument(f"{called(name)} is {value!r}{unit}: {problem}") from error
         if config.http_port and config.http_port == config.grpc_port:
             raise InvalidArgument(
@@ -197,8 +210,42 @@ class ServerConfig(BaseModel):
         )
 
 
+def _check_variables(config: type[ServerConfig]) -> None:
+    """Refuse a variable that nothing reads, since a misspelt setting would be passed over.
+
+    Raises:
+        InvalidArgument: names it, and the one that is most like it.
+    """
+    settings = [f"INGOT_{name.upper()}" for name in config.model_fields]
+    for name in sorted(os.environ):
+        if not name.startswith("INGOT_") or name in settings or name in _OTHER_VARIABLES or _SERVICE.fullmatch(name):
+            continue
+        known = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
+        near = difflib.get_close_matches(name.removeprefix("INGOT_"), known, 1)
+        remedy = f"did you mean INGOT_{near[0]}?" if near else "docs/serving.md lists them"
+        raise InvalidArgument(f"the environment has {name}, but there is no such setting; {remedy}")
+
+
+def _takes(config: type[ServerConfig], name: str) -> str:
+    """Return in words what a setting may be."""
+    kind, *_ = [item for item in get_args(config.model_fields[name].annotation) if item is not type(None)] or [
+        config.model_fields[name].annotation
+    ]
+    if isinstance(kind, str):
+        *first, last = get_args(config.model_fields[name].annotation)
+        return f"{', '.join(first)} or {last}"
+    if kind is bool:
+        return "true or false"
+    if kind in (int, float) and name not in TIMES:
+        what = "a whole number" if kind is int else "a number"
+        return f"{what}, {bounds}" if (bounds := _bounds(config, name)) else what
+    if kind in (int, float):
+        return _bounds(config, name)
+    return "a path" if kind is Path else "text"
+
+
 def _bounds(config: type[ServerConfig], name: str) -> str:
-    """Return what a time may be, in words: ``over 0 and at most 1h``."""
+    """Return the limits of a number or a time in words: ``over 0 and at most 1h``."""
     words = {"gt": "over", "ge": "at least", "le": "at most"}
     found = [
         (words[key], getattr(item, key))
@@ -206,4 +253,5 @@ def _bounds(config: type[ServerConfig], name: str) -> str:
         for key in words
         if hasattr(item, key)
     ]
-    return " and ".join(f"{word} {layout.written(bound) if bound else 0}" for word, bound in found)
+    written = layout.written if name in TIMES else str
+    return " and ".join(f"{word} {written(bound) if bound else 0}" for word, bound in found)

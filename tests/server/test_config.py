@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from ingot.errors import InvalidArgument
+from ingot.server import config
 from ingot.server.config import TIMES, ServerConfig
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("name", TIMES)
@@ -85,3 +88,77 @@ def test_both_protocols_need_ports_of_their_own() -> None:
 )
 def test_what_is_not_the_default_is_told(settings: dict[str, Any], told: str) -> None:
     assert ServerConfig.of(settings).told == told
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("max_batch", "many", "is 'many': it must be a whole number, at least 1"),
+        ("max_batch", "1.5", "is '1.5': it must be a whole number, at least 1"),
+        ("threads", "", "is '': it must be a whole number, at least 1 and at most 1024"),
+        ("http_port", "99999", "is '99999': it must be a whole number, at least 0 and at most 65535"),
+        ("record_share", "2", "is '2': it must be a number, over 0 and at most 1"),
+        ("allow_code", "perhaps", "is 'perhaps': it must be true or false"),
+        ("device", "gpu", "is 'gpu': it must be auto, cpu or cuda"),
+        ("variant_choice", "any", "is 'any': it must be measured or preferred"),
+    ],
+)
+def test_a_variable_is_told_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: str, says: str
+) -> None:
+    monkeypatch.setenv(f"INGOT_{name.upper()}", given)
+    with pytest.raises(InvalidArgument) as caught:
+        ServerConfig.of({})
+    assert str(caught.value) == f"INGOT_{name.upper()} {says}"
+
+
+@pytest.mark.parametrize("kind", [list, dict, object])
+def test_so_is_an_object_of_another_kind(kind: type) -> None:
+    for name in ServerConfig.model_fields:
+        with pytest.raises(InvalidArgument, match=rf"^{name} is .*: it must be \w+"):
+            ServerConfig.of({name: kind()})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("INGOT_MAX_BATHC", "did you mean INGOT_MAX_BATCH?"),
+        ("INGOT_PORT_HTTP", "did you mean INGOT_HTTP_PORT?"),
+        ("INGOT_HOMES", "did you mean INGOT_HOME?"),
+        ("INGOT_QZX", "docs/serving.md lists them"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(InvalidArgument) as caught:
+        ServerConfig.of({})
+    assert str(caught.value) == f"the environment has {name}, but there is no such setting; {says}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "INGOT_HOME",
+        "INGOT_REQUIRE_TOOLS",
+        "INGOT_SERVICE_HOST",
+        "INGOT_SERVICE_PORT_HTTP",
+        "INGOT_PORT",
+        "INGOT_PORT_8000_TCP",
+        "INGOT_PORT_8000_TCP_ADDR",
+        "INGOT_GATEWAY_SERVICE_HOST",
+        "INGOT_GATEWAY_PORT_80_TCP_PROTO",
+        "INGOTS",
+    ],
+)
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of other commands, and those that Kubernetes makes where a service is called ingot."""
+    monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    ServerConfig.of({})
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    read = set()
+    for path in (ROOT / "ingot").rglob("*.py"):
+        read |= set(re.findall(r"[\"'](INGOT_[A-Z_]*[A-Z])[\"']", path.read_text()))
+    settings = {f"INGOT_{name.upper()}" for name in ServerConfig.model_fields}
+    assert read - settings <= set(config._OTHER_VARIABLES)

@@ -298,7 +298,7 @@ def test_an_archive_is_served_as_it_is(digits_archive: Path) -> None:
 def test_files_that_cannot_be_served_say_what_can(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / name).write_text("x")
-    with pytest.raises(InvalidArgument, match=r"\.ingot and \.onnx"):
+    with pytest.raises(InvalidArgument, match=f"{name} is not an Ingot archive; run ingot export"):
         ingot.serve(name, http_port=0, grpc_port=0)
 
 
