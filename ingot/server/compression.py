@@ -22,6 +22,7 @@ def known(encoding: str) -> str:
         InvalidArgument: the encoding is unknown.
     """
     name = encoding.strip().lower()
+    name = "gzip" if name == "x-gzip" else name  # RFC 9110, 8.4.1.3
     if name in ("", "identity"):
         return ""
     if name not in _WINDOW:

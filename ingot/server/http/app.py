@@ -54,11 +54,13 @@ def create_app(
         text = f"{request.method} {request.url.path}: {error.detail}"
         if error.status_code == 404 and error.detail == "Not Found":
             text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json tells all paths"
-        if error.status_code == 405 and error.headers and "Allow" in error.headers:
-            text = f"{text}; use {error.headers['Allow']}"
+        headers = error.headers
+        if error.status_code == 405 and headers and "Allow" in headers:
+            text = f"{text}; use {headers['Allow']}"
+            headers = {**headers, "Allow": headers["Allow"].replace("GET", "GET, HEAD")}
         if (kind := _COUNTED.get(error.status_code)) is not None:
             plane.count_error("http", kind(text))
-        return _json({"error": text}, error.status_code, error.headers)
+        return _json({"error": text}, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:

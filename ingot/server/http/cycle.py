@@ -138,7 +138,7 @@ class Cycle:
 class Arriving(Cycle):
     """A request that comes in parts, or behind others that are not answered yet."""
 
-    __slots__ = ("_complete", "_error", "_parts", "_started")
+    __slots__ = ("_complete", "_error", "_parts", "_started", "_status")
 
     def __init__(self, protocol: BoundedProtocol, shared: Shared, head: Head, keep_alive: bool):
         super().__init__(protocol, shared, head, keep_alive)
@@ -146,6 +146,7 @@ class Arriving(Cycle):
         self._complete = False
         self._started = False
         self._error: IngotError | None = None
+        self._status: int | None = None
 
     def take(self, part: bytes) -> None:
         """Take a part of the body in."""
@@ -181,7 +182,7 @@ class Arriving(Cycle):
                 self.refuse(error)
                 return
         if self._error is not None:
-            self.answer(exchange.refusal(self._shared.service.plane, self._error))
+            self._answer_refusal(self._error)
         elif self._complete:
             self._go()
         elif self.head.expects:
@@ -191,13 +192,23 @@ class Arriving(Cycle):
         if not (self._complete or self.response_complete or self.disconnected):
             self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def refuse(self, error: IngotError) -> None:
-        """Answer without the body, the rest of which would be taken for the next request: the connection ends."""
+    def refuse(self, error: IngotError, status: int | None = None) -> None:
+        """Answer without the body, the rest of which would be taken for the next request: the connection ends.
+
+        Args:
+            error: why.
+            status: by default that of the error.
+        """
         self._error = error
+        self._status = status
         self._parts.clear()
         self.keep_alive = False
         if self._started:
-            self.answer(exchange.refusal(self._shared.service.plane, error))
+            self._answer_refusal(error)
+
+    def _answer_refusal(self, error: IngotError) -> None:
+        answer = exchange.refusal(self._shared.service.plane, error)
+        self.answer(answer if self._status is None else answer._replace(status=self._status))
 
     def _go(self) -> None:
         if self.head.probe is not None:

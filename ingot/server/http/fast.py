@@ -12,7 +12,7 @@ from ingot.errors import InvalidArgument
 from ingot.server.http import exchange, heads
 from ingot.server.http.cycle import Arriving, Cycle
 from ingot.server.http.departure import Departure
-from ingot.server.http.heads import Head
+from ingot.server.http.heads import Fault, Head
 from ingot.server.http.protocol import BoundedProtocol
 from ingot.server.http.shared import Shared
 
@@ -22,8 +22,10 @@ _END = b"\r\n\r\n"
 # body after it.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 # Heads that do not come whole, and alone, cannot be mended so; their body would be taken for the next request.
-_UPGRADING = Head(exchange.NOTHING, 0)
-_UPGRADE_PROBLEM = "a request with a body also has the header 'Upgrade'; send it without: this server speaks HTTP/1.1"
+_UPGRADING = Fault(
+    InvalidArgument("a request with a body also has the header 'Upgrade'; send it without: this server speaks HTTP/1.1")
+)
+_REFUSED = Head(exchange.NOTHING, 0)
 
 
 class FastProtocol(BoundedProtocol):
@@ -89,9 +91,12 @@ class FastProtocol(BoundedProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
-        if parser.should_upgrade() and _has_body(self.headers):
-            self._enter(refused := Arriving(self, self.shared, _UPGRADING, False))
-            refused.refuse(InvalidArgument(_UPGRADE_PROBLEM))
+        fault = heads.fault(parser.get_http_version(), self.headers, self.head_size)
+        if fault is None and parser.should_upgrade() and _has_body(self.headers):
+            fault = _UPGRADING
+        if fault is not None:
+            self._enter(refused := Arriving(self, self.shared, _REFUSED, False))
+            refused.refuse(*fault)
             return
         path = httptools.parse_url(self.url).path if self._may_be_ours() else None
         head = heads.read(parser.get_method(), path, self.headers) if path is not None else None

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
 from ingot.server.http import exchange
+from ingot.server.http.protocol import MAX_HEAD_BYTES
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 _PROBES: Mapping[bytes, exchange.Probe] = {b"/v2/health/live": exchange.live, b"/v2/health/ready": exchange.ready}
+
+
+# RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
 class Head(NamedTuple):
@@ -23,6 +29,39 @@ class Head(NamedTuple):
     length: int | None
     expects: bool = False
     probe: exchange.Probe | None = None
+
+
+class Fault(NamedTuple):
+    """What is wrong with a head, and the status if it is not that of the error."""
+
+    error: IngotError
+    status: int | None = None
+
+
+def fault(version: str, headers: Sequence[tuple[bytes, bytes]], size: int) -> Fault | None:
+    """Return what is wrong with a head that could be parsed, or None.
+
+    Args:
+        version: such as ``1.1``.
+        headers: with names in lower case.
+        size: of request line and headers, in bytes.
+    """
+    if size > MAX_HEAD_BYTES:
+        return Fault(TooLarge(f"request line and headers have over {MAX_HEAD_BYTES >> 10} KiB"), 431)
+    if version not in ("1.1", "1.0"):
+        return Fault(Unsupported(f"this server speaks HTTP/1.1 and HTTP/1.0, not HTTP/{version}"), 505)
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return Fault(InvalidArgument(f"the request has {len(hosts) or 'no'} 'Host' headers; send one"))
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        return Fault(
+            InvalidArgument(f"the header 'Host' is {hosts[0].decode('latin-1')!r}; it must be a host or host:port")
+        )
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding").lower()
+    if codings not in (b"", b"chunked"):
+        text = codings.decode("latin-1")
+        return Fault(Unsupported(f"Transfer-Encoding '{text}' is not supported; send 'chunked', or a Content-Encoding"))
+    return None
 
 
 def read(method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Head | None:

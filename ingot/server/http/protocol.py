@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -18,6 +19,7 @@ UNREAD_SECONDS = 60.0
 LINGER_SECONDS = 1.0
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_NO_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -66,6 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._departure: Departure | None = None
         self._idle_since = 0.0
         self._head_bytes = 0
+        self.head_size = 0  # of what the parser has told of it
         self._in_head = True
         self._began = False
         self._fed = False
@@ -110,7 +113,23 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.parsed = False
         self._head_bytes, self._in_head, self._began = 0, True, True
+        self.head_size = 0
         self._in_body = False
+
+    def on_url(self, url: bytes) -> None:
+        self.head_size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.head_size += len(name) + len(value)
+        super().on_header(name, value.rstrip(b" \t"))  # which the parser leaves
+
+    def send_400_response(self, msg: str) -> None:
+        if "version" in str(sys.exception()).lower():  # the parser's error, which uvicorn has just caught
+            self.transport.write(_NO_VERSION)
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

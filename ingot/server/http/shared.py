@@ -45,6 +45,8 @@ class Shared:
             self._importing = self._importing or asyncio.Lock()
             async with self._importing:
                 self._app = self._app or await asyncio.to_thread(self._load)
+        if scope["method"] == "HEAD":  # as GET; uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}
         await self._app(scope, receive, functools.partial(self._send, send))
 
     async def _send(self, send: Any, message: Any) -> None:
