@@ -123,7 +123,7 @@ def test_so_is_an_object_of_another_kind(kind: type) -> None:
     ("name", "says"),
     [
         ("INGOT_MAX_BATHC", "did you mean INGOT_MAX_BATCH?"),
-        ("INGOT_PORT_HTTP", "did you mean INGOT_HTTP_PORT?"),
+        ("INGOT_HTTP_PROT", "did you mean INGOT_HTTP_PORT?"),
         ("INGOT_HOMES", "did you mean INGOT_HOME?"),
         ("INGOT_QZX", "docs/serving.md lists them"),
     ],

@@ -1,9 +1,10 @@
-"""Request lines and headers as RFC 9110 and 9112 have them: what is wrong is refused, what is odd and right answered."""
+"""Request lines and headers as RFC 9110 and 9112 have them: wrong ones are refused, odd ones are answered."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import httpx
 import numpy as np
@@ -68,15 +69,15 @@ def test_what_is_wrong_is_refused_and_the_connection_ends(server: RunningServer,
     assert says in text
 
 
-@pytest.mark.parametrize(
-    "first", [POST + b"Host: x\r\n" + LENGTH + BODY, LIVE % b"HTTP/1.1", b"HEAD /v2 HTTP/1.1\r\nHost: x\r\n\r\n"]
-)
+HEAD = b"HEAD /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [POST + b"Host: x\r\n" + LENGTH + BODY, LIVE % b"HTTP/1.1", HEAD])
 def test_a_refusal_comes_behind_the_answers_to_earlier_requests(server: RunningServer, first: bytes) -> None:
     with connect(server.http_url) as connection:
         connection.sendall(first + POST + LENGTH)
         received = rest_of(connection)
-    assert [line.split()[1] for line in received.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [b"200"]
-    assert received.count(b"HTTP/1.1 ") == 2
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"400"]
 
 
 ANSWERED: dict[str, bytes] = {
