@@ -6,6 +6,7 @@ Most are of what the capture and the rewrite rules put into a graph; the rest ar
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,36 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
         x = op.Cast(x, to=ir.DataType.FLOAT)
     literal, factor = (op.Constant(value=ir.tensor(value, x.dtype)) for value in (number, alpha))
     return op.Sub(literal, x if alpha == 1 else op.Mul(factor, x))
+
+
+def floor_divide_sizes(x: Any, y: Any) -> Any:
+    """Express ``operator.floordiv`` of sizes, which rounds down, where the exporter's division rounds to zero.
+
+    They differ below zero only, as in ``-(-size // 2)``, so a size as it is keeps the shorter form.
+    """
+    producer = x.producer() if isinstance(x, ir.Value) else None
+    if producer is None or producer.op_type not in _SIGNED:
+        return op.Div(x, y)
+    return op.Div(op.Sub(x, op.Mod(x, y)), y)
+
+
+_SIGNED = {"Neg", "Sub", "Add", "Mul"}
+
+
+def distances(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
+    """Express ``torch.cdist``, which the exporter lacks: the norm of each row's difference to each other row."""
+    gap = op.Abs(op.Sub(op.Unsqueeze(x, [-2]), op.Unsqueeze(y, [-3])))
+    last = op.Constant(value_ints=[-1])
+    if p == math.inf:
+        return op.ReduceMax(gap, last, keepdims=0)
+    if p == 0:
+        return op.ReduceSum(op.Sign(gap), last, keepdims=0)
+    if p == 1:
+        return op.ReduceSum(gap, last, keepdims=0)
+    if p == 2:
+        return op.Sqrt(op.ReduceSum(op.Mul(gap, gap), last, keepdims=0))
+    power, root = (op.CastLike(op.Constant(value_float=value), x) for value in (float(p), 1 / p))
+    return op.Pow(op.ReduceSum(op.Pow(gap, power), last, keepdims=0), root)
 
 
 def log_sigmoid(x: Any) -> Any:
@@ -100,6 +131,8 @@ def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    operator.floordiv: floor_divide_sizes,
+    aten._cdist_forward.default: distances,
     aten.rsub.Scalar: subtract_from_scalar,
     aten.log_sigmoid.default: log_sigmoid,
     aten.logaddexp.default: log_add_exp,

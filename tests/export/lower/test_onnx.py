@@ -131,3 +131,20 @@ def test_an_opset_that_cannot_be_reached_names_what_needs_a_newer_one(
 @pytest.mark.parametrize("opset", [16, 18])
 def test_an_opset_that_can_be_reached(opset: int) -> None:
     assert lower(capture(torch.cos), opset).opset_imports[""] == opset
+
+
+def test_sizes_below_zero_are_divided_as_python_does() -> None:
+    """EfficientNet's padding rounds up by ``-(-size // 2)``; PyTorch's exporter rounds it to zero."""
+
+    def pad(x: Tensor) -> Tensor:
+        missing = (-(-x.shape[1] // 2) - 1) * 2 + 3 - x.shape[1]
+        return functional.pad(x, (0, missing))
+
+    archive = export_model(Function(pad), inputs="x:float32[batch,width=3..64]")
+    assert archive.signature.symbols == ("batch", "width")
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])
+def test_distances_between_rows_have_an_onnx_form(p: float) -> None:
+    archive = export_model(Function(lambda x: torch.cdist(x, x.flip(1), p=p)), inputs="x:float32[batch,points,3]")
+    assert archive.signature.outputs[0].shape == ("batch", "points", "points")
