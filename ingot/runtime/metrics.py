@@ -69,6 +69,11 @@ class Metrics:
             ("code",),
             registry=registry,
         )
+        self.out_of_files = Counter(
+            "ingot_out_of_files_seconds",
+            "Seconds in which all file descriptors of the process were in use, so that it took no connection",
+            registry=registry,
+        )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(

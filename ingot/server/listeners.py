@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
+from ingot.server.descriptors import Descriptors
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.listener import HttpListener
 from ingot.server.listening import Listener, check_port, taken
@@ -54,6 +55,7 @@ class Listeners:
         self._tls = tls
         self._shared = shared
         self._open: list[Listener] = []
+        self._descriptors = Descriptors(plane.metrics)
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
@@ -66,6 +68,7 @@ class Listeners:
                 config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
             )
             self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
+            self._descriptors.start()
         except BaseException:
             await self.stop(config.drain_timeout)
             raise
@@ -75,6 +78,7 @@ class Listeners:
             await listener.set_serving(serving)
 
     async def stop(self, drain: float) -> None:
+        self._descriptors.stop()
         await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
 

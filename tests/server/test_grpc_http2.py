@@ -601,11 +601,11 @@ def test_a_deadline_counts_while_the_request_arrives() -> None:
         peer.send(peer.head(1, grpc_timeout="20m"))
         await asyncio.sleep(0.05)
         assert endings(peer, await peer.received())[1]["grpc-status"] == "4"
-        peer.send(peer.call(3, request(1), grpc_timeout="10S"))
+        peer.send(peer.call(3, request(1), grpc_timeout="1000S"))
         await peer.received()
         left = peer.plane.requests[-1].left
         assert left is not None
-        assert 9 < left <= 10
+        assert 100 < left <= 1000
 
     run(test)
 
