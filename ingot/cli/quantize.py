@@ -220,12 +220,12 @@ def _show_candidates(report: Report) -> None:
 
 
 def _mark(item: Candidate) -> str:
-    """Return what became of a candidate in a word or two."""
+    """Return what became of a candidate, in a few words."""
     if item.chosen:
         return "chosen"
     if not item.latency:
         return "failed"
-    return "" if not item.rejected else "not faster" if item.holds else "loses too much"
+    return (item.rejected or item.remark).removesuffix(" than the original")
 
 
 def _show_result(result: Quantized, out: Path) -> None:

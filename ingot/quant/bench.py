@@ -25,6 +25,8 @@ class Bench:
         batches: the batch sizes that are timed.
         threads: CPU threads of a call.
         progress: called with what begins now.
+
+    ``check`` is called between parts of what takes long; what it raises ends that.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Bench:
         self.evaluation = evaluation
         self.batches = tuple(batches)
         self.threads = threads
+        self.check: Callable[[], None] = lambda: None
         self.example = next(evaluation.batches(1)).inputs
         self._metric = metric
         self._progress = progress
@@ -84,4 +87,8 @@ class Bench:
         return profile.measure_together(engines, self.variant.signature, self.example, self.batches, timing)
 
     def _answers(self, engine: Engine) -> list[dict[str, Array]]:
-        return [engine.run(batch.inputs) for batch in self.evaluation.batches()]
+        answers = []
+        for batch in self.evaluation.batches():
+            self.check()
+            answers.append(engine.run(batch.inputs))
+        return answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ingot.model_store.evidence import Interval, MetricEvidence
 from ingot.quant import sensitivity
 from ingot.quant.bench import Bench
 from ingot.quant.config import QuantConfig, installed
+from ingot.quant.deadline import Deadline, TimeUp
 from ingot.quant.metric import Comparison
 from ingot.quant.plan import LABELS, Plan
 from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
@@ -24,7 +25,7 @@ from ingot.quant.report.view import text
 from ingot.quant.samples import Samples
 from ingot.quant.search import Found
 from ingot.quant.sensitivity import Noise
-from ingot.quant.trial import Trial, Workbench
+from ingot.quant.trial import Trial, Workbench, slowness
 from ingot.runtime import devices
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Work(Task):
-    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried."""
+    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried.
+
+    What is only for people is left out after the ``deadline``.
+    """
 
     bench: Workbench
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def add(
@@ -192,7 +197,7 @@ def report(work: Work, found: Found, variant: str, noises: Sequence[Noise]) -> R
     return part.model_copy(
         update={
             "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),
-            "candidates": tuple(_candidate(trial, work.config.max_drop, chosen) for trial in found.trials),
+            "candidates": tuple(_candidate(trial, work.config.max_drop, found) for trial in found.trials),
             "layers": _layers(work, chosen.plan, noises) if chosen else (),
             "audit": chosen.audit if chosen else None,
             "outputs": chosen.outputs if chosen else (),
@@ -201,14 +206,11 @@ def report(work: Work, found: Found, variant: str, noises: Sequence[Noise]) -> R
     )
 
 
-def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
-    holds, taken = trial.holds(budget), chosen is not None and trial.plan.key == chosen.plan.key
+def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
+    holds, taken = trial.holds(budget), found.chosen is not None and trial.plan.key == found.chosen.plan.key
     reason = trial.failure
     if not reason and not taken:
-        if not trial.faster:
-            reason = "not faster than the original"
-        elif not holds:
-            reason = f"loses more than {budget:g}"
+        reason = slowness(trial.speedups) or ("" if holds else f"loses more than {budget:g}")
     return Candidate(
         name=trial.plan.name,
         recipe=trial.plan.record(),
@@ -220,6 +222,7 @@ def _candidate(trial: Trial, budget: float, chosen: Trial | None) -> Candidate:
         holds=holds,
         chosen=taken,
         rejected=reason,
+        remark=found.remarks.get(trial.plan.key, ""),
     )
 
 
@@ -230,7 +233,18 @@ def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     samples = work.bench.calibration or work.bench.evaluation
     seen = work.bench.seen if plan.needs_data else {}
     try:
-        return sensitivity.rank(work.bench.source, plan, seen, samples, seed=work.config.seed, effects=False)
+        work.deadline.check(2 * found.cost)
+        return sensitivity.rank(
+            work.bench.source,
+            plan,
+            seen,
+            samples,
+            seed=work.config.seed,
+            effects=False,
+            progress=lambda done, total: work.deadline.check(found.cost),
+        )
+    except TimeUp:
+        return ()
     except IngotError as error:  # a part of the report, for which the result is not given up
         log.warning("the noise of layers cannot be measured: %s", error)
         return ()

@@ -13,6 +13,7 @@ from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import halves, modules, packing, space, verdicts
 from ingot.quant.bench import Bench
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
+from ingot.quant.deadline import Deadline
 from ingot.quant.given import Given, prepare
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
@@ -114,6 +115,7 @@ def run(
     The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
     """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
+    deadline = Deadline(config.budget)
     if journal is not None and not isinstance(journal, str | os.PathLike):
         raise InvalidArgument(f"the journal is of type {type(journal).__name__}; give the path of a file")
     kept_in = Path(journal) if journal is not None else None
@@ -149,7 +151,7 @@ def run(
         )
     ) as bench:
         notes = (*given.notes, *bench.notes)
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
+        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, notes, deadline)
         if isinstance(config.recipe, HalfRecipe):
             report, result = halves.add(work, config.recipe, progress)
             return Quantized(result, report)
@@ -160,7 +162,7 @@ def run(
         kept = Journal(kept_in, _identity(source, given, metric, config))
         if kept.resumed:
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
-        found = Search(bench, config, kept, progress).run()
+        found = Search(bench, config, kept, progress, deadline).run()
         if found.failed:
             kept.remove()  # what is wrong may have been mended when it is tried again
         report, added = packing.add(work, found, *verdicts.of_search(found, source, config), progress)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ingot.errors import IngotError
 from ingot.quant import sensitivity, space
 from ingot.quant.config import QuantConfig, installed
+from ingot.quant.deadline import Deadline, TimeUp
 from ingot.quant.families import families, refinements
 from ingot.quant.journal import Journal
 from ingot.quant.layers import choose
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 # Finalists are timed anew, longer and side by side; of a large model, the best alone.
 _FINALISTS = 4
 _FINAL_TIMING = 1.0
+_LEAST_TIMING = 0.15
 # How many of the fastest are tried with one scale a tensor.
 _COARSENED = 3
 # A plan whose rows touch must be so much faster than one whose requests can be joined.
@@ -48,12 +50,16 @@ class Found:
         trials: all that was tried.
         noises: how much each layer of the chosen plan hurts, if that was asked, those first that hurt most.
         complete: whether the search came to its end within its time.
+        cost: the seconds that an attempt took.
+        remarks: by plan, why one that holds and has a higher speed-up than the chosen one was not chosen.
     """
 
     chosen: Trial | None
     trials: tuple[Trial, ...]
     noises: tuple[Noise, ...] = ()
     complete: bool = True
+    cost: float = field(default=0.0, compare=False)
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -69,14 +75,23 @@ class Search:
         config: the budget and all else that was asked.
         journal: what is known already, and where results are kept.
         progress: called with what begins now.
+        deadline: when the result must be there; by default the configuration's budget from now.
     """
 
-    def __init__(self, bench: Workbench, config: QuantConfig, journal: Journal, progress: Callable[[str], None]):
+    def __init__(
+        self,
+        bench: Workbench,
+        config: QuantConfig,
+        journal: Journal,
+        progress: Callable[[str], None],
+        deadline: Deadline | None = None,
+    ):
         self._bench = bench
         self._config = config
         self._journal = journal
         self._progress = progress
-        self._end = time.monotonic() + config.budget if config.budget is not None else None
+        self._deadline = deadline or Deadline(config.budget)
+        self._costs: list[float] = []  # seconds of each attempt
         self._trials: dict[str, Trial] = {}
         self._noises: dict[str, list[Noise]] = {}
         self._origins: dict[str, str] = {}  # the plans of which others keep some layers
@@ -86,13 +101,18 @@ class Search:
     def run(self) -> Found:
         """Search until nothing faster can be expected, or until the time is up."""
         complete = True
+        self._bench.check = self._check_time
         try:
             self._explore()
-        except _TimeUp:
+        except TimeUp:
             complete = False
-        chosen = self._best(self._finalists())
+        finally:
+            self._bench.check = lambda: None
+        finalists = self._finalists()
+        chosen = self._best(finalists)
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
-        return Found(chosen, tuple(self._trials.values()), tuple(noises), complete)
+        remarks = self._remarks(chosen, finalists) if chosen is not None else {}
+        return Found(chosen, tuple(self._trials.values()), tuple(noises), complete, self._cost, remarks)
 
     def _explore(self) -> None:
         engines = self._config.engines or installed()
@@ -123,7 +143,7 @@ class Search:
         """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
         while True:
             # All of them are in memory at once to be timed, beside the original.
-            count = 1 if self._bench.large else _FINALISTS
+            count = 1 if self._bench.large else self._affordable
             found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
             if not unproven:
@@ -145,8 +165,7 @@ class Search:
     def _best(self, finalists: Sequence[Trial]) -> Trial | None:
         if not finalists:
             return None
-        self._progress("Timing the best once more")
-        timed = self._bench.time_again(finalists, _FINAL_TIMING)
+        timed = self._time_again(finalists)
         for before, after in zip(finalists, timed, strict=True):
             for key, trial in self._trials.items():
                 if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, by whatever plan
@@ -158,6 +177,44 @@ class Search:
         most = max(worth.values())
         return min((trial for trial in again if worth[trial.plan.key] * _EQUAL >= most), key=lambda trial: trial.drop)
 
+    def _remarks(self, chosen: Trial, finalists: Sequence[Trial]) -> dict[str, str]:
+        """Return why plans that hold and have a higher speed-up than the chosen one were not chosen."""
+        worth = chosen.speed / self._price(chosen.plan)
+        models = [(trial.size, trial.drop) for trial in finalists]
+        told: dict[str, str] = {}
+        for key, trial in self._trials.items():
+            if key == chosen.plan.key or not self._good(trial) or trial.speed <= chosen.speed:
+                continue
+            priced = trial.speed / self._price(trial.plan)
+            if priced < trial.speed and priced < worth * _EQUAL:
+                told[key] = f"counts as {priced:.2f}x: its requests are not joined"
+            elif (trial.size, trial.drop) not in models:
+                told[key] = f"timed once, not among the best {len(finalists)} then"
+            else:
+                told[key] = f"within {_EQUAL - 1:.0%} of the chosen one, less exact"
+        return told
+
+    def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
+        """Time the best side by side, as long as there is time for; they stay as they are if there is none."""
+        calls = len(self._bench.batches) * (len(finalists) + 1)
+        spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
+        if spare < _LEAST_TIMING:
+            return list(finalists)
+        self._progress("Timing the best once more")
+        return self._bench.time_again(finalists, min(spare, _FINAL_TIMING))
+
+    @property
+    def _cost(self) -> float:
+        """The seconds that an attempt takes: to make a model, to load it, and to ask and time it."""
+        return median(self._costs) if self._costs else 0.0
+
+    @property
+    def _affordable(self) -> int:
+        """How many models there is time to make once more, beside the one that is written."""
+        if not self._cost or math.isinf(self._deadline.left):
+            return _FINALISTS
+        return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
+
     def _price(self, plan: Plan) -> float:
         """Return what a plan must be faster by to be preferred: without joined requests a server loses throughput."""
         return _UNJOINED if plan.rows_touch and self._bench.source.signature.batch is not None else 1.0
@@ -167,7 +224,7 @@ class Search:
             return self._trials[plan.key]
         trial = self._journal.get(plan)
         if trial is None:
-            self._check_time()
+            self._deadline.check(self._cost + self._reserve)
             tried = len(self._trials)
             self._progress(f"Trying {plan.name}" + (f" ({tried} tried{self._so_far()})" if tried else ""))
             trial = self._attempt(plan)
@@ -177,7 +234,9 @@ class Search:
         return trial
 
     def _attempt(self, plan: Plan) -> Trial:
+        began = self._deadline.now
         trial = self._bench.attempt(plan)
+        self._costs.append(self._deadline.now - began)
         if space.is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
             raise space.fault()
         self._journal.add(trial)
@@ -196,9 +255,13 @@ class Search:
         fastest = self._fastest
         return f", best {fastest:.2f}x" if fastest > FASTER else ""
 
+    @property
+    def _reserve(self) -> float:
+        """The seconds that the end takes where something was found: the best is timed once more, and written."""
+        return 2 * self._cost if any(map(self._good, self._trials.values())) else 0.0
+
     def _check_time(self) -> None:
-        if self._end is not None and time.monotonic() > self._end:
-            raise _TimeUp
+        self._deadline.check(self._reserve)
 
     def _coarsen(self) -> None:
         """Try one scale a tensor for the fastest that hold: fewer factors to apply, at some loss."""
@@ -255,13 +318,13 @@ class Search:
                 self._bench.seen if plan.needs_data else {},
                 samples,
                 seed=self._config.seed,
-                progress=lambda done, total: self._progress(f"Ranking layers: {done} of {total}"),
+                progress=self._ranked,
             )
         return [noise.layer for noise in self._noises[plan.key]]
 
-
-class _TimeUp(Exception):
-    """The search's time is over."""
+    def _ranked(self, done: int, total: int) -> None:
+        self._check_time()
+        self._progress(f"Ranking layers: {done} of {total}")
 
 
 def fewest(most: int, enough: Callable[[int], bool]) -> int | None:

@@ -14,6 +14,7 @@ from ingot.model_store.evidence import Agreement
 from ingot.model_store.manifest import Descriptor
 from ingot.quant import audit, plan, ranges
 from ingot.quant.bench import Bench
+from ingot.quant.deadline import TimeUp
 from ingot.quant.metric import Comparison, Metric, within
 from ingot.quant.plan import EngineName, Plan
 from ingot.quant.ranges import Observation
@@ -86,7 +87,16 @@ class Trial:
 
 def is_faster(speedups: Mapping[int, float]) -> bool:
     """Tell whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
-    return (mean(speedups.values()) or 0.0) >= FASTER and min(speedups.values()) >= _SLOWEST
+    return not slowness(speedups)
+
+
+def slowness(speedups: Mapping[int, float]) -> str:
+    """Return why speed-ups by batch are not a gain, in a few words; empty where they are."""
+    whole = mean(speedups.values()) or 0.0
+    if whole < FASTER:
+        return "not faster than the original" if whole <= 1 else f"less than {FASTER}x"
+    rows, least = min(speedups.items(), key=lambda item: item[1])
+    return f"slower at batch {rows} ({least:.2f}x)" if least < _SLOWEST else ""
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,9 @@ class Workbench(Bench):
         Raises:
             IngotError: the plan's engine cannot load or run it, or its answers are of no use.
         """
+        self.check()
         with contextlib.closing(built.load(self.threads)) as engine:
+            self.check()
             baseline, latency = self.time([self.original, engine], timing)
             comparison, outputs = self.compare(engine)
         return Trial(
@@ -210,6 +222,8 @@ class Workbench(Bench):
             if same is not None:
                 return replace(same, plan=candidate)
             trial = self.measure(candidate, built, timing)
+        except TimeUp:
+            raise
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
         except Exception as error:  # what onnx_ir and engines raise of odd graphs must not end a search of many plans
@@ -243,5 +257,9 @@ class Workbench(Bench):
             static.contracted(layers),
             self.calibration,
             self.source.blobs,
-            lambda done, total: self._progress(f"Calibrating: {done} of {total} samples"),
+            self._calibrated,
         )
+
+    def _calibrated(self, done: int, total: int) -> None:
+        self.check()
+        self._progress(f"Calibrating: {done} of {total} samples")

@@ -11,7 +11,7 @@ from ingot.quant.metric import within
 from ingot.quant.report import Verdict
 from ingot.quant.search import Found
 from ingot.quant.source import Source
-from ingot.quant.trial import is_faster
+from ingot.quant.trial import FASTER, slowness
 
 
 def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:
@@ -21,9 +21,10 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
         QuantizationError: something is, and it is not forced.
     """
     found: list[str] = []
-    if not is_faster(speedups):
+    if slow := slowness(speedups):
         by_batch = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in speedups.items())
-        found.append(f"is not faster than the original on this machine ({by_batch})")
+        what = slow.partition(" (")[0] if slow.startswith("slower") else "not faster than the original"
+        found.append(f"is {what} on this machine ({by_batch})")
     if not within(drop, config.max_drop):
         found.append(packing.loss(drop, config.max_drop))
     if found and not config.force:
@@ -57,6 +58,13 @@ def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdic
         )
     fast = [trial for trial in found.trials if not trial.failure and trial.faster]
     if not fast:
+        whole = max((trial for trial in found.trials if not trial.failure), key=lambda trial: trial.speed)
+        if whole.speed >= FASTER:
+            return "nothing faster", (
+                f"no candidate is faster than the original and nowhere slower; '{whole.plan.name}' is "
+                f"{whole.speed:.2f} times as fast on the whole and {slowness(whole.speedups)}: give the batch sizes "
+                "that you serve"
+            )
         return "nothing faster", "no candidate is faster than the original on this machine"
     best = min(fast, key=lambda trial: trial.drop)
     if best.holds(config.max_drop):

@@ -13,9 +13,10 @@ import pytest
 import ingot
 from ingot.errors import InvalidArgument, NotFound, QuantizationError
 from ingot.export import export_model
-from ingot.model_store import Archive
+from ingot.model_store import Archive, BatchLatency
 from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
+from ingot.quant.deadline import Deadline
 from ingot.quant.plan import EngineName
 from ingot.quant.search import Search
 from ingot.quant.trial import Trial, Workbench
@@ -102,14 +103,36 @@ class TestVerdicts:
         def slow(bench: Workbench, plan: Any) -> Any:
             tried.append(plan.name)
             if len(tried) == 2:
-                monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: 1e12)
+                monkeypatch.setattr(Deadline, "now", 1e12)
             return attempt(bench, plan)
 
         monkeypatch.setattr(Workbench, "attempt", slow)
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1000))
         assert result.verdict == "quantized"
-        assert len(result.report.candidates) == len(tried) == 2
+        assert len(tried) == 2
+        assert len(result.report.candidates) == 1  # the other was given up
         assert "the time for the search was up before it was done" in result.report.notes
+
+    def test_only_what_is_not_faster_is_said_to_be_so(
+        self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All are three times as fast at batch 1, and a bit slower at batch 8."""
+
+        def measure(engines: Any, signature: Any, example: Any, batches: Any, budget: float = 0) -> Any:
+            times = {1: (3e-3, 1e-3), 8: (8e-3, 1e-2)}
+            return [
+                tuple(BatchLatency(rows=rows, seconds=pair[place > 0]) for rows, pair in times.items())
+                for place, _ in enumerate(engines)
+            ]
+
+        make_faster(monkeypatch)
+        monkeypatch.setattr("ingot.runtime.profile.measure_together", measure)
+        result = quantize(classifier, {"x": rows()}, config=QuantConfig(batches=(1, 8)))
+        assert {item.rejected for item in result.report.candidates} == {"slower at batch 8 (0.80x)"}
+        assert result.reason.startswith("no candidate is faster than the original and nowhere slower; '")
+        assert result.reason.endswith("and slower at batch 8 (0.80x): give the batch sizes that you serve")
+        with pytest.raises(QuantizationError, match=r"is slower at batch 8 on this machine \(3.00x at batch 1, 0.80x"):
+            quantize(classifier, {"x": rows()}, config=QuantConfig(WeightInt8(), batches=(1, 8)))
 
     def test_a_recipe_that_is_slower_is_refused_unless_forced(
         self, classifier: Archive, monkeypatch: pytest.MonkeyPatch

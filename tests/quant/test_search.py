@@ -15,6 +15,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
 from ingot.quant import sensitivity
 from ingot.quant.config import QuantConfig
+from ingot.quant.deadline import Deadline
 from ingot.quant.families import families, refinements
 from ingot.quant.journal import Journal
 from ingot.quant.metric import Comparison, Score
@@ -65,6 +66,9 @@ class Bench:
         self.evaluation = object()
         self.seen: Mapping[str, Any] = MappingProxyType({})
         self.large = False
+        self.batches = (1, 8, 32)
+        self.check: Callable[[], None] = lambda: None
+        self.cost = 1.0
         self.attempts: list[Plan] = []
         self.clock = 0.0
         self.timed: list[str] = []
@@ -73,11 +77,14 @@ class Bench:
 
     def attempt(self, plan: Plan) -> Trial:
         self.attempts.append(plan)
-        self.clock += 1
+        for _ in range(4):  # an attempt may be given up at each of its steps
+            self.clock += self.cost / 4
+            self.check()
         return trial(plan, *self._worth(plan))
 
     def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
         self.timed += [item.plan.name for item in trials]
+        self.clock += len(trials) * self.cost / 2 + timing * (len(trials) + 1) * len(self.batches)
         return [trial(item.plan, self._retimed(item.plan)[0], item.drop) for item in trials]
 
 
@@ -131,6 +138,23 @@ class TestChoice:
     def test_nothing_that_was_faster_by_chance(self, source: Source) -> None:
         found = run(Bench(source, lambda plan: (1.5, 0), retimed=lambda plan: (1.0, 0)))
         assert found.chosen is None
+
+    def test_why_a_faster_one_was_not_chosen_is_told(self, source: Source) -> None:
+        worth = {"static int8": (2.0, 0), "dynamic int8": (2.2, 0.005), "int8 weights": (2.03, 0.009)}
+        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "static int8"
+        names = {trial.plan.key: trial.plan.name for trial in found.trials}
+        assert {names[key]: remark for key, remark in found.remarks.items()} == {
+            "dynamic int8": "counts as 1.83x: its requests are not joined",
+            "int8 weights": "within 3% of the chosen one, less exact",
+        }
+
+    def test_one_that_was_fast_in_the_first_timing_only(self, source: Source) -> None:
+        """The first timing may be too kind, of those that are timed once more too."""
+        bench = Bench(source, lambda plan: (3 - len(bench.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
+        found = run(bench)
+        assert "timed once, not among the best 4 then" in found.remarks.values()
 
     def test_the_last_timing_counts(self, source: Source) -> None:
         first = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0)}
@@ -261,19 +285,40 @@ class TestMending:
 
 
 class TestLimits:
-    def test_time_that_is_up_leaves_the_best_so_far(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture
+    def bench(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        """One whose clock is the search's."""
         bench = Bench(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
-        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: bench.clock)
-        found = run(bench, replace(CONFIG, budget=1.5))
+        monkeypatch.setattr(Deadline, "now", property(lambda self: bench.clock))
+        return bench
+
+    def test_time_that_is_up_leaves_the_best_so_far(self, bench: Bench) -> None:
+        found = run(bench, replace(CONFIG, budget=4.5))
         assert not found.complete
         assert len(bench.attempts) == 2
         assert found.chosen is not None
         assert found.chosen.plan.name == "static int8"
 
-    def test_time_that_is_up_at_once_leaves_nothing(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = iter(range(100))
-        monkeypatch.setattr("ingot.quant.search.time.monotonic", lambda: next(clock))
-        found = run(Bench(source, lambda plan: (2.0, 0)), replace(CONFIG, budget=0.5))
+    @pytest.mark.parametrize("cost", [0.3, 2.0, 5.0, 9.0])
+    @pytest.mark.parametrize("budget", [20.0, 45.0, 80.0])
+    def test_the_time_is_kept_to_within_a_tenth(self, bench: Bench, budget: float, cost: float) -> None:
+        """All of it: the attempts, the last timing, and the writing of the result, which costs less than an attempt."""
+        bench.cost = cost
+        found = run(bench, replace(CONFIG, budget=budget))
+        assert bench.clock + cost / 2 <= 1.1 * budget
+        assert found.chosen is not None or cost == 9
+
+    def test_an_attempt_that_lasts_is_given_up(self, bench: Bench) -> None:
+        bench.cost = 1000.0
+        found = run(bench, replace(CONFIG, budget=900.0))
+        assert bench.clock == 1000
+        assert (found.chosen, found.trials, found.complete) == (None, (), False)
+
+    def test_time_that_is_up_at_once_leaves_nothing(self, bench: Bench) -> None:
+        deadline = Deadline(0.5)
+        bench.clock = 1
+        search = Search(cast(Workbench, bench), CONFIG, Journal(None, {}), lambda step: None, deadline)
+        found = search.run()
         assert (found.chosen, found.trials, found.complete) == (None, (), False)
 
     def test_layers_to_keep_are_in_no_plan(self, source: Source, rankings: list[Plan]) -> None:

@@ -76,7 +76,8 @@ class Candidate(_Record):
         drop: by how much it is worse than the original.
         holds: whether the drop is within the budget.
         chosen: whether it is the result.
-        rejected: why it is not; empty if nothing but a faster one stood against it.
+        rejected: why it cannot be; empty for one that is within the budget and faster than the original.
+        remark: why it is not, though its speed-up is higher than the chosen one's.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Candidate(_Record):
     holds: bool = False
     chosen: bool = False
     rejected: str = ""
+    remark: str = ""
 
 
 class Layer(_Record):

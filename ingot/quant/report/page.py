@@ -138,8 +138,9 @@ def _candidates(report: Report) -> str:
 def _state(item: Candidate) -> str:
     if item.chosen:
         return pages.mark(item.holds, "chosen", "chosen, over the budget")
-    why = f'<small class="why">{escape(item.rejected)}</small>' if item.rejected else ""
-    return f"{pages.mark(False, '', 'refused')} {why}" if _kind(item) == "refused" else "within the budget"
+    told = item.rejected or item.remark
+    why = f' <small class="why">{escape(told)}</small>' if told else ""
+    return (pages.mark(False, "", "refused") if _kind(item) == "refused" else "within the budget") + why
 
 
 def _score(item: Score | None) -> str:

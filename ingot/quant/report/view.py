@@ -64,7 +64,7 @@ def _candidates(candidates: Sequence[Candidate]) -> list[str]:
 def _state(item: Candidate) -> str:
     if item.chosen:
         return "chosen" if item.holds else "chosen, over the budget"
-    return item.rejected or ("within the budget" if item.holds else "over the budget")
+    return item.rejected or item.remark or ("within the budget" if item.holds else "over the budget")
 
 
 def _padded(lines: list[str], ends: list[str]) -> list[str]:
