@@ -163,8 +163,8 @@ def _evidence(variant: Variant) -> str:
         lines.append(f"can run code of whoever made it (format {variant.serving.format})")
     if evidence.holds is False:
         lines.append("does not keep its accuracy budget")
-    needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine")}
-    lines += [f"{name}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
+    needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
+    lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
     return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))
 
 

@@ -19,7 +19,7 @@ from ingot.quant.metric import parse_metric
 from ingot.quant.report import DataRecord, ModelComparison, Score, Side
 from ingot.quant.samples import Data, Samples
 from ingot.runtime import Engine, devices, load_engine, profile
-from ingot.runtime.loader import engine_of
+from ingot.runtime.loader import engine_of, precision_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec
 
 Progress = Callable[[str], None]
@@ -150,7 +150,11 @@ def _unpacked(variant: Variant) -> Variant:
 def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
     try:
         engine = load_engine(
-            model.variant.path(), format=model.variant.serving.format, engine=engine_of(model.variant), **options
+            model.variant.path(),
+            format=model.variant.serving.format,
+            engine=engine_of(model.variant),
+            precision=precision_of(model.variant),
+            **options,
         )
     except (Unsupported, InvalidArgument) as error:
         raise type(error)(f"{model.label} cannot be run here: {error}") from error

@@ -8,16 +8,20 @@ from dataclasses import replace
 from ingot.quant.config import with_embeddings
 from ingot.quant.plan import EngineName, Plan, Scheme, fitting
 from ingot.quant.source import Source
+from ingot.runtime import devices
 
 
 def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("onnxruntime",)) -> Iterator[Plan]:
-    """Yield the plans that a search begins with.
+    """Yield the plans that a search begins with: those first that cost little to make.
 
     Args:
         source: the model.
         has_data: whether ranges can be learnt.
-        engines: what may run them. OpenVINO takes static ranges only: it has no kernels for those of each call.
+        engines: what may run them. OpenVINO takes static ranges, and floats in bfloat16 where the processor has it: it
+            has no kernels for ranges of each call.
     """
+    if "openvino" in engines and source.layers and devices.has_bf16():
+        yield Plan("bf16, OpenVINO", {}, engine="openvino", compute="bf16")
     if "onnxruntime" in engines:
         yield from _for_onnxruntime(source, has_data)
     if "openvino" in engines and has_data:
@@ -36,10 +40,18 @@ def _static(source: Source, static: Sequence[str], dynamic: Sequence[str]) -> It
 def _for_onnxruntime(source: Source, has_data: bool) -> Iterator[Plan]:
     static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
     convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
+    operators = {layer.name: layer.operator for layer in source.layers}
+    alone = Plan("dynamic int8, products alone", {name: "dynamic" for name in dynamic if operators[name] != "LSTM"})
+    whole = with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
+    if alone.schemes and alone.key != whole.key:
+        yield alone
+    elif dynamic:
+        yield whole
     if has_data:
         yield from _static(source, static, dynamic)
     if dynamic:
-        yield with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
+        if alone.schemes and alone.key != whole.key:
+            yield whole
         if has_data and convolutions:
             schemes: dict[str, Scheme] = dict.fromkeys(dynamic, "dynamic")
             schemes |= dict.fromkeys(convolutions, "static")

@@ -93,7 +93,7 @@ def add(
         return report(work, found, "", ()).model_copy(update={"verdict": verdict, "reason": reason}), None
     progress("Writing the evidence")
     noises = _noises(work, found, chosen.plan)
-    name = free_name(work.archive, chosen.plan.precision)
+    name = free_name(work.archive, chosen.plan.variant)
     if chosen.plan.rows_touch and work.parent.signature.batch is not None:
         work = replace(work, notes=(*work.notes, _UNJOINED))
     summary = report(work, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
@@ -108,7 +108,7 @@ def add(
         precision=chosen.plan.precision,
         signature=work.parent.signature,
         padding=work.parent.serving.padding,
-        requires={**work.parent.serving.requires, "engine": chosen.plan.engine},
+        requires={**work.parent.serving.requires, **_requires(chosen.plan)},
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
@@ -120,6 +120,12 @@ def add(
     others = [variant.descriptor for variant in work.archive.variants]
     first = bool(serving.evidence.holds) and chosen.faster
     return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
+
+
+def _requires(plan: Plan) -> dict[str, str]:
+    """Return what runs the model of a plan."""
+    needed: dict[str, str] = {"engine": plan.engine}
+    return needed if plan.compute == "f32" else {**needed, "inference_precision": plan.compute}
 
 
 def free_name(archive: Archive, precision: str) -> str:
@@ -228,7 +234,7 @@ def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
 
 def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, found now if the search had no need of it."""
-    if found.noises or work.bench.large or not found.complete:
+    if found.noises or work.bench.large or not found.complete or not plan.schemes:
         return found.noises
     samples = work.bench.calibration or work.bench.evaluation
     seen = work.bench.seen if plan.needs_data else {}
@@ -262,7 +268,7 @@ def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...
             Layer(
                 name=layer.name,
                 operator=layer.operator,
-                scheme=LABELS[scheme] if scheme else "float",
+                scheme=LABELS[scheme] if scheme else "float" if plan.compute == "f32" else plan.compute,
                 sqnr=noise.sqnr if noise else None,
                 low=seen.low if seen else None,
                 high=seen.high if seen else None,

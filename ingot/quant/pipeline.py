@@ -134,8 +134,8 @@ def run(
     if config.recipe is not None and config.recipe.compiles:
         return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
-    for precision in (config.recipe.precision,) if config.recipe else ("int8", "int4"):
-        packing.free_name(local, precision)  # told before the work, not after
+    for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
+        packing.free_name(local, name)  # told before the work, not after
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
     given = prepare(source.variant, data, validate, transform, config, metric)

@@ -46,6 +46,7 @@ class Plan:
         correct: put the mean error of rounded weights into the biases.
         block: how many weights share a scale where weights alone are quantized.
         engine: what runs the model.
+        compute: what that computes floats in.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Plan:
     correct: bool = False
     block: int = 128
     engine: EngineName = "onnxruntime"
+    compute: Literal["f32", "bf16"] = "f32"
 
     def keep(self, layers: Collection[str]) -> Plan:
         """Return the plan with these layers in floating point."""
@@ -78,8 +80,20 @@ class Plan:
 
     @property
     def precision(self) -> str:
-        """``int4`` where weights have 4 bits, else ``int8``."""
+        """``bf16`` where nothing is quantized, ``int4`` where weights have 4 bits, else ``int8``."""
+        if not self.schemes and self.compute == "bf16":
+            return "bf16"
         return "int4" if "int4" in self.schemes.values() else "int8"
+
+    @property
+    def variant(self) -> str:
+        """What the variant is called: by its precision, and by the engine where that rounds the floats."""
+        return self.precision if self.compute == "f32" else f"{self.precision}-{self.engine}"
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is the original: nothing is quantized, and floats are computed as they were."""
+        return not self.schemes and self.compute == "f32"
 
     def record(self) -> dict[str, Any]:
         """Return the plan as data."""
@@ -110,7 +124,7 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     Raises:
         QuantizationError: the plan quantizes nothing.
     """
-    if not plan.schemes:
+    if plan.empty:
         raise QuantizationError("nothing in this model can be quantized so: it has no layer left that the recipe takes")
     model = source.model()
     layers = source.by_name(model)

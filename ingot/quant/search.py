@@ -117,7 +117,9 @@ class Search:
     def _explore(self) -> None:
         engines = self._config.engines or installed()
         plans = families(self._bench.source, self._has_data, engines)
-        first = [self._try(plan.keep(self._kept)) for plan in plans]
+        # Where all is in bfloat16, no layer stays as it is.
+        asked = (plan for plan in plans if plan.schemes or not self._kept)
+        first = [self._try(plan.keep(self._kept)) for plan in asked]
         for trial in sorted(first, key=lambda item: -item.speed):
             if not self._hopeful(trial):
                 break
@@ -279,7 +281,7 @@ class Search:
                 return
             tried.append(trial)
         hopeful = [trial for trial in tried if self._hopeful(trial)]
-        if hopeful and not self._bench.large:  # the ranking computes every layer twice
+        if hopeful and broken.plan.schemes and not self._bench.large:  # the ranking computes every layer twice
             self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
     def _keep_some(self, plan: Plan) -> None:

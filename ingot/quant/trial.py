@@ -107,6 +107,7 @@ class Built:
     graph: Descriptor
     weights: tuple[Descriptor, ...]
     engine: EngineName = "onnxruntime"
+    compute: str = "f32"
 
     @property
     def size(self) -> int:
@@ -115,10 +116,12 @@ class Built:
     @property
     def key(self) -> tuple[str, ...]:
         """The same for the same model on the same engine."""
-        return (self.engine, self.graph.digest, *(item.digest for item in self.weights))
+        return (self.engine, self.compute, self.graph.digest, *(item.digest for item in self.weights))
 
     def load(self, threads: int | None = None) -> Engine:
-        return load_engine(self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine)
+        return load_engine(
+            self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine, precision=self.compute
+        )
 
 
 class Workbench(Bench):
@@ -185,7 +188,8 @@ class Workbench(Bench):
         seen = self.seen if candidate.needs_data else {}
         self._make_room()
         model = plan.make(self.source, candidate, seen)
-        return Built(blobs, *onnx_graph.pack(model, blobs, self.source.blobs), engine=candidate.engine)
+        graph, weights = onnx_graph.pack(model, blobs, self.source.blobs)
+        return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
         """Time a plan's model beside the original and compare their answers.
@@ -203,7 +207,7 @@ class Workbench(Bench):
             size=built.size,
             latency=latency,
             baseline=baseline,
-            audit=audit.audit(built.blobs.path(built.graph), built.engine),
+            audit=audit.audit(built.blobs.path(built.graph), built.engine) if candidate.schemes else Audit(),
             comparison=comparison,
             outputs=outputs,
         )

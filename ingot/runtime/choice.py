@@ -14,7 +14,7 @@ from ingot.runtime import comparison, devices
 from ingot.runtime.comparison import EQUAL, Costs
 from ingot.runtime.engine import Engine
 from ingot.runtime.form import Form
-from ingot.runtime.loader import ENGINES, engine_of
+from ingot.runtime.loader import ENGINES, engine_of, precision_of
 from ingot.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,11 @@ def obstacle(variant: Variant, settings: Settings) -> str:
         return "it is made for GPUs, and none is here"
     if wanted and "cuda" not in wanted and settings.device == "cuda":
         return "it is made for CPUs, and the device is 'cuda'"
-    return _engine_obstacle(engine_of(variant), settings) if variant.serving.format == "onnx" else ""
+    if variant.serving.format != "onnx":
+        return ""
+    if precision_of(variant) == "bf16" and not devices.has_bf16():
+        return "it is computed in bfloat16, which this processor has no instructions for"
+    return _engine_obstacle(engine_of(variant), settings)
 
 
 def _engine_obstacle(engine: str, settings: Settings) -> str:

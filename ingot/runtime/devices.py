@@ -61,6 +61,11 @@ def cpu_features() -> str:
     return " ".join([platform.machine(), *sorted(names)])
 
 
+def has_bf16() -> bool:
+    """Tell whether the processor has instructions for bfloat16 that OpenVINO uses."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_features().split())
+
+
 def describe() -> str:
     """Return the machine in a few words, for evidence: architecture, CPU model, cores."""
     model = platform.processor() or platform.machine()

@@ -12,7 +12,7 @@ from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
 from ingot.runtime import warmup
 from ingot.runtime.engine import Engine
-from ingot.runtime.loader import engine_of, load_engine
+from ingot.runtime.loader import engine_of, load_engine, precision_of
 from ingot.runtime.prepacked import Prepacked
 from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
@@ -65,6 +65,7 @@ class Form:
                 allow_code=settings.allow_code,
                 ort_library=settings.ort_library,
                 engine=engine_of(variant),
+                precision=precision_of(variant),
             ),
             variant.goldens(),
             variant.serving.golden_tolerance,

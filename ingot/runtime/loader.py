@@ -21,6 +21,7 @@ def load_engine(
     allow_code: bool = False,
     ort_library: Path | None = None,
     engine: str = "onnxruntime",
+    precision: str = "f32",
 ) -> Engine:
     """Load a model file.
 
@@ -32,6 +33,7 @@ def load_engine(
         allow_code: load formats that can run code of the file's author: all but ``onnx``.
         ort_library: native code of custom operators, which ONNX Runtime loads for every graph.
         engine: what runs a graph of format ``onnx``, of :data:`ENGINES`; the other formats have one engine each.
+        precision: what OpenVINO computes floats in: ``f32`` or ``bf16``.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the device is asked for and not there, or the
@@ -40,7 +42,7 @@ def load_engine(
     """
     # An engine's package is imported only when it is used.
     if format == "onnx":
-        return _load_onnx(path, engine, device, threads, ort_library)
+        return _load_onnx(path, engine, precision, device, threads, ort_library)
     if format not in ("aoti", "pt2", "partitioned"):
         raise Unsupported(f"no engine of this version runs models of format '{format}'")
     if not allow_code:
@@ -76,7 +78,16 @@ def engine_of(variant: Variant) -> str:
     return variant.serving.requires.get("engine") or ENGINES[0]
 
 
-def _load_onnx(path: Path, engine: str, device: str, threads: int | None, ort_library: Path | None) -> Engine:
+def precision_of(variant: Variant) -> str:
+    """Return what a variant's engine computed floats in when it was measured, and so computes them in: mostly f32."""
+    return variant.serving.requires.get("inference_precision") or "f32"
+
+
+def _load_onnx(
+    path: Path, engine: str, precision: str, device: str, threads: int | None, ort_library: Path | None
+) -> Engine:
+    if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
+        raise Unsupported(f"no engine of this version computes in '{precision}' as '{engine}' is asked to")
     if engine == "onnxruntime":
         from ingot.runtime.engines.ort import OrtEngine
 
@@ -89,4 +100,4 @@ def _load_onnx(path: Path, engine: str, device: str, threads: int | None, ort_li
         raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU here; use cpu or auto")
     from ingot.runtime.engines.openvino import OpenVinoEngine
 
-    return OpenVinoEngine(path, threads=threads)
+    return OpenVinoEngine(path, threads=threads, precision=precision)

@@ -109,8 +109,7 @@ class TestVerdicts:
         monkeypatch.setattr(Workbench, "attempt", slow)
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1000))
         assert result.verdict == "quantized"
-        assert len(tried) == 2
-        assert len(result.report.candidates) == 1  # the other was given up
+        assert len(result.report.candidates) == len(tried) == 2
         assert "the time for the search was up before it was done" in result.report.notes
 
     def test_only_what_is_not_faster_is_said_to_be_so(

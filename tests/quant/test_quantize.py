@@ -11,12 +11,13 @@ import pytest
 
 import ingot
 from ingot.demo.digits import Data, Digits, predict
-from ingot.errors import InvalidArgument, QuantizationError
+from ingot.errors import InvalidArgument, QuantizationError, Unsupported
 from ingot.model_store import Archive, manifest
 from ingot.quant import DynamicInt8, QuantConfig, Quantized, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.config import RECIPES, Recipe
 from ingot.quant.report import DOCUMENT, Report
+from ingot.runtime import devices
 from ingot.tensors import Array
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run, sentences
@@ -386,9 +387,10 @@ def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatc
 
 
 def test_for_openvino_too_where_it_is_installed(
-    digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path
+    digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
+    monkeypatch.setattr(devices, "has_bf16", lambda: False)
     images = digits[1].images[:100]
     archive = quantize(digits_fp32, {"image": images}, config=QuantConfig(engines=("openvino",), max_drop=0.1)).archive
     serving = archive.variant("int8").serving
@@ -402,3 +404,50 @@ def test_for_openvino_too_where_it_is_installed(
     ):
         answer = client.infer("digits", {"image": images})["logits"]
     assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95
+
+
+def test_bf16_is_a_candidate_where_the_processor_has_it(
+    digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All candidates are as fast here, and it is the most exact of them."""
+    pytest.importorskip("openvino")
+    if not devices.has_bf16():
+        pytest.skip("the processor has no bfloat16")
+    images = digits[1].images[:100]
+    config = QuantConfig(engines=("openvino", "onnxruntime"), max_drop=0.1)
+    found = quantize(digits_fp32, {"image": images}, config=config)
+    names = [item.name for item in found.report.candidates]
+    assert names[0] == "bf16, OpenVINO"
+    assert names[1] == "dynamic int8"
+    assert found.report.layers[0].scheme == "bf16"
+    variant = found.archive.variant("bf16-openvino")
+    assert variant.serving.precision == "bf16"
+    assert variant.serving.requires["engine"] == "openvino"
+    assert variant.serving.requires["inference_precision"] == "bf16"
+    assert variant.size == found.archive.variant("fp32").size
+    assert 1e-7 < variant.serving.evidence.agreement[0].error < 0.05  # it was measured in what it is served in
+    found.archive.save(tmp_path / "q.ingot")
+    with (
+        ingot.serve(f"digits={tmp_path / 'q.ingot'}#bf16-openvino", **FREE) as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        answer = client.infer("digits", {"image": images})["logits"]
+    exact = run(found.archive, "fp32", {"image": images})["logits"]
+    error = np.abs(answer - exact).max() / np.abs(exact).max()
+    assert 1e-4 < error < 0.05  # float32 is some thousand times as exact
+
+    monkeypatch.setattr(devices, "has_bf16", lambda: False)
+    with ingot.serve(f"digits={tmp_path / 'q.ingot'}", **FREE) as server, ingot.Client(server.http_url) as client:
+        assert client.metadata("digits")["properties"]["variant"] == "fp32"
+    with pytest.raises(Unsupported, match="no instructions for bfloat16"):
+        ingot.serve(f"digits={tmp_path / 'q.ingot'}#bf16-openvino", **FREE)
+    names = [item.name for item in quantize(digits_fp32, {"image": images}, config=config).report.candidates]
+    assert not any("bf16" in name for name in names)
+
+
+def test_layers_to_keep_leave_bf16_out(digits_fp32: Path, digits: tuple[Digits, Data, Data]) -> None:
+    pytest.importorskip("openvino")
+    layer = quantize(digits_fp32, config=QuantConfig(DynamicInt8(), max_drop=1)).report.layers[-1].name
+    config = QuantConfig(engines=("openvino", "onnxruntime"), max_drop=0.1, keep=(layer,))
+    found = quantize(digits_fp32, {"image": digits[1].images[:100]}, config=config)
+    assert not any("bf16" in item.name for item in found.report.candidates)

@@ -243,6 +243,14 @@ def test_devices(requires: dict[str, str], device: str, gpu: bool, runs: bool, m
     assert (obstacle(variant, Settings(device=device)) == "") is runs
 
 
+@pytest.mark.parametrize(("has", "runs"), [(True, True), (False, False)])
+def test_bfloat16_needs_a_processor_that_has_it(has: bool, runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "has_bf16", lambda: has)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    variant = archive([Made("a", requires={"engine": "openvino", "inference_precision": "bf16"})]).variant()
+    assert (obstacle(variant, Settings(device="cpu")) == "") is runs
+
+
 def test_a_gpu_variant_is_not_served_by_an_engine_that_fell_back_to_the_cpu(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
