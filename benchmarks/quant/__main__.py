@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.quant import runner, table
+from benchmarks.quant import processor, runner, table
 from benchmarks.quant.case import CASES, prepare
 from benchmarks.quant.ways import WAYS
 from ingot.runtime import devices
@@ -41,7 +41,10 @@ def main() -> None:
     settings = runner.Settings(options.cache, options.budget, rounds=options.rounds, reuse=options.reuse)
     outcomes: dict[str, list[runner.Outcome]] = {}
     titles = {case.name: case.title for case in cases}
-    about = {"machine": devices.describe(), "python": platform.python_version()}
+    if options.without_amx:
+        processor.deny_amx()
+    about = {"machine": devices.describe(), "instructions": processor.describe(not options.without_amx)}
+    about |= {"python": platform.python_version()}
     about |= {name: version(name) for name in ("onnxruntime", "torch")}
     for case in cases:
         with console.status(f"{case.title}: training") as status:
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", default="5m", help="time that Ingot's search may take")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each way at each batch size")
     parser.add_argument("--reuse", action="store_true", help="take quantized models that an earlier run has made")
+    parser.add_argument("--without-amx", action="store_true", help="as on a processor without matrix units")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder for weights, data and environments")
     parser.add_argument("--out", type=Path, help="folder for the tables")
     return parser

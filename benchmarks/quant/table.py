@@ -80,7 +80,7 @@ def markdown(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: 
     """Return the run as a page."""
     sections: list[str] = []
     for name, found in outcomes.items():
-        sections += ["", f"## {titles[name]}", "", *_table(_HEAD, [_row(outcome) for outcome in found])]
+        sections += ["", f"## {titles[name]}", "", *rows(_HEAD, [_row(outcome) for outcome in found])]
         sections += [f"\n`{outcome.way}` failed: {_portable(outcome.problem)}" for outcome in found if outcome.problem]
     summary = [_summary(titles[name], verdict(found)) for name, found in outcomes.items()]
     head = ("model", "best peer within the budget", "its speed-up", "Ingot's", "Ingot / best", f"holds and ≥ {AIM}")
@@ -98,7 +98,7 @@ def markdown(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: 
             + ": medians over rounds in",
             "which all ways are timed in turn; their mean is geometric.",
             "",
-            *_table(head, summary),
+            *rows(head, summary),
             *sections,
             "",
         ]
@@ -155,5 +155,6 @@ def _portable(message: str) -> str:
     return re.sub(r"(?<![\w.])/[^\s:\"']*/", "", message)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+def rows(head: Sequence[str], content: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table as lines of Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *content)]

@@ -179,8 +179,14 @@ class Workbench(Bench):
             self._seen = self._observe() if self.calibration is not None else {}
         return self._seen
 
-    def build(self, candidate: Plan, blobs: BlobFolder) -> Built:
+    def build(self, candidate: Plan, blobs: BlobFolder, *, link: bool = True) -> Built:
         """Make the model of a plan.
+
+        Args:
+            candidate: the plan.
+            blobs: where its files go.
+            link: link large weights that stay as they are. As long as the links are there, no other model can be made:
+                onnx_ir reads no file that has several.
 
         Raises:
             QuantizationError: the plan quantizes nothing.
@@ -188,7 +194,7 @@ class Workbench(Bench):
         seen = self.seen if candidate.needs_data else {}
         self._make_room()
         model = plan.make(self.source, candidate, seen)
-        graph, weights = onnx_graph.pack(model, blobs, self.source.blobs)
+        graph, weights = onnx_graph.pack(model, blobs, self.source.blobs if link else None)
         return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
@@ -238,7 +244,7 @@ class Workbench(Bench):
 
     def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
         """Return trials with their latencies taken anew, all in turn with each other and the original."""
-        built = [self.build(trial.plan, BlobFolder.scratch()) for trial in trials]
+        built = [self.build(trial.plan, BlobFolder.scratch(), link=len(trials) == 1) for trial in trials]
         with contextlib.ExitStack() as stack:
             engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
             baseline, *latencies = self.time([self.original, *engines], timing)

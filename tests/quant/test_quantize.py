@@ -16,6 +16,7 @@ from ingot.model_store import Archive, manifest
 from ingot.quant import DynamicInt8, QuantConfig, Quantized, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.config import RECIPES, Recipe
+from ingot.quant.plan import Plan
 from ingot.quant.report import DOCUMENT, Report
 from ingot.runtime import devices
 from ingot.tensors import Array
@@ -404,6 +405,16 @@ def test_for_openvino_too_where_it_is_installed(
     ):
         answer = client.infer("digits", {"image": images})["logits"]
     assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95
+
+
+def test_the_best_are_timed_side_by_side_whatever_weights_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of weights that one model links is read for another."""
+    monkeypatch.setattr("ingot.model_store.onnx_graph.EXTERNAL_BYTES", 64)
+    plans = [Plan(f"{name} alone", {name: "dynamic"}) for name in ("first", "second")]
+    monkeypatch.setattr("ingot.quant.search.families", lambda *arguments: iter(plans))
+    found = quantize(small_models.classifier(), {"x": rows()}, config=QuantConfig(max_drop=0.1))
+    assert found.verdict == "quantized"
+    assert all(not item.rejected for item in found.report.candidates)
 
 
 def test_bf16_is_a_candidate_where_the_processor_has_it(

@@ -19,6 +19,7 @@ from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder
 from ingot.quant import QuantConfig, run
 from ingot.runtime import load_engine
+from ingot.runtime.loader import precision_of
 
 ARCHIVE = "model.ingot"
 
@@ -51,5 +52,6 @@ def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
     variant = Archive.open(folder / ARCHIVE).unpacked().variants[0]
     if variant.serving.requires["engine"] == "onnxruntime":
         return ort.load_file(variant.path(), threads)
-    engine = load_engine(variant.path(), device="cpu", threads=threads, engine="openvino")
+    precision = precision_of(variant)
+    engine = load_engine(variant.path(), device="cpu", threads=threads, engine="openvino", precision=precision)
     return lambda inputs: list(engine.run(inputs).values())
