@@ -130,7 +130,9 @@ def export(
             planned = _plan(_maker(source, map_location, allow_code), inputs or (), given, fixed, batch_dim, opset)
             _print(planned, as_json)
             return
-        model = load_source(source, checkpoint, map_location, allow_code=allow_code)
+        model = load_source(
+            source, checkpoint, map_location, allow_code=allow_code, remark=lambda text: note(f"note: {text}")
+        )
         call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state}
         call["progress"] = told
         if bisect:

@@ -123,6 +123,7 @@ class Run:
             ParityError: no form of it is equal.
         """
         journal, options = self._journal, self._options
+        journal.note(*subject.notes)
         journal.note(*(f"fixed in the graph: {constant}" for constant in subject.eager.arguments.constants))
         loose = arguments.outside_parameters(subject.eager.module, list(subject.eager.arguments.fixed))
         journal.note(*(f"'{name}' is no parameter of forward, whose **kwargs may ignore it" for name in loose))
@@ -250,10 +251,12 @@ class Run:
 
     def _traced_again(self, graph: Any, program: Program, subject: Subject) -> Program:
         example = subject.eager.tensors(subject.example)
+        options = {
+            **program.options,
+            "strict": False,
+        }  # the graph is operators only, and its interpreter no user's code
         try:
-            traced = exported.trace(
-                exported.positional(graph), subject.inputs, subject.ranges, example, **program.options
-            )
+            traced = exported.trace(exported.positional(graph), subject.inputs, subject.ranges, example, **options)
         except Exception as error:  # torch.export raises many kinds
             raise ExportError(str(error).strip().partition("\n")[0] or type(error).__name__) from error
         made = exported.program(traced, subject.inputs, subject.ranges, subject.output_names, program.log)
@@ -320,7 +323,7 @@ class Run:
     def _affordable(self, signature: Signature, rows: int) -> bool:
         """Tell whether a call of so many rows is timed: small ones always are."""
         examples, batch = self._original.examples, signature.batch
-        return rows == 1 or batch is None or examples.within({**examples.default_sizes, batch: rows}, _MOST_TIMED)
+        return rows == 1 or batch is None or examples.affordable({**examples.default_sizes, batch: rows}, _MOST_TIMED)
 
     def _load(self, lowered: Packed) -> Engine:
         path = self._blobs.path(lowered.graph)

@@ -13,7 +13,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import arguments, defaults
 from ingot.export.arguments import Arguments
 from ingot.export.program import Eager, States
-from ingot.export.proof import probe
+from ingot.export.proof import indices, misdeclared, probe, sizes
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.torch_arrays import from_torch
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
@@ -21,13 +21,14 @@ from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inpu
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported and how it is called."""
+    """What is exported and how it is called; ``notes`` say what was found out about it."""
 
     eager: Eager
     inputs: tuple[TensorSpec, ...]
     ranges: Mapping[str, Range]
     examples: Examples
     output_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def example(self) -> dict[str, Array]:
@@ -113,36 +114,69 @@ def prepare(
         call, given = _called_as_described(call, tensors, inputs, by_name=isinstance(description.example, Mapping))
         described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
     eager = Eager(module, call, output_names)
-    examples = Examples(described, ranges, given)
-    example = examples.make(examples.default_sizes)
+    examples, notes = Examples(described, ranges, given), list[str]()
     with probe.unchanged(module):
-        try:
-            first = eager.run(example)  # before anything else: this failure is the user's, and reads best by itself
-        except ExportError as error:
-            if given is not None or not examples.default_sizes or "does not run" not in str(error):
-                raise
-            dim = list(examples.default_sizes)[-1]
-            raise ExportError(
-                f"{error}; the sizes were made up: declare those that the model takes, such as {dim}=..512, "
-                f"{dim}=..512:32 for multiples of 32, or a fixed size, or give an example"
-            ) from error
-    limits = probe.index_limits(eager, example) if given is None else {}
-    if limits:
-        examples = Examples(described, ranges, limits=limits)
-        example = examples.make(examples.default_sizes)
-    states, work = _states(eager, example, lift_state)
-    examples = Examples(described, ranges, given, limits, work=work)
+        if given is None:
+            examples, notes = _fitted(eager, examples)
+        else:  # before anything else: this failure is the user's, and reads best by itself
+            examples = _weighed(eager, examples)
+    example = examples.make(examples.default_sizes)
+    states = _states(eager, example, lift_state)
     if states:
         values = {name: from_torch(module.get_buffer(name)) for name in states.buffers}
         described += tuple(TensorSpec(name, DType.of(value), value.shape) for name, value in values.items())
         eager = Eager(module, call, output_names, states)
-        examples = Examples(described, ranges, given, limits, values, work)
+        examples = examples.with_states(described, values)
     probe.check_repeats(eager, examples)
-    named = eager.run(examples.make(examples.default_sizes)) if states else first
+    named = eager.run(examples.make(examples.default_sizes))
     taken = {spec.name for spec in described} & set(named)
     if taken:
         raise InvalidArgument(f"'{min(taken)}' names an input and an output; give the outputs other names")
-    return Subject(eager, described, ranges, examples, tuple(named))
+    ranges = {dim: bounds for dim, bounds in examples.ranges.items() if dim in ranges or bounds != Range()}
+    return Subject(eager, described, ranges, examples, tuple(named), tuple(notes))
+
+
+def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
+    """Return examples that a model runs on, of those that can be made up, and what was found out about its sizes.
+
+    Raises:
+        ExportError: it runs on none.
+    """
+    notes = []
+    try:
+        examples = _weighed(eager, examples)
+    except ExportError as error:
+        if "does not run" not in str(error):
+            raise
+        fitting = _running(eager, examples)
+        if fitting is None:
+            raise ExportError(f"{error}; {misdeclared.remedy(eager, examples)}") from error
+        changed = [dim for dim, bounds in fitting.ranges.items() if bounds != examples.ranges[dim]]
+        if changed:
+            shown = sizes.declared(fitting.ranges, changed)
+            notes.append(f"the model does not run at all sizes; found by trying, the archive takes {shown}")
+        examples = _weighed(eager, fitting)
+    known = probe.index_limits(eager, examples.make(examples.default_sizes))
+    examples = examples.limited(known)
+    if eager.device.type == "cpu":  # elsewhere an index that is out of range ends the process's use of the device
+        examples = examples.limited(indices.find(eager, examples, known))
+    examples, more = sizes.narrowed(eager, examples)
+    return examples, [*notes, *more]
+
+
+def _weighed(eager: Eager, examples: Examples) -> Examples:
+    """Run a model at the examples' default, and return examples that know the work of that call."""
+    with probe.counting(eager.module) as flops:
+        eager.run(examples.make(examples.default_sizes))
+    return examples.with_work(sum(flops))
+
+
+def _running(eager: Eager, examples: Examples) -> Examples | None:
+    """Return examples at whose default a model runs: with zeros for integers, or with other sizes; None if none is."""
+    zeros = indices.zeros(examples)
+    if indices.failure(eager, zeros, zeros.default_sizes) is None:
+        return zeros
+    return sizes.stepped(eager, examples)
 
 
 def _called_as_described(
@@ -163,12 +197,12 @@ def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[Tenso
     return tuple(by_name[name] for name in names)
 
 
-def _states(eager: Eager, example: Mapping[str, Array], lift: bool) -> tuple[States, float]:
-    """Return what the module changes, or refuse it; and the FLOPs of a call."""
-    states, work = probe.find_states(eager, example)
+def _states(eager: Eager, example: Mapping[str, Array], lift: bool) -> States:
+    """Return what the module changes, or refuse it."""
+    states = probe.find_states(eager, example)
     if states and not lift:
         raise ExportError(
             f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
             "drop; return the new value as an output and take the old one as an input, or let --lift-state do that"
         )
-    return states, work
+    return states

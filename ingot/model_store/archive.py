@@ -204,7 +204,8 @@ class Archive:
     def copy_to(self, sink: BlobSink, transfer: Transfer | None = None) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place.
 
-        A blob is copied before those that refer to it, so that whoever finds the archive finds all of it.
+        A blob is copied before those that refer to it, so that whoever finds the archive finds all of it. Of an archive
+        file on disk every blob is read, also those that the sink has already: a damaged file is always told.
 
         Raises:
             InvalidArchive: a blob is missing or damaged.
@@ -216,11 +217,23 @@ class Archive:
             stages[refers][descriptor.digest] = descriptor
         transfer.expect(sum(item.size for stage in stages for item in stage.values()))
         content, referring = stages
+
+        def copy(item: Descriptor) -> None:
+            if not (isinstance(self.blobs, TarBlobs) and self.blobs.on_disk):
+                sink.copy(self.blobs, item, transfer)
+                return
+            source = _Noting(self.blobs)
+            with self._named():
+                sink.copy(source, item, transfer)
+                if not source.read_whole:
+                    for _ in chunks(self.blobs, item):
+                        transfer.check()
+
         # Largest first: the last ones are then small, and no thread is left alone with a large one at the end.
         ordered = sorted(content.values(), key=lambda item: -item.size)
-        transfer.each(lambda item: sink.copy(self.blobs, item, transfer), ordered, sink.workers)
+        transfer.each(copy, ordered, sink.workers)
         for descriptor in referring.values():
-            sink.copy(self.blobs, descriptor, transfer)
+            copy(descriptor)
         sink.finish()
         return Archive(sink, self.descriptor, self.attached)
 
@@ -270,6 +283,18 @@ class Archive:
 
     def __repr__(self) -> str:
         return f"Archive({self.name!r}, {[variant.name for variant in self.variants]}, {self.digest[:19]})"
+
+
+class _Noting:
+    """A source of blobs that knows whether one was read from its beginning."""
+
+    def __init__(self, source: Blobs):
+        self._source = source
+        self.read_whole = False
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        self.read_whole |= start == 0
+        return self._source.open(descriptor, start)
 
 
 class _Overlay:

@@ -118,6 +118,11 @@ class TarBlobs:
             raise InvalidArchive(f"{self.name} is truncated: it ends inside '{name}'")
         self._spans[name] = (member.offset_data, member.size)
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading it costs no network."""
+        return isinstance(self._source, LocalFile)
+
     def open_member(self, name: str, skip: int = 0) -> BinaryIO:
         start, size = self._spans[name]
         return span(self._source, start + skip, size - skip)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
@@ -22,6 +23,8 @@ from ingot.runtime.settings import Settings
 if TYPE_CHECKING:
     from ingot.model_store.trust import Policy
 
+_CODE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
+_INPUT = "'NAME:float32[batch,...]'"
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
@@ -84,7 +87,7 @@ class Repository(Catalog[Model]):
             return self._of_archive(source.name, "1", source, Reference(source.name))
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
-        with _no_model_file(source):
+        with _exported_first(source):
             located = locate(source, self._store)
         if located.path is not None and located.path.suffix == ".onnx":
             if not os.path.isfile(located.path):  # noqa: PTH113 - Path.is_file raises on names that are too long
@@ -101,9 +104,7 @@ class Repository(Catalog[Model]):
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
             return self._pulls.pull(located)
-        if located.place is None:
-            return located.find()
-        with _no_model_file(located.name):
+        with _exported_first(located.name):
             return located.find()
 
     def _of_archive(self, name: str, version: str, archive: Archive, found: Reference, file: str = "") -> Model:
@@ -116,14 +117,48 @@ class Repository(Catalog[Model]):
 
 
 @contextmanager
-def _no_model_file(source: str) -> Iterator[None]:
-    """Where something is no reference, but a file of a kind that cannot be served, say what can."""
+def _exported_first(source: str) -> Iterator[None]:
+    """Where something is not an archive, but what one is made of, name the command that comes first."""
     try:
         yield
     except (NotFound, InvalidArgument) as error:
+        if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises on names that are too long
+            raise InvalidArgument(f"{source} is a folder, not an archive file; {_of_folder(Path(source))}") from error
         if os.path.isfile(source) and not source.endswith((".ingot", ".onnx")):  # noqa: PTH113 - as above
-            raise InvalidArgument(
-                f"{source} is a file that cannot be served; serve takes .ingot and .onnx files (ingot export makes "
-                "them) and references such as digits:1"
+            raise InvalidArgument(f"{source} is not an Ingot archive; {_of_file(Path(source))}") from error
+        code = _CODE.fullmatch(source)
+        if code and _is_code(code["module"]):
+            raise type(error)(
+                f"{error}; if {source} is Python code, run ingot export {source} --input {_INPUT} "
+                f"-o {code['attribute']}.ingot first, then ingot serve {code['attribute']}.ingot"
             ) from error
         raise
+
+
+def _is_code(module: str) -> bool:
+    """Tell whether what could be a model's name is one of a Python module: of a package, or in the current folder."""
+    return "." in module or Path(f"{module}.py").is_file() or Path(module, "__init__.py").is_file()
+
+
+def _of_folder(folder: Path) -> str:
+    name = folder.resolve().name
+    if (folder / "config.json").is_file():
+        return f"run ingot export {folder} -o {name}.ingot first, then ingot serve {name}.ingot"
+    if any(folder.glob("config.pbtxt")) or any(folder.glob("*/config.pbtxt")) or any(folder.glob("*/*/model.*")):
+        return f"run ingot import {folder} first, then serve the names that it prints"
+    if (folder / "hubconf.py").is_file():
+        return f"run ingot export {folder}:ENTRY --input {_INPUT} -o {name}.ingot first, then ingot serve {name}.ingot"
+    return "serve takes .ingot and .onnx files and references such as digits:1"
+
+
+def _of_file(path: Path) -> str:
+    command = {
+        ".mar": f"import {path}",
+        ".pt": f"export {path} --input {_INPUT}",
+        ".pth": f"export {path} --input {_INPUT}",
+        ".pt2": f"export {path} --allow-code",
+        ".py": f"export {path.stem}:ATTRIBUTE --input {_INPUT}",
+    }.get(path.suffix)
+    if command is None:
+        return "serve takes .ingot and .onnx files (ingot export makes them) and references such as digits:1"
+    return f"run ingot {command} -o {path.stem}.ingot first, then ingot serve {path.stem}.ingot"

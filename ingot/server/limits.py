@@ -10,6 +10,15 @@ BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
 
+# What the server keeps for an open call beside its messages, rounded up: for one of few messages, and for one of many
+# whose first has come, which takes a task.
+CALL_BYTES = 2 << 10
+STREAM_BYTES = 16 << 10
+# The part of the limit on bodies that open calls may take, and the least that they may, for servers of small bodies.
+_CALLS_SHARE = 4
+_CALLS_LEAST = 16 << 20
+
+
 def check_size(size: int, limit: int) -> None:
     """Refuse a body over the limit.
 
@@ -20,11 +29,20 @@ def check_size(size: int, limit: int) -> None:
         raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}; see --max-body-mb")
 
 
-class Budget:
-    """The bytes of request bodies that all clients together may have in memory, from their arrival to their answer."""
+def calls_budget(max_bodies_bytes: int) -> Budget:
+    """Return the budget of a server's open calls, whatever their messages hold."""
+    return Budget(max(max_bodies_bytes // _CALLS_SHARE, _CALLS_LEAST), "open calls")
 
-    def __init__(self, limit: int):
+
+class Budget:
+    """The bytes that all clients together may have in memory; ``what`` says of what, for the error's text.
+
+    Those of request bodies count from their arrival to their answer.
+    """
+
+    def __init__(self, limit: int, what: str = "request bodies"):
         self._limit = limit
+        self._what = what
         self._held = 0
 
     def reserve(self) -> Reservation:
@@ -42,7 +60,7 @@ class Budget:
             Unavailable: there is not so much left. One request alone always fits.
         """
         if size > 0 and self._held > own and self._held + size > self._limit:
-            raise Unavailable("the server holds as many request bodies as it may; try later, or see --max-bodies-mb")
+            raise Unavailable(f"the server holds as many {self._what} as it may; try later, or see --max-bodies-mb")
         self._held += size
 
 

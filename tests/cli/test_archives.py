@@ -81,6 +81,7 @@ class TestRefusedExports:
         command = ["export", "tests.export.models:net", "--input", "x:float32[batch,5]", "-o", "net.ingot"]
         message = refused(run_ingot(*command))
         assert message.startswith("the model does not run on the example inputs (x [3, 5]): RuntimeError")
+        assert message.endswith("it runs with x:float32[batch,4]: declare that")
         assert not (tmp_path / "net.ingot").exists()
 
     def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:
@@ -162,6 +163,17 @@ class TestRefusedArchives:
             (["list", "--store", "digits.txt"], "the store at digits.txt cannot be read: it is not a folder"),
             (["serve", "digits:1"], "has no model 'digits'"),
             (["serve", "./digits.txt"], "is not an Ingot archive"),
+            (["serve", "./bert"], "run ingot export bert -o bert.ingot first, then ingot serve bert.ingot"),
+            (["serve", "mine=hub"], "run ingot export hub:ENTRY --input 'NAME:float32[batch,...]' -o hub.ingot first"),
+            (["serve", "triton"], "run ingot import triton first, then serve the names that it prints"),
+            (["serve", "./x.mar"], "run ingot import x.mar -o x.ingot first, then ingot serve x.ingot"),
+            (["serve", "x.pth"], "run ingot export x.pth --input 'NAME:float32[batch,...]' -o x.ingot first"),
+            (
+                ["serve", "pkg.mod:build"],
+                "run ingot export pkg.mod:build --input 'NAME:float32[batch,...]' -o build.ingot first, then ingot "
+                "serve build.ingot",
+            ),
+            (["serve", "here:Net"], "run ingot export here:Net --input"),
             (["serve", "nope.onnx"], "there is no file nope.onnx"),
             (["serve", "./digits.ingot#bf16"], "has no variant 'bf16'; it has: fp32"),
             (["serve", "./digits.ingot", "--http-port", "99999"], "--http-port is 99999"),
@@ -172,5 +184,8 @@ class TestRefusedArchives:
     def test_each_with_its_remedy(
         self, run_ingot: RunIngot, archive: Path, tmp_path: Path, command: list[str], message: str
     ) -> None:
-        (tmp_path / "digits.txt").write_text("some text")
+        files = "digits.txt", "x.mar", "x.pth", "here.py", "bert/config.json", "hub/hubconf.py", "triton/a/config.pbtxt"
+        for file in files:
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text("some text")
         assert message in refused(run_ingot(*command))

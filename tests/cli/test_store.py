@@ -232,3 +232,19 @@ class TestRefused:
         path.write_bytes(path.read_bytes().replace(b"some weights", b"evil weights"))
         assert "is damaged" in refused(run_ingot("load", "1.ingot", "--store", tmp_path / "other"))
         assert succeeded(run_ingot("list", "--store", tmp_path / "other")) == ""
+
+
+@pytest.mark.usefixtures("pushed")
+@pytest.mark.parametrize("command", ["push", "load"])
+def test_a_damaged_file_is_told_where_the_store_has_its_blobs(
+    run_ingot: RunIngot, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "1.ingot"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"some weights", b"same weights"))
+    message = refused(run_ingot(command, "1.ingot", "tiny:1"))
+    assert message.startswith("1.ingot: blob sha256:")
+    assert message.endswith("is damaged: its content has another digest")
+    succeeded(run_ingot("fsck"))  # the store's own blobs are whole
+    path.write_bytes(whole)
+    succeeded(run_ingot(command, "1.ingot", "tiny:1"))

@@ -7,6 +7,8 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,12 @@ from ingot.server.grpc.fast import outlet as outlets
 from ingot.server.grpc.fast import stream as streams
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import Messages
+from ingot.server.grpc.fast.replies import integer
+from ingot.server.grpc.fast.stream import Stream
+from ingot.server.limits import CALL_BYTES, STREAM_BYTES, Budget
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
+
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 Frame = tuple[int, int, int, bytes]
 
@@ -148,7 +155,31 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
     "empty data": lambda peer, index: (peer.head(3) if index == 0 else b"") + data(3, b""),
     "window": lambda peer, _: frames.window_update(0, 1),
     "refused": lambda peer, index: peer.head(3 + 2 * index, Upper="case"),
+    "settings of a thousand values": lambda peer, _: frames.frame(frames.SETTINGS, 0, 0, bytes(6000)),
+    "acknowledged settings": lambda peer, _: frames.frame(frames.SETTINGS, frames.ACK, 0),
+    "acknowledged pings": lambda peer, _: frames.frame(frames.PING, frames.ACK, 0, bytes(8)),
+    "data byte by byte": lambda peer, index: (peer.head(3) if index == 0 else b"") + data(3, b"\0"),
+    "data byte by byte for a call that is over": lambda peer, index: (
+        (peer.head(3, path="/x/y") if index == 0 else b"") + data(3, b"\0")
+    ),
+    "unknown methods": lambda peer, index: peer.head(3 + 2 * index, path="/x/y"),
+    "what is not gRPC": lambda peer, index: peer.head(3 + 2 * index, content_type="text/html"),
+    "timeouts that are none": lambda peer, index: peer.head(3 + 2 * index, grpc_timeout="soon"),
+    "too much metadata": lambda peer, index: huffman(3 + 2 * index, 20_000),
 }
+
+
+def literal_call(stream_id: int, more: bytes) -> bytes:
+    """Return the HEADERS of a call to ModelInfer whose block ends with ``more``, and puts nothing into the table."""
+    path = b"\x04" + bytes((len(INFER),)) + INFER.encode()
+    block = b"\x83\x86" + path + b"\x0f\x10\x10application/grpc" + more
+    return frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
+
+
+def huffman(stream_id: int, size: int) -> bytes:
+    """Return a call with a header of ``size`` zeros, each of which is five bits long."""
+    packed = size * 5 // 8  # of a multiple of eight, so that no padding is due
+    return literal_call(stream_id, b"\x00\x01x" + integer(packed, 7, 0x80) + bytes(packed))
 
 
 @pytest.mark.parametrize("kind", FLOODS)
@@ -174,6 +205,134 @@ def test_a_client_that_works_may_ping_more() -> None:
         assert goaway(await peer.received()) is None
 
     run(test)
+
+
+def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> None:
+    class Counted(dict[int, Stream]):
+        """The streams of a connection; counts how many were given out by iteration."""
+
+        looks = 0
+
+        def values(self) -> Any:
+            for stream in super().values():
+                self.looks += 1
+                yield stream
+
+    async def test() -> None:
+        peer = Peer()
+        for index in range(1000):
+            peer.send(peer.head(1 + 2 * index))
+        streams = peer.connection.streams = Counted(peer.connection.streams)
+        windows = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, 70_000 + size) for size in range(60)]
+        peer.send(frames.frame(frames.SETTINGS, 0, 0, b"".join(windows)))
+        assert peer.connection.initial == 70_059
+        assert streams.looks <= 2 * len(streams)
+        peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[-1]))
+        assert streams.looks <= 2 * len(streams)
+        for index in range(3000):
+            peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[index % 60]))
+        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+        assert streams.looks < 200 * 1000
+
+    run(test)
+
+
+@pytest.mark.parametrize("costs", ["one of Huffman's code", "many"])
+def test_headers_that_are_long_to_read_cost_patience(costs: str) -> None:
+    many = b"".join(b"\x00\x01x\x06%06d" % number for number in range(300))
+
+    async def test() -> None:
+        peer = Peer()
+        before = peer.connection._patience
+        for stream_id in (1, 3, 5, 7):
+            peer.send(huffman(stream_id, 14_000) if costs != "many" else literal_call(stream_id, many))
+        assert len(peer.connection.streams) == 4
+        assert peer.connection._patience <= before - 4 * 4
+
+    run(test)
+
+
+def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
+    async def test() -> None:
+        peer = Peer()
+        for index in range(1500):
+            block = literal_call(1 + 2 * index, b"\x00\x01x" + integer(4000, 7) + b"%04000d" % index)
+            peer.send(block + data(1 + 2 * index, prefixed(request(1)), frames.END_STREAM))
+            if index % 100 == 0:
+                await peer.received()
+        assert goaway(await peer.received()) is None
+
+    run(test)
+
+
+class TestOpenCalls:
+    """What the server keeps for calls that wait."""
+
+    def counted(self, peer: Peer) -> int:
+        return peer.front._calls._open_calls._held
+
+    def test_they_take_no_more_than_is_counted_for_them(self) -> None:
+        async def test() -> None:
+            message = prefixed(request(1, model="never"))
+            encoding = b"\x00\x0dgrpc-encoding" + integer(12_000, 7)
+            for path, sent, each in (
+                (INFER, b"", CALL_BYTES),
+                ("", b"", CALL_BYTES),
+                (STREAM, b"", CALL_BYTES),
+                (STREAM, message, CALL_BYTES + STREAM_BYTES),
+            ):
+                peer = Peer()
+                await peer.received()
+                tracemalloc.start()
+                for stream_id in range(1, 1000, 2):
+                    large = b"" if path else literal_call(stream_id, encoding + b"%012000d" % stream_id)
+                    peer.send(large or peer.head(stream_id, path) + (data(stream_id, sent) if sent else b""))
+                await peer.received()
+                taken, _ = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+                assert len(peer.connection.streams) == 500
+                assert taken < 500 * each
+                assert self.counted(peer) == 500 * (CALL_BYTES + (STREAM_BYTES if sent else 0))
+                peer.connection.connection_lost(None)
+                await peer.received()
+
+        run(test)
+
+    def test_more_than_the_server_may_hold_are_refused(self) -> None:
+        async def test() -> None:
+            peer = Peer()
+            peer.front._calls._open_calls = Budget(2 * (CALL_BYTES + STREAM_BYTES), "open calls")
+            message = prefixed(request(1, model="never"))
+            for stream_id in (1, 3, 5):
+                peer.send(peer.head(stream_id, STREAM) + data(stream_id, message))
+            found = endings(peer, await peer.received())
+            assert {of: ending["grpc-status"] for of, ending in found.items()} == {5: "14"}
+            assert "open calls" in found[5]["grpc-message"]
+            assert "--max-bodies-mb" in found[5]["grpc-message"]
+            peer.send(frames.reset(1, ErrorCode.CANCEL) + peer.call(7, request(1)))
+            assert echoed(await peer.received(), 7) == [1]
+            assert self.counted(peer) == CALL_BYTES + STREAM_BYTES
+            peer.send(frames.reset(3, ErrorCode.CANCEL))
+            assert self.counted(peer) == held(peer) == 0
+
+        run(test)
+
+    def test_those_of_a_connection_that_is_lost_end_over_several_ticks(self) -> None:
+        async def test() -> None:
+            peers = [Peer(), Peer()]
+            peers[1].front._calls.endings = peers[0].front._calls.endings  # as of one server
+            for peer in peers:
+                for index in range(500):
+                    peer.send(peer.call(1 + 2 * index, request(1, model="never")))
+                peer.connection.connection_lost(None)
+            left = [1000]
+            while left[-1]:
+                await asyncio.sleep(0)
+                left.append(sum(not ticket.cancelled for peer in peers for ticket in peer.plane.tickets))
+            assert max(before - after for before, after in pairwise(left)) <= 128
+            assert all(self.counted(peer) == 0 and not peer.connection.streams for peer in peers)
+
+        run(test)
 
 
 BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
@@ -203,6 +362,10 @@ BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
     "endless empty headers": (
         lambda peer: peer.head(1, flags=0) + 2000 * frames.frame(frames.CONTINUATION, 0, 1),
         ErrorCode.ENHANCE_YOUR_CALM,
+    ),
+    "three changes of the table's size": (
+        lambda peer: frames.frame(frames.HEADERS, 4, 1, b"\x20\x3f\xe1\x1f\x20"),
+        ErrorCode.COMPRESSION_ERROR,
     ),
     "no HPACK": (lambda peer: frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
     "a header that unfolds to much": (
@@ -322,9 +485,6 @@ def test_what_is_wrong_with_a_call_is_its_status(case: str) -> None:
         assert echoed(await peer.received(), 3) == [1]
 
     run(test)
-
-
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def held(peer: Peer) -> int:

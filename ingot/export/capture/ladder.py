@@ -137,7 +137,7 @@ def capture(
         What was captured, and all attempts up to it.
 
     Raises:
-        ExportError: no route succeeds; the message explains the first one's failure.
+        ExportError: no route succeeds; the message explains the failure of the one that came farthest.
         InvalidArgument: there is no such route.
     """
     attempts: list[Attempt] = []
@@ -161,7 +161,15 @@ def capture(
                 rungs.append("strict")
             continue
         return captured, (*attempts, Attempt(route=name))
-    raise _explained(failures, task, attempts[0].route) from failures[0]
+    nearest = next((index for index, failure in enumerate(failures) if _came_through(failure)), 0)
+    first = failures[nearest]
+    others = [failure for failure in failures if failure is not first]
+    raise _explained([first, *others], task, attempts[nearest].route) from first
+
+
+def _came_through(failure: Exception) -> bool:
+    """Tell whether a route came to the end of the model's code, so that what it lacks is less than another's."""
+    return isinstance(failure, ExportError) or "Constraints violated" in str(failure)
 
 
 def _of_sizes(failure: BaseException | None) -> bool:
@@ -180,7 +188,7 @@ def _rungs(task: Task, route: str) -> Sequence[str]:
 
 
 def _explained(failures: Sequence[Exception], task: Task, route: str) -> ExportError:
-    """Explain the first failure; the others may know the line."""
+    """Explain the first of some failures; the others may know the line."""
     first, *others = failures
     if isinstance(first, ExportError):
         return first

@@ -14,6 +14,8 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
+from ingot.export.lower import missing_forms
+
 aten = torch.ops.aten
 op: Any = opset18
 
@@ -80,6 +82,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
     aten.bmm.default: product,
     aten.einsum.default: einsum,
+    aten.roll.default: missing_forms.roll_complex,
     # Places in the leading dimensions do not touch the last.
     aten.index.Tensor: core.aten_index,
 }

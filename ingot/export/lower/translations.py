@@ -15,6 +15,7 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
+from ingot.export.lower import missing_forms
 from ingot.export.rules.fx import onnx_forms
 
 aten = torch.ops.aten
@@ -143,6 +144,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.sign.default: sign,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
+    **missing_forms.TRANSLATIONS,
     **recurrent.TRANSLATIONS,
     **onnx_forms.TRANSLATIONS,
 }

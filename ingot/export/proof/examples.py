@@ -6,7 +6,8 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,21 @@ from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 MOST_WORK = 3e10
 # Sizes that are tried for named dimensions: distinct, so that two dimensions are never equal by accident.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+LARGEST = 33
+"""The largest number of steps that a case gives a dimension by itself."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the values of an integer input, an index, must be below: ``rows``, and the size of each of ``dims``."""
+
+    rows: int | None = None
+    dims: tuple[str, ...] = ()
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return the limit at some sizes."""
+        sides = [sizes[dim] for dim in self.dims] + ([] if self.rows is None else [self.rows])
+        return max(min(sides), 1)
 
 
 class Examples:
@@ -28,9 +44,8 @@ class Examples:
         ranges: bounds of their named dimensions.
         given: the user's own arrays, which are then repeated or cut along named dimensions instead of generated; all
             inputs that are not in ``limits`` or here are generated.
-        limits: for integer inputs that are indices, how many different ones there are.
+        limits: of the values of integer inputs that are indices.
         states: inputs that are states of the model, with their first values.
-        work: FLOPs of one call at the default sizes, as far as they are known.
     """
 
     def __init__(
@@ -38,54 +53,82 @@ class Examples:
         inputs: Sequence[TensorSpec],
         ranges: Mapping[str, Range],
         given: Mapping[str, Array] | None = None,
-        limits: Mapping[str, int] | None = None,
+        limits: Mapping[str, Limit] | None = None,
         states: Mapping[str, Array] | None = None,
-        work: float = 0.0,
     ):
-        self._inputs = inputs
-        self._signature = Signature(tuple(inputs), (), ranges=ranges)
+        self.inputs = tuple(inputs)
+        self._signature = Signature(self.inputs, (), ranges=ranges)
         self._given = given or {}
         self._limits = limits or {}
         self.states = states or {}
-        self._work = work
+        self._work = 0.0
         self._signed = False
+        self._related = False
         self._more: list[dict[str, int]] = []
         own = replace(self._signature, inputs=tuple(spec for spec in inputs if spec.name in self._given))
         self._own_sizes = tensors.check_inputs(own, self._given)
 
+    def _changed(self, **attributes: Any) -> Examples:
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
+
     def signed(self) -> Examples:
         """Return examples whose floats are positive and negative in turn: a trace follows one branch only."""
-        changed = copy.copy(self)
-        changed._signed = True
-        return changed
+        return self._changed(_signed=True)
+
+    def within(self, ranges: Mapping[str, Range]) -> Examples:
+        """Return examples with other bounds of the dimensions that ``ranges`` names."""
+        signature = self._signature
+        return self._changed(_signature=replace(signature, ranges={**signature.ranges, **ranges}))
+
+    def limited(self, limits: Mapping[str, Limit]) -> Examples:
+        """Return examples with further limits of indices."""
+        return self._changed(_limits={**self._limits, **limits})
+
+    def related(self) -> Examples:
+        """Return examples of which the model may reject some, since its dimensions depend on each other."""
+        return self._changed(_related=True)
+
+    def with_states(self, inputs: Sequence[TensorSpec], states: Mapping[str, Array]) -> Examples:
+        """Return examples with states of the model among the inputs."""
+        inputs = tuple(inputs)
+        return self._changed(inputs=inputs, states=states, _signature=replace(self._signature, inputs=inputs))
+
+    def with_work(self, work: float) -> Examples:
+        """Return examples of a model whose call at the default sizes takes ``work`` FLOPs."""
+        return self._changed(_work=work)
 
     @property
     def default_sizes(self) -> dict[str, int]:
         """One size for each named dimension: that of the given arrays, if it is 2 or more, else a distinct one."""
         candidates = itertools.cycle(_SIZES)
         sizes = {}
-        for symbol in self._signature.symbols:
-            bounds, own = self._signature.range(symbol), self._own_sizes.get(symbol, 0)
-            size = next(candidates) * bounds.step
+        for symbol, bounds in self.ranges.items():
+            own, size = self._own_sizes.get(symbol, 0), next(candidates) * bounds.step
+            size = size if size >= bounds.low else bounds.low + size
             sizes[symbol] = bounds.nearest(own if own > 1 else size)
         return sizes
 
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The bounds of each named dimension."""
+        return {symbol: self._signature.range(symbol) for symbol in self._signature.symbols}
+
     def at(self, more: Sequence[Mapping[str, int]]) -> Examples:
         """Return examples with further cases, beside those that they have."""
-        changed = copy.copy(self)
-        changed._more = [*self._more, *map(dict, more)]
-        return changed
+        return self._changed(_more=[*self._more, *map(dict, more)])
 
     def is_index(self, name: str) -> bool:
-        """Tell whether an input was found to choose rows, of which there are so many."""
+        """Tell whether an input was found to be an index."""
         return name in self._limits
 
     @property
     def stretched(self) -> bool:
-        """Whether cases are cut from and repeated of given arrays, so that some may be ones that no model takes."""
-        return bool(self._given)
+        """Whether some cases may be ones that no model takes: cut from or repeated of given arrays, for instance."""
+        return bool(self._given) or self._related
 
-    def within(self, sizes: Mapping[str, int], most: float | None = None) -> bool:
+    def affordable(self, sizes: Mapping[str, int], most: float | None = None) -> bool:
         """Tell whether a call takes no more than ``most`` FLOPs, if they grow with each size; see :data:`MOST_WORK`."""
         shares = (sizes[symbol] / size for symbol, size in self.default_sizes.items())
         return self._work * math.prod(shares) <= (MOST_WORK if most is None else most)
@@ -96,17 +139,16 @@ class Examples:
         The default comes again between and at the end, where it is asked with other values. Large cases of models that
         compute much are left out, except those of the least sizes, of 2 and those given to :meth:`at`.
         """
-        default = self.default_sizes
+        default, ranges = self.default_sizes, self.ranges
         seen = [default]
         yield default
-        for size in (0, 2, 9, 33):
-            ranges = {symbol: self._signature.range(symbol) for symbol in default}
+        for size in (0, 2, 9, LARGEST):
             each = [{**default, symbol: bounds.nearest(size * bounds.step)} for symbol, bounds in ranges.items()]
             for sizes in (*self._more, *each):
-                if sizes not in seen and (size < 9 or sizes in self._more or self.within(sizes)):
+                if sizes not in seen and (size < 9 or sizes in self._more or self.affordable(sizes)):
                     seen.append(sizes)
                     yield sizes
-            if size in (0, 33) and self.within(default):
+            if size in (0, LARGEST) and self.affordable(default):
                 yield default
 
     def make(self, sizes: Mapping[str, int], seed: int = 0, *, varied: bool = True) -> dict[str, Array]:
@@ -117,9 +159,9 @@ class Examples:
         """
         rng = np.random.default_rng(seed)
         try:
-            made = {spec.name: self._make(spec, sizes, seed, rng, varied) for spec in self._inputs}
+            made = {spec.name: self._make(spec, sizes, seed, rng, varied) for spec in self.inputs}
         except MemoryError:
-            shown = ", ".join(str(spec) for spec in self._inputs)
+            shown = ", ".join(str(spec) for spec in self.inputs)
             raise ExportError(f"example inputs for {shown} do not fit in memory") from None
         if self._signed:
             sign = -1 if seed % 2 else 1
@@ -141,7 +183,7 @@ class Examples:
             return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
         if spec.dtype.is_float:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
-        limit = self._limits.get(spec.name, 2)
+        limit = self._limits[spec.name].at(sizes) if spec.name in self._limits else 2
         numbers = np.asarray(rng.integers(0, limit, shape)).astype(spec.dtype.numpy)
         if shape and limit == 2:
             numbers[..., :1] = 1  # an attention mask of nothing but zeros has no meaning that two engines share

@@ -11,16 +11,13 @@ from torch import nn
 
 from ingot.errors import ExportError, ParityError
 from ingot.export.program import Eager, States
-from ingot.export.proof.examples import Examples
+from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.parity import unrepeated
 from ingot.tensors import Array, DType, TensorSpec
 
 
-def find_states(eager: Eager, inputs: Mapping[str, Array]) -> tuple[States, float]:
+def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
     """Run a model once and return which of its buffers and inputs it changes. The module is left as it was.
-
-    Returns:
-        The states, and the FLOPs of the model's layers with weights (not of its own matrix products).
 
     Raises:
         ExportError: the model does not run, or changes a parameter.
@@ -29,7 +26,7 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> tuple[States, floa
     versions = {name: value._version for name, value in eager.module.named_parameters()}
     before = [tensor.clone() for tensor in tensors]
     args, kwargs = eager.arguments.bind(tensors)
-    with unchanged(eager.module) as saved, torch.no_grad(), _counting(eager.module) as flops:
+    with unchanged(eager.module) as saved, torch.no_grad():
         eager.module(*args, **kwargs)
         now = dict(eager.module.named_buffers())
         buffers = [name for name, value in saved.items() if name not in now or not _same(value, now[name])]
@@ -37,15 +34,15 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> tuple[States, floa
     if written:
         raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
     changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not _same(old, new)]
-    return States(tuple(buffers), tuple(changed)), sum(flops)
+    return States(tuple(buffers), tuple(changed))
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @contextlib.contextmanager
-def _counting(module: nn.Module) -> Iterator[list[float]]:
-    """Yield a list that gets the FLOPs of each call of a layer with weights."""
+def counting(module: nn.Module) -> Iterator[list[float]]:
+    """Yield a list that gets the FLOPs of each call of a layer with weights; other products are not counted."""
     counts: list[float] = []
 
     def count(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -63,7 +60,7 @@ def _counting(module: nn.Module) -> Iterator[list[float]]:
             handle.remove()
 
 
-def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
+def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
     """Run a model once and return how many rows the embeddings have that its integer inputs index."""
     tensors = eager.tensors(inputs)
     whole = {id(tensor): name for name, tensor in zip(eager.names, tensors, strict=True)}
@@ -86,7 +83,7 @@ def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, int]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {name: Limit(rows) for name, rows in found.items()}
 
 
 def check_repeats(eager: Eager, examples: Examples) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ __all__ = [
 
 
 def load_source(
-    source: str, checkpoint: str | Path | None = None, map_location: str = "cpu", *, allow_code: bool = False
+    source: str,
+    checkpoint: str | Path | None = None,
+    map_location: str = "cpu",
+    *,
+    allow_code: bool = False,
+    remark: Callable[[str], None] = lambda text: None,
 ) -> nn.Module | Path:
     """Return the module that ``source`` names, or the path if it is an ``.onnx`` file.
 
@@ -43,6 +49,7 @@ def load_source(
         map_location: the device that tensors are loaded to, as in ``torch.load``.
         allow_code: run code that a model comes with: in a ``.pt2`` file, or in a transformers folder with an
             ``auto_map``.
+        remark: called with what should be known of the checkpoint.
 
     Raises:
         NotFound: the file, the Python module or the attribute does not exist.
@@ -61,7 +68,7 @@ def load_source(
     path = Path(checkpoint).expanduser()
     arguments = checkpoints.hyperparameters(path) if isinstance(found, type) else None
     module = imported.make(found, source.partition(":")[2], arguments)
-    load_checkpoint(module, path, map_location)
+    load_checkpoint(module, path, map_location, remark=remark)
     return module
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+import re
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +16,79 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.export.program import quiet
 from ingot.export.source.text import first_line
 
+_COMPILED = "_orig_mod"
+# What PyTorch says of a pickle that names more than it allows, not of one that is damaged.
+_FORBIDDEN = re.compile(
+    r"Unsupported (global|class|operand)|unrecognized function|Can only|not an allowed|is not allowed"
+)
 
-def load_checkpoint(module: nn.Module, path: Path, map_location: str = "cpu", *, called: str | None = None) -> None:
+
+def load_checkpoint(
+    module: nn.Module,
+    path: Path,
+    map_location: str = "cpu",
+    *,
+    called: str | None = None,
+    remark: Callable[[str], None] = lambda text: None,
+) -> None:
     """Load a ``state_dict`` into a module; all keys must match.
 
-    A training checkpoint is searched for its ``state_dict`` (also as ``model_state_dict`` or ``model``), and the
-    ``module.`` prefix of ``DataParallel`` is stripped. Only tensors are unpickled, never code.
+    A training checkpoint is searched for its ``state_dict`` (also as ``model_state_dict`` or ``model``). A prefix that
+    all keys have is removed where the rest then fits: ``module.`` of ``DataParallel``, ``_orig_mod.`` of
+    ``torch.compile``, the attribute that a LightningModule keeps the network in. Only tensors are unpickled, never
+    code.
 
     Args:
         module: what the weights are for.
         path: the file.
         map_location: the device that tensors are loaded to.
         called: what messages call the file; by default its path.
+        remark: called with what should be known of the keys.
 
     Raises:
         NotFound: there is no such file.
         InvalidArgument: it is not a checkpoint, or does not fit the module.
     """
     called = called or str(path)
-    state = _find_state(read(path, map_location, called), called)
+    saved = _find_state(read(path, map_location, called), called)
+    state, prefix = _without_prefix(saved, set(module.state_dict()))
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
         detail = " ".join(str(error).split())
         raise InvalidArgument(
-            f"the checkpoint {called} does not fit {type(module).__name__}: {detail[:600]}"
+            f"the checkpoint {called} does not fit {type(module).__name__}: {_partly(saved, module)}{detail[:600]}"
         ) from error
+    if prefix:
+        remark(f"removed the prefix '{prefix}' of all keys of {called}")
+
+
+def _without_prefix(state: dict[str, torch.Tensor], wanted: set[str]) -> tuple[dict[str, torch.Tensor], str]:
+    """Return a ``state_dict`` without the prefix of all its keys that keeps it from fitting, and that prefix."""
+    compiled = any(f"{_COMPILED}." in key for key in state) and not any(_COMPILED in key for key in wanted)
+    keys = {key: key.replace(f"{_COMPILED}.", "") if compiled else key for key in state}
+    prefix = ""
+    while set(keys.values()) != wanted:
+        firsts = {key.partition(".")[0] for key in keys.values()}
+        if len(firsts) != 1 or not all("." in key for key in keys.values()):
+            break
+        prefix += f"{firsts.pop()}."
+        keys = {key: short.partition(".")[2] for key, short in keys.items()}
+    if set(keys.values()) != wanted and not prefix.startswith("module."):
+        return state, ""
+    if set(keys.values()) != wanted:  # of DataParallel in any case: the message is then of the user's own names
+        return {key.removeprefix("module."): value for key, value in state.items()}, ""
+    shown = f"{_COMPILED}." if compiled and not prefix else prefix
+    return {keys[key]: value for key, value in state.items()}, shown
+
+
+def _partly(state: Mapping[str, torch.Tensor], module: nn.Module) -> str:
+    """Say that some of the keys would fit without their prefix."""
+    wanted = set(module.state_dict())
+    for first in sorted({key.partition(".")[0] for key in state}):
+        if wanted and wanted <= {key.removeprefix(f"{first}.") for key in state if key.startswith(f"{first}.")}:
+            return f"only its keys under '{first}.' fit; save those alone, without the prefix. "
+    return ""
 
 
 def hyperparameters(path: Path) -> dict[str, Any]:
@@ -68,12 +117,29 @@ def read(path: Path, map_location: str, called: str) -> Any:
     try:
         with quiet():
             return torch.load(path, map_location=map_location, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InvalidArgument(
-            f"{called} holds more than tensors, which could run code when loaded; save model.state_dict() instead"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file raises many kinds
+        check_whole(path, called)
+        if isinstance(error, pickle.UnpicklingError) and _FORBIDDEN.search(str(error)):
+            raise InvalidArgument(
+                f"{called} holds more than tensors, which could run code when loaded; save model.state_dict() instead"
+            ) from error
+        if isinstance(error, EOFError) or "EOF" in str(error):
+            raise _cut_short(called) from error
         raise InvalidArgument(f"{called} is not a PyTorch checkpoint, or is damaged: {first_line(error)}") from error
+
+
+def check_whole(path: Path, called: str) -> None:
+    """Raise InvalidArgument if a file is empty, or begins as a ZIP archive and has no end of one."""
+    if path.stat().st_size == 0:
+        raise InvalidArgument(f"{called} is empty; copy or download it once more")
+    with path.open("rb") as file:
+        start = file.read(4)
+    if b"PK\x03\x04".startswith(start) and not zipfile.is_zipfile(path):
+        raise _cut_short(called)
+
+
+def _cut_short(called: str) -> InvalidArgument:
+    return InvalidArgument(f"{called} is truncated or damaged: its end is missing; copy or download it once more")
 
 
 def _find_state(loaded: Any, called: str) -> dict[str, torch.Tensor]:
@@ -84,8 +150,6 @@ def _find_state(loaded: Any, called: str) -> dict[str, torch.Tensor]:
     if not isinstance(loaded, Mapping) or not loaded or not all(map(_is_weight, loaded.items())):
         keys = ", ".join(str(key) for key in list(loaded)[:8]) if isinstance(loaded, Mapping) else type(loaded).__name__
         raise InvalidArgument(f"{called} holds no state_dict; it holds: {keys or 'nothing'}")
-    if all(key.startswith("module.") for key in loaded):
-        return {key.removeprefix("module."): value for key, value in loaded.items()}
     return dict(loaded)
 
 

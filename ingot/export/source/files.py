@@ -9,7 +9,7 @@ from torch import nn
 
 from ingot.errors import InvalidArgument
 from ingot.export.program import quiet
-from ingot.export.source.checkpoint import check_device
+from ingot.export.source.checkpoint import check_device, check_whole
 from ingot.export.source.text import one_line
 
 
@@ -22,13 +22,14 @@ def load_torchscript(path: Path, map_location: str = "cpu", *, called: str | Non
         called: what messages call the file; by default its path.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not one, or is damaged.
     """
     check_device(map_location)
     try:
         with quiet():
             return torch.jit.load(str(path), map_location=map_location)  # type: ignore[no-any-return, no-untyped-call]
     except (RuntimeError, ValueError) as error:
+        check_whole(path, called or str(path))
         raise InvalidArgument(
             f"{called or path} is not a TorchScript file. A whole module pickled by torch.save cannot be read safely: "
             f"save its state_dict instead. For a state_dict, name the model's code and pass this file by "
@@ -56,6 +57,7 @@ def load_program(path: Path, *, allow_code: bool = False, called: str | None = N
         with quiet():
             return torch.export.load(path).module()
     except Exception as error:
+        check_whole(path, called or str(path))
         raise InvalidArgument(
             f"{called or path} holds no exported program (torch.export.save writes one): {one_line(error)}"
         ) from error

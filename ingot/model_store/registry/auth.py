@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import threading
 import time
@@ -15,7 +16,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.references import RegistryAddress
+from ingot.model_store.references import HUB, RegistryAddress
 from ingot.model_store.registry.credentials import Credentials
 
 Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
@@ -26,6 +27,10 @@ _PART = re.compile(
     r'(?<![\w-])(?:([A-Za-z]++)[ \t]++(?=[\w-]++=)|([\w-]++)=(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]*+))|(Basic)\b)',
     re.IGNORECASE,
 )
+TOKEN_HOSTS: Final = "INGOT_TOKEN_HOSTS"
+"""The variable that lists hosts of token servers, with commas between: credentials of any registry may go there."""
+# Large registries whose token servers have another host than the registry.
+_TOKEN_SERVERS = dict.fromkeys(HUB, "auth.docker.io") | {"registry.gitlab.com": "gitlab.com"}
 _MAX_CHALLENGE = 4096  # characters
 _DEFAULT_SECONDS = 60  # what the specification of tokens says where an answer names no time
 _MARGIN_SECONDS = 5
@@ -73,7 +78,7 @@ class Authorizer:
     """Gives each request its ``Authorization``, asking for tokens as the registry demands them. For many threads.
 
     Args:
-        registry: the credentials go there, and to the token servers that it names.
+        registry: the credentials go there, and to its token server if that has the same host or is listed.
         credentials: gives those for a repository by its name, or None.
         ask: sends a request to a token server.
     """
@@ -123,7 +128,7 @@ class Authorizer:
     def _token(self, challenge: Mapping[str, str], scope: Scope, credentials: Credentials | None) -> tuple[str, float]:
         """Return a token's header and the seconds that it lasts."""
         realm = challenge.get("realm", "")
-        self._check(realm)
+        self._check(realm, credentials)
         fields = {"service": challenge.get("service", ""), "scope": challenge.get("scope") or str(scope)}
         headers, method, content = {"Accept": "application/json"}, "GET", None
         if credentials is not None and credentials.identity:
@@ -154,8 +159,8 @@ class Authorizer:
             raise InvalidArgument(f"{host}, which guards {self._registry}, answers {status} without a token")
         return f"Bearer {text}", max(1.0, token.expires_in - _MARGIN_SECONDS)
 
-    def _check(self, realm: str) -> None:
-        """Raise InvalidArgument if credentials must not be sent to a token server."""
+    def _check(self, realm: str, credentials: Credentials | None) -> None:
+        """Raise InvalidArgument if a token server must not be asked, or not with credentials."""
         try:
             url = httpx.URL(realm)  # as it is read where it is sent to
         except (httpx.InvalidURL, ValueError):
@@ -164,6 +169,16 @@ class Authorizer:
             raise InvalidArgument(
                 f"{self._registry} asks to log in at '{realm[:200]}', which is not HTTPS; no credentials were sent"
             )
+        if credentials is not None and not self._trusts(url.host):
+            raise InvalidArgument(
+                f"{self._registry} asks to log in at '{realm[:200]}', which is another host; no credentials were sent. "
+                f"If its token server is there, allow it by {TOKEN_HOSTS}={url.host} (several with commas between)"
+            )
+
+    def _trusts(self, host: str) -> bool:
+        """Tell whether the registry's credentials may be sent to a host."""
+        listed = {item.strip().lower() for item in os.environ.get(TOKEN_HOSTS, "").split(",")}
+        return host in (self._registry.host, _TOKEN_SERVERS.get(self._registry.host)) or host in listed
 
 
 def parse_challenges(headers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -132,7 +132,7 @@ def _tensor(
     check_parameters(f"tensor '{tensor.name}'", decode_parameters(tensor.parameters))
     if raw is None:
         return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
-    if tensor.HasField("contents"):
+    if tensor.HasField("contents") and tensor.contents.ByteSize():  # some clients set it to nothing
         raise InvalidArgument(f"tensor '{tensor.name}' has typed contents beside raw_input_contents; send one of them")
     return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
 

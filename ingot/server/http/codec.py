@@ -15,7 +15,7 @@ import orjson
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.dataplane import MAX_TENSORS, check_parameters
-from ingot.server.http import data
+from ingot.server.http import data, large
 from ingot.server.http.plans import Layout, Plans
 from ingot.server.requests import InferRequest, InferResponse, Route, Template, named
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -45,12 +45,12 @@ _JSON = Layout()
 
 
 def decode_request(
-    plans: Plans, model: str, version: str, body: bytes, header_length: int | None
+    plans: Plans | None, model: str, version: str, body: bytes, header_length: int | None
 ) -> tuple[InferRequest, Layout]:
     """Parse an inference request.
 
     Args:
-        plans: requests that are known.
+        plans: requests that are known; None for one whose JSON is large.
         model: from the path.
         version: from the path, or empty.
         body: the whole body.
@@ -60,6 +60,8 @@ def decode_request(
         InvalidArgument: the body is not of the protocol; the message names the tensor.
     """
     if header_length is None:
+        if plans is None:
+            return _decode(model, version, _parse(body, _unannounced, large.loads), memoryview(b""))
         known = plans.read_text(model, version, body)
         if known is not None:
             return known
@@ -70,6 +72,8 @@ def decode_request(
     if not 0 <= header_length <= len(body):
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     raw = body[:header_length]
+    if plans is None:
+        return _decode(model, version, _parse(raw, _announced, large.loads), memoryview(body)[header_length:])
     known = plans.read_raw(model, version, raw, body)
     if known is not None:
         return known
@@ -252,10 +256,12 @@ class _Buffers:
             )
 
 
-def _parse(raw: bytes | memoryview, remedy: Callable[[bytes, str], str] = lambda _, __: "") -> dict[str, Any]:
+def _parse(
+    raw: Any, remedy: Callable[[bytes, str], str] = lambda _, __: "", loads: Callable[[Any], Any] = orjson.loads
+) -> dict[str, Any]:
     """Return a JSON object; ``remedy`` says what may be done, given what is none and what is wrong with it."""
     try:
-        header = orjson.loads(raw)
+        header = loads(raw)
     except orjson.JSONDecodeError as error:
         hint = remedy(bytes(raw), str(error))
         raise InvalidArgument(f"the request is not valid JSON: {error}{hint and f'; {hint}'}") from error
@@ -292,7 +298,10 @@ def _input(item: Any, buffers: _Buffers) -> tuple[str, Array]:
         return name, arrays.from_bytes(name, dtype, shape, buffers.take(name, size))
     if "data" not in item:
         raise InvalidArgument(f"tensor '{name}' has neither 'data' nor binary_data_size")
-    return name, data.to_array(name, dtype, shape, item["data"])
+    values = item["data"]
+    if isinstance(values, large.Numbers):
+        return name, values.to_array(name, dtype, shape)
+    return name, data.to_array(name, dtype, shape, values)
 
 
 _DTYPES = {dtype.value: dtype for dtype in DType}

@@ -48,7 +48,7 @@ def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
         raise InvalidArgument(
             f"tensor '{name}' has {len(values)} values, but shape {list(shape)} takes {math.prod(shape)}"
         )
-    return _cast(name, dtype, values).reshape(shape)
+    return cast(name, dtype, values).reshape(shape)
 
 
 def from_json(name: str, dtype: DType, data: Any) -> Array:
@@ -115,7 +115,12 @@ def _flat(name: str, data: list[Any]) -> list[Any]:
     raise InvalidArgument(f"the data of tensor '{name}' is nested over {arrays.MAX_RANK} deep")
 
 
-def _cast(name: str, dtype: DType, values: list[Any]) -> Array:
+def cast(name: str, dtype: DType, values: list[Any]) -> Array:
+    """Return a flat list as an array; no value is rounded or wrapped to fit an integer type.
+
+    Raises:
+        InvalidArgument: one does not fit ``dtype``.
+    """
     # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
     kinds = set(map(type, values))
     code = FORMATS.get(dtype)

@@ -6,17 +6,18 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
 from ingot.faultlog import Limited
 from ingot.server import compression, unfolding
-from ingot.server.dataplane import DataPlane, Ticket, wrapped
-from ingot.server.http import codec
+from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.http import codec, large
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout, Plans
 from ingot.server.limits import BODY_PACE
-from ingot.server.requests import InferResponse
+from ingot.server.requests import InferRequest, InferResponse
 from ingot.server.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log.addFilter(Limited())
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)
+_decoders = ThreadPoolExecutor(2, "ingot-json")
 
 
 class Answer(NamedTuple):
@@ -103,11 +105,11 @@ def begin(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -
         The request, which can be cancelled; None if it is answered.
     """
     if asked.encoding:
-        return _Packed(service, asked, done).start(body, hold)
-    return _submit(service, asked, body, done)
+        return _Packed(service, asked, hold, done).start(body)
+    return _submit(service, asked, body, hold, done)
 
 
-def _submit(service: Service, asked: Asked, body: bytes, done: Done) -> Ticket | None:
+def _submit(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -> Work | None:
     plane = service.plane
     try:
         length = asked.header_length
@@ -118,6 +120,8 @@ def _submit(service: Service, asked: Asked, body: bytes, done: Done) -> Ticket |
         if length == 0:
             signature = plane.signature(asked.model, asked.version)
             request, layout = codec.decode_raw_request(asked.model, asked.version, body, signature)
+        elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
+            return _Decoding(service, asked, hold, done).start(body, length)
         else:
             request, layout = codec.decode_request(service.plans, asked.model, asked.version, body, length)
         return plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
@@ -126,25 +130,62 @@ def _submit(service: Service, asked: Asked, body: bytes, done: Done) -> Ticket |
     return None
 
 
+class _Decoding:
+    """A request with JSON so large that it is decoded in a thread: in the event loop, all others would wait for it."""
+
+    def __init__(self, service: Service, asked: Asked, hold: Hold, done: Done):
+        self._service = service
+        self._asked = asked
+        self._hold = hold
+        self._done = done
+        self._work: Work | None = None
+        self._cancelled = False
+
+    def start(self, body: bytes, header_length: int | None) -> Work:
+        decoding = asyncio.get_running_loop().run_in_executor(
+            _decoders, codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
+        )
+        decoding.add_done_callback(self._decoded)
+        return self
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+
+    def _decoded(self, future: asyncio.Future[tuple[InferRequest, Layout]]) -> None:
+        if self._cancelled or future.cancelled():
+            return
+        plane, asked, done = self._service.plane, self._asked, self._done
+        try:
+            request, layout = future.result()
+            self._hold(sum(array.nbytes for array in request.inputs.values()))
+            self._work = plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
+        except Exception as error:  # noqa: BLE001 - as in _submit
+            done(failure(plane, error))
+
+
 class _Packed:
     """A request with a ``Content-Encoding``."""
 
-    def __init__(self, service: Service, asked: Asked, done: Done):
+    def __init__(self, service: Service, asked: Asked, hold: Hold, done: Done):
         self._service = service
         self._asked = asked
+        self._hold = hold
         self._done = done
         self._work: Work | None = None
 
-    def start(self, body: bytes, hold: Hold) -> Work | None:
+    def start(self, body: bytes) -> Work | None:
         try:
             encoding = compression.known(self._asked.encoding)
         except InvalidArgument as error:
             self._go_on(error)
             return None
         if not encoding:
-            return _submit(self._service, self._asked, body, self._done)
+            return _submit(self._service, self._asked, body, self._hold, self._done)
         pieces = compression.unfolded(body, encoding, self._service.max_body_bytes)
-        self._work = body_to_be = Unfolding(pieces, hold, self._go_on)
+        self._work = body_to_be = Unfolding(pieces, self._hold, self._go_on)
         body_to_be.start(len(body))
         return self if self._work is not None else None
 
@@ -158,7 +199,7 @@ class _Packed:
             self._work = None
             self._done(failure(self._service.plane, body))
         else:
-            self._work = _submit(self._service, self._asked, body, self._done)
+            self._work = _submit(self._service, self._asked, body, self._hold, self._done)
 
 
 def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: InferResponse | IngotError) -> None:

@@ -53,3 +53,51 @@ def test_causal_attention_to_more_keys_than_queries() -> None:
 
 def test_attention_whose_width_is_dynamic() -> None:
     check(lambda x: SDPA(x, x, x), "x:float32[batch,5,width=2..]", torch.randn(2, 5, 3), torch.randn(1, 5, 8))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cumprod(x, 1),
+        lambda x: torch.cumprod((x * 3).long(), 0),
+        lambda x: torch.cummax(x, 1),
+        lambda x: torch.cummin((x * 3).long(), 0),
+        lambda x: torch.searchsorted(torch.sort(x, 1).values, x),
+        lambda x: torch.searchsorted(torch.tensor([-1.0, 0, 0, 2]), x.round(), right=True, out_int32=True),
+        lambda x: torch.searchsorted(x[0].sort().values, 0.3),
+        lambda x: torch.cdist(x, x * 2),
+        lambda x: torch.cdist(x[None], x[None] + 1, p=3.0),
+        lambda x: torch.cdist(x.round(), x, p=0.0),
+        lambda x: torch.cdist(x, x + x.flip(-1), p=float("inf")),
+        lambda x: torch.median(x, 1),
+        lambda x: torch.median(x, 0, keepdim=True),
+        torch.median,
+        lambda x: torch.kthvalue(x, 2, dim=1),
+        lambda x: torch.masked_select(x, x[:, :1] > 0),
+        lambda x: torch.sort(x.round(), dim=0, stable=True),
+        lambda x: torch.argsort(x.round(), dim=1, descending=True, stable=True),
+        lambda x: torch.linalg.inv(x.T @ x + torch.eye(4)),
+        lambda x: torch.inverse(x[:, :, None] * torch.eye(4) + torch.eye(4) * 9),
+        lambda x: torch.linalg.solve(x.T @ x + torch.eye(4), x[0]),
+        lambda x: torch.linalg.solve(x.T @ x + torch.eye(4), x, left=False),
+        lambda x: x.scatter(1, torch.zeros_like(x[:, :1], dtype=torch.long), x + 1),
+        lambda x: x.scatter_add(1, torch.zeros_like(x[:, :2], dtype=torch.long), x),
+        lambda x: x.scatter_reduce(0, (x[1:] > 0).long(), x, "mean"),
+        lambda x: x.scatter_reduce(0, (x[:, 1:] > 0).long(), x, "mean", include_self=False),
+        lambda x: x.scatter_reduce(0, (x[1:] > 0).long(), x, "amax", include_self=False),
+        torch.fft.fftshift,
+        lambda x: torch.fft.ifftshift(torch.fft.fft(x), dim=(0, -1)).real,
+        lambda x: torch.roll(x, (5, -(x.shape[0] // 2)), (1, 0)),
+    ],
+    ids=[
+        *("cumprod", "cumprod-integers", "cummax", "cummin"),
+        *("searchsorted", "searchsorted-right", "searchsorted-number"),
+        *("cdist", "cdist-3", "cdist-0", "cdist-inf"),
+        *("median-along", "median-keep", "median", "kthvalue", "masked-select", "stable-sort", "stable-argsort"),
+        *("inverse", "inverses", "solve", "solve-right"),
+        *("scatter", "scatter-add", "scatter-mean", "scatter-mean-others", "scatter-most"),
+        *("fftshift", "ifftshift-complex", "roll"),
+    ],
+)
+def test_operators_that_the_exporter_lacks(function: Callable[[Tensor], Any]) -> None:
+    check(function, "x:float32[n=2..,4]", torch.randn(5, 4), torch.randn(2, 4))

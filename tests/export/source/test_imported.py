@@ -167,19 +167,52 @@ class TestCheckpoint:
             loaded(tmp_path / "c.pth")
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("prefix", "remark"),
+        [
+            ("model.", "removed the prefix 'model.' of all keys"),  # Lightning's, of the attribute with the network
+            ("module.", "removed the prefix 'module.' of all keys"),
+            ("_orig_mod.", "removed the prefix '_orig_mod.' of all keys"),
+            ("module._orig_mod.net.", "removed the prefix 'module.net.' of all keys"),
+        ],
+    )
+    def test_a_prefix_of_all_keys_is_removed_with_a_note(
+        self, weights: dict[str, torch.Tensor], tmp_path: Path, prefix: str, remark: str
+    ) -> None:
+        torch.save({"state_dict": {f"{prefix}{key}": value for key, value in weights.items()}}, tmp_path / "c.ckpt")
+        remarks: list[str] = []
+        module = load_source(f"{HERE}:Net", tmp_path / "c.ckpt", remark=remarks.append)
+        assert isinstance(module, nn.Module)
+        assert equal(module.state_dict(), weights)
+        assert remarks == [f"{remark} of {tmp_path / 'c.ckpt'}"]
+
+    def test_a_prefix_of_some_keys_is_named(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        torch.save(
+            {"loss.weight": torch.ones(2), **{f"model.{key}": value for key, value in weights.items()}},
+            tmp_path / "c.ckpt",
+        )
+        with pytest.raises(InvalidArgument, match=r"only its keys under 'model\.' fit; save those alone"):
+            loaded(tmp_path / "c.ckpt")
+
+    def test_a_compiled_part_of_a_model(self, tmp_path: Path) -> None:
+        net = models.Net()
+        state = {key.replace("body.", "body._orig_mod.", 1): value for key, value in net.state_dict().items()}
+        torch.save(state, tmp_path / "c.pth")
+        assert equal(loaded(tmp_path / "c.pth"), net.state_dict())
+
     def test_damaged_files_and_other_files(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
         path = tmp_path / "c.pth"
         torch.save(weights, path)
         good = path.read_bytes()
-        for content in (
-            b"",
-            b"hello world",
-            good[: len(good) // 2],
-            bytes(100) + good[100:],
-            b"PK\x03\x04" + bytes(99),
-        ):
+        torch.save(weights, path, _use_new_zipfile_serialization=False)
+        old = path.read_bytes()
+        cut = r"c\.pth is truncated or damaged: its end is missing; copy or download it once more"
+        cases = [(b"", r"c\.pth is empty"), (b"hello world", r"c\.pth is not"), (bytes(100) + good[100:], r"c\.pth")]
+        cases += [(good[:length], cut) for length in (2, 30, 2000, len(good) // 2, len(good) - 1)]
+        cases += [(old[:length], r"c\.pth is (truncated|not a PyTorch)") for length in (1, 3, 30, len(old) - 1)]
+        for content, message in [*cases, (b"PK\x03\x04" + bytes(99), cut)]:
             path.write_bytes(content)
-            with pytest.raises(InvalidArgument, match=r"c\.pth"):
+            with pytest.raises(InvalidArgument, match=message):
                 loaded(path)
         with pytest.raises(NotFound, match="there is no checkpoint"):
             loaded(tmp_path / "nope.pth")
@@ -225,6 +258,12 @@ class TestFiles:
         torch.save(weights, tmp_path / "x.pth")
         with pytest.raises(InvalidArgument, match=r"ingot export my_model:Net --checkpoint x\.pth"):
             load_source(str(tmp_path / "x.pth"))
+
+    def test_a_file_that_was_cut_short(self, tmp_path: Path) -> None:
+        path = torchscript(models.Net(), tmp_path / "x.pt")
+        path.write_bytes(path.read_bytes()[:-500])
+        with pytest.raises(InvalidArgument, match=r"x\.pt is truncated or damaged"):
+            load_source(str(path))
 
     def test_a_file_takes_no_checkpoint(self, tmp_path: Path) -> None:
         path = torchscript(models.Net(), tmp_path / "x.pt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from urllib.parse import parse_qs, urlsplit
@@ -13,11 +13,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.model_store.references import RegistryAddress
 from ingot.model_store.registry import Credentials, Registry, Retries
-from ingot.model_store.registry.auth import parse_challenges
+from ingot.model_store.registry.auth import Authorizer, Scope, parse_challenges
 from tests.model_store.registry.fake import Fake
 from tests.model_store.registry.proxy import Asked, Reply, Server, serving
 from tests.model_store.samples import archive
+from tests.support import RunIngot, refused, succeeded
 
 MODEL = archive(weights=(b"w" * 5000,))
 QUICK = Retries(tries=2, first=0.001)
@@ -144,6 +146,58 @@ class TestTokens:
         with pytest.raises(InvalidArgument, match="which is not HTTPS; no credentials were sent"):
             place(server).find("tiny:1")
         assert not server.asked("/token")
+
+    @pytest.mark.parametrize(
+        "realm",
+        ["https://tokens.example/token", "https://127.0.0.1.tokens.example/", "https://127.0.0.2/", "https://[::1]/"],
+    )
+    def test_no_password_goes_to_another_host(self, server: Server, fake: Tokens, realm: str) -> None:
+        fake.realm = realm
+        with pytest.raises(InvalidArgument, match="which is another host; no credentials were sent"):
+            place(server).find("tiny:1")
+        with pytest.raises(InvalidArgument, match="which is another host; no credentials were sent"):
+            place(server, Credentials("", "refresh", identity=True)).find("tiny:1")
+
+    def test_a_listed_host_gets_the_password(
+        self, server: Server, fake: Tokens, run_ingot: RunIngot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        port = fake.realm.partition("//")[2].partition(":")[2]
+        fake.realm = f"http://localhost:{port}"
+        logins = {"auths": {f"127.0.0.1:{server.port}": {"auth": BASIC.removeprefix("Basic ")}}}
+        (tmp_path / "auth.json").write_text(json.dumps(logins))
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+        message = refused(run_ingot("inspect", f"{server.address}/tiny:1"))
+        assert message.endswith("allow it by INGOT_TOKEN_HOSTS=localhost (several with commas between)")
+        assert not server.asked("/token")
+        monkeypatch.setenv("INGOT_TOKEN_HOSTS", "other.example, localhost")
+        succeeded(run_ingot("inspect", f"{server.address}/tiny:1"))
+        assert server.asked("/token")
+
+    @pytest.mark.usefixtures("without_logins")
+    def test_another_host_is_asked_without_a_password(self, server: Server, fake: Tokens) -> None:
+        fake.public = True
+        fake.realm = fake.realm.replace("127.0.0.1", "localhost")
+        Registry(server.address, retries=QUICK).find("tiny:1")
+
+    @pytest.mark.parametrize(
+        ("registry", "host"),
+        [
+            ("oci://docker.io", "auth.docker.io"),
+            ("oci://registry-1.docker.io", "auth.docker.io"),
+            ("oci://registry.gitlab.com", "gitlab.com"),
+        ],
+    )
+    def test_large_registries_log_in_where_they_always_did(self, registry: str, host: str) -> None:
+        asked: list[str] = []
+
+        def ask(method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
+            asked.append(url)
+            return 200, b'{"token": "t"}'
+
+        authorizer = Authorizer(RegistryAddress.parse(registry), lambda _: Credentials("ann", "x"), ask)
+        challenge = f'Bearer realm="https://{host}/token",service="s"'
+        assert authorizer.renew([challenge], Scope("tiny"), None) == "Bearer t"
+        assert asked[0].startswith(f"https://{host}/token?")
 
     @pytest.mark.parametrize("answer", [{"token": ""}, {"token": "a\r\nb"}, {"token": 3}, {"token": "ä"}])
     def test_an_answer_without_a_token_is_said_so(self, server: Server, fake: Tokens, answer: object) -> None:

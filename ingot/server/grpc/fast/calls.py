@@ -14,12 +14,13 @@ from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
+from ingot.server.grpc.fast.endings import Endings
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.fast.method import Method
 from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
-from ingot.server.limits import BODY_PACE, Budget
+from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
 from ingot.server.requests import InferResponse
 from ingot.server.unfolding import unfolded
 
@@ -40,6 +41,7 @@ class Calls:
         infer: the path of inference, which goes to the data plane without a coroutine.
         limit: the most bytes of a message.
         budget: what messages that come in more than one frame may hold until their calls are over.
+        open_calls: what calls may hold while they are open, without their messages.
         count_fault: called with the reason when a client breaks HTTP/2.
     """
 
@@ -50,6 +52,7 @@ class Calls:
         infer: bytes,
         limit: int,
         budget: Budget,
+        open_calls: Budget,
         count_fault: Callable[[ErrorCode], None],
     ):
         self._plane = plane
@@ -57,25 +60,36 @@ class Calls:
         self._infer = methods[infer]
         self._limit = limit
         self._budget = budget
+        self._open_calls = open_calls
         self._codec = Codec()
         self.count_fault = count_fault
         self.connections: set[Control] = set()
+        self.endings = Endings()
 
     def begin(self, outlet: Control, stream: Stream) -> None:
-        """Take a call whose headers came."""
+        """Take a call whose headers came.
+
+        Raises:
+            Fault: the client sends too many that cannot be answered.
+        """
         method = stream.method = self._methods.get(stream.head.path)
         if method is None:
             path = stream.head.path.decode(errors="replace")
-            outlet.fail(stream, _UNIMPLEMENTED, f"there is no method {path[:200]}")
+            outlet.turn_away(stream, _UNIMPLEMENTED, f"there is no method {path[:200]}")
         elif stream.head.oversized:
-            outlet.fail(stream, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
-        elif stream.head.untimely:
-            outlet.fail(stream, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")  # grpcio's status, and Go's
-        elif method.streaming is not None:
-            stream.messages = Messages(self._limit)
-            self._run(outlet, stream, partial(self._stream, outlet, stream, method))
-        elif stream.ended:
-            self.ended(outlet, stream)
+            outlet.turn_away(stream, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
+        elif stream.head.untimely:  # grpcio's status, and Go's
+            outlet.turn_away(stream, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
+        else:
+            try:
+                self._count(stream, CALL_BYTES)
+            except Unavailable as error:
+                self._refuse(outlet, stream, error)
+                return
+            if method.streaming is not None:
+                stream.messages = Messages(self._limit)
+            if stream.ended:
+                self.ended(outlet, stream)
 
     def arm(self, outlet: Control, stream: Stream) -> None:
         """End a call when its deadline passes, whatever it does then."""
@@ -101,6 +115,9 @@ class Calls:
             complete = messages.feed(data)
             if messages.more and stream.method is not None and not stream.method.many:
                 raise InvalidArgument("the call takes one message, and more were sent")
+            if complete and stream.task is None and stream.method is not None and stream.method.streaming is not None:
+                self._count(stream, STREAM_BYTES)  # not before: a task for each call that only waits would be dear
+                self._run(outlet, stream, partial(self._stream, outlet, stream, stream.method))
         except IngotError as error:
             self._refuse(outlet, stream, error)
             stream.stop()  # its task would wait for more messages, and nobody would know of it
@@ -117,6 +134,8 @@ class Calls:
         """Take the end of a request."""
         method = stream.method
         if method is None or method.streaming is not None:
+            if method is not None and stream.task is None:  # which ends at once, as no message came
+                self._run(outlet, stream, partial(self._stream, outlet, stream, method))
             stream.wake()
             return
         if stream.messages is None or not stream.messages.ready():
@@ -143,11 +162,23 @@ class Calls:
         self._budget.change(size, stream.held)
         stream.held += size
 
+    def _count(self, stream: Stream, size: int) -> None:
+        """Count what the server keeps for a call itself until it is over.
+
+        Raises:
+            Unavailable: too many calls are open.
+        """
+        self._open_calls.change(size, stream.counted)
+        stream.counted += size
+
     def release(self, stream: Stream) -> None:
         """Give back what a call held."""
         if stream.held:
             self._budget.change(-stream.held)
             stream.held = 0
+        if stream.counted:
+            self._open_calls.change(-stream.counted)
+            stream.counted = 0
 
     def _submit(self, outlet: Control, stream: Stream, data: bytes) -> None:
         try:

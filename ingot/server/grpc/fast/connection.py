@@ -7,7 +7,7 @@ from typing import cast
 
 from ingot.server.grpc.fast import frames
 from ingot.server.grpc.fast.calls import Calls
-from ingot.server.grpc.fast.control import STREAM_WINDOW, Control, check_dependency
+from ingot.server.grpc.fast.control import COST_OF_REFUSAL, STREAM_WINDOW, Control, check_dependency
 from ingot.server.grpc.fast.frames import (
     CONTINUATION,
     DATA,
@@ -32,6 +32,8 @@ _WINDOW = 16 << 20
 _MAX_STREAMS = 1024
 # A block of headers; in how many frames it comes is a matter of patience.
 _MAX_BLOCK = 32 << 10
+# A frame of DATA with less does not pay for itself: not even a message's shortest header fits in.
+_SMALL_DATA = 16
 # Answers that the client's windows hold up; while there are more, it gets no new streams.
 _MAX_QUEUED = 64 << 20
 
@@ -77,9 +79,12 @@ class Connection(Control, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        self.over = True
         self._calls.connections.discard(self)
-        for stream in list(self.streams.values()):
-            self.forget(stream)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._calls.endings.add(self)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -110,8 +115,7 @@ class Connection(Control, asyncio.Protocol):
     def released(self, stream: Stream) -> None:
         if stream.timer is not None:
             stream.timer.cancel()
-        if stream.held:
-            self._calls.release(stream)
+        self._calls.release(stream)
         if self.leaving and not self.streams:
             self.loop.call_soon(self.close)
 
@@ -202,7 +206,7 @@ class Connection(Control, asyncio.Protocol):
             self._taken = 0
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
-            self._stray(stream_id)
+            self._stray(stream_id, size)
             return
         if flags & PADDED:
             start, stop = unpadded(data, start, stop)
@@ -217,15 +221,17 @@ class Connection(Control, asyncio.Protocol):
                 return
         elif length is not None and stream.total > length:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "content-length is not that of the data", stream_id)
-        elif start == stop:
-            self.spend(1)
+        elif stop - start < _SMALL_DATA:
+            self.spend(1, "too many small frames of DATA")
         stream.received += size
         if stream.received > STREAM_WINDOW:
             raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the stream's window", stream_id)
         self._calls.feed(self, stream, data[start:stop])
 
-    def _stray(self, stream_id: int) -> None:
+    def _stray(self, stream_id: int, size: int) -> None:
         """Take DATA that belongs to no stream that is open."""
+        if size < _SMALL_DATA:
+            self.spend(1, "too many small frames of DATA")
         if stream_id == 0 or stream_id > self.last_id:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was never opened")
         if not self.was_ended_first(stream_id):
@@ -262,6 +268,8 @@ class Connection(Control, asyncio.Protocol):
             return
         self.last_id = stream_id
         head = self._heads(block)  # in any case, as both sides keep a table of what was sent
+        if self._heads.cost:
+            self.spend(self._heads.cost, "too many headers that are long to read")
         if head.fault:
             raise Fault(ErrorCode.PROTOCOL_ERROR, head.fault, stream_id)
         if self.leaving or len(self.streams) >= _MAX_STREAMS or self.queued > _MAX_QUEUED:
@@ -273,6 +281,7 @@ class Connection(Control, asyncio.Protocol):
                 raise Fault(ErrorCode.PROTOCOL_ERROR, "content-length is not that of the data", stream_id)
         if head.refusal:
             self.refuse(stream, head.refusal)
+            self.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
             return
         self._calls.begin(self, stream)
         if stream.deadline is not None:
@@ -280,10 +289,12 @@ class Connection(Control, asyncio.Protocol):
 
     def _trailers(self, flags: int, stream_id: int, block: bytes) -> None:
         headers = self._heads.decode(block)
+        self.spend(self._heads.cost, "too many headers that are long to read")
         stream = self.streams.get(stream_id)
         if stream is None:
             if not self.was_ended_first(stream_id):
                 raise Fault(ErrorCode.STREAM_CLOSED, "HEADERS on a stream that is closed")
+            self.spend(1)
             return
         if stream.ended:
             raise Fault(ErrorCode.STREAM_CLOSED, "HEADERS behind the end of a request", stream_id)

@@ -36,6 +36,11 @@ _PATIENCE_A_SECOND = 100
 _PATIENCE_A_CALL = 4
 # Ending a call before its answer costs more, as work was done for it.
 _COST_OF_RESET = 2
+# A refusal counts as an answer, which earns patience. So a call that its headers alone refuse costs more than that.
+COST_OF_REFUSAL = _PATIENCE_A_CALL + 1
+# HTTP/2 has about ten settings. A new first window is held against every open call; so many of them cost one frame.
+_MOST_SETTINGS = 64
+_CALLS_A_FRAME = 16
 # Messages of some MiB flow at full speed through this; what all may hold together is bounded by the server's budget.
 STREAM_WINDOW = 4 << 20
 # A window that grows by less than this is not worth its frame.
@@ -97,6 +102,15 @@ class Control(Outlet):
             if self._patience + len(self.streams) * _PATIENCE_A_CALL < 0:
                 raise Fault(ErrorCode.ENHANCE_YOUR_CALM, what)
 
+    def turn_away(self, stream: Stream, status: int, text: str) -> None:
+        """Answer a call that its headers alone refuse.
+
+        Raises:
+            Fault: there were too many of them.
+        """
+        self.fail(stream, status, text)
+        self.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+
     def fail_with(self, fault: Fault) -> None:
         """End the stream that a fault is about, or else the connection."""
         self.failed(fault.code)
@@ -122,8 +136,10 @@ class Control(Outlet):
         self.over = True
         if self.transport is not None:
             self.transport.close()
-        for stream in list(self.streams.values()):
-            self.forget(stream)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the calls that are open, as the connection is over."""
 
     def leave(self) -> None:
         """Ask the client to go elsewhere: calls that it has begun, or has on their way, are answered."""
@@ -159,37 +175,38 @@ class Control(Outlet):
             raise Fault(ErrorCode.PROTOCOL_ERROR, "SETTINGS came on a stream")
         if len(payload) % 6 or (flags & ACK and payload):
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
+        self.spend(1)
         if flags & ACK:
             return
-        self.spend(1 + len(payload) // 60)
+        if len(payload) > _MOST_SETTINGS * SETTING.size:
+            raise Fault(ErrorCode.ENHANCE_YOUR_CALM, f"SETTINGS of {len(payload) // SETTING.size} values")
+        values: dict[int, int] = {}
         for key, value in SETTING.iter_unpack(payload):
-            self._set(key, value)
+            _check_setting(key, value)
+            values[key] = value  # the last of each is what the client means
+        self.max_frame = values.get(MAX_FRAME_SIZE, self.max_frame)
+        self._set_initial(values.get(INITIAL_WINDOW_SIZE, self.initial))
         self.settled = True
         self.write(frame(SETTINGS, ACK, 0))
 
-    def _set(self, key: int, value: int) -> None:
-        if key == ENABLE_PUSH and value > 1:
-            raise Fault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
-        if key == MAX_FRAME_SIZE:
-            if not DEFAULT_FRAME <= value <= LARGEST_FRAME:
-                raise Fault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE is {value}")
-            self.max_frame = value
-        elif key == INITIAL_WINDOW_SIZE:
-            if value > LARGEST_WINDOW:
-                raise Fault(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
-            if any(value + stream.credit > LARGEST_WINDOW for stream in self.streams.values()):
-                raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE makes a window too large")
-            self.initial = value
-            for stream in list(self.streams.values()):
-                self.ready(stream)
+    def _set_initial(self, window: int) -> None:
+        """Change the first window of all calls, also of those that are open."""
+        if window == self.initial:
+            return
+        self.spend(len(self.streams) // _CALLS_A_FRAME)
+        if any(window + stream.credit > LARGEST_WINDOW for stream in self.streams.values()):
+            raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE makes a window too large")
+        self.initial = window
+        for stream in self.streams.values():
+            self.ready(stream)
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "PING came on a stream")
         if len(payload) != 8:
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        self.spend(1, "too_many_pings")
         if not flags & ACK:
-            self.spend(1, "too_many_pings")
             self.write(frame(PING, ACK, 0, payload))
         elif payload == _DRAINING and not self.leaving:
             self.leaving = True
@@ -242,6 +259,15 @@ class Control(Outlet):
         if len(payload) < 8:
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         self.spend(1)  # we open no streams; the client closes the connection when its own are answered
+
+
+def _check_setting(key: int, value: int) -> None:
+    if key == ENABLE_PUSH and value > 1:
+        raise Fault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
+    if key == MAX_FRAME_SIZE and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
+        raise Fault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE is {value}")
+    if key == INITIAL_WINDOW_SIZE and value > LARGEST_WINDOW:
+        raise Fault(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
 
 
 def check_dependency(blamed: int, stream_id: int, payload: bytes) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
 from ingot.server.grpc.fast.frames import ErrorCode, Fault
@@ -16,6 +16,12 @@ HEADER_LIST = 16 << 10
 _HEADER_LIST_END = 64 << 10
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1024
+# Of a name that nobody knows, what an error quotes. Heads live as long as their calls.
+_QUOTED = 64
+# Changes of the table's size in one block (RFC 7541, section 4.2).
+_MOST_RESIZES = 2
+# Reading so much of a block, or so many of its headers, takes as long as a frame of another kind.
+_BYTES_A_FRAME, _HEADERS_A_FRAME = 2048, 64
 
 _FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
@@ -41,7 +47,7 @@ class Head:
         self.path: Final = fields.get(b":path", b"")
         self.refusal = _refusal(fields)
         self.oversized = sum(len(name) + len(value) + 32 for name, value in headers) > HEADER_LIST
-        self.encoding = fields.get(b"grpc-encoding", b"identity")
+        self.encoding = fields.get(b"grpc-encoding", b"identity")[:_QUOTED]
         timeout = fields.get(b"grpc-timeout")
         found = None if timeout is None else _TIMEOUT.fullmatch(timeout)
         self.untimely = timeout is not None and found is None
@@ -94,6 +100,7 @@ class _Table(HeaderTable):
     """HPACK's table of one connection, which tells that it has changed."""
 
     changed = False
+    resizes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
         self.changed = True
@@ -101,6 +108,9 @@ class _Table(HeaderTable):
 
     def resize(self, size: int) -> None:
         self.changed = True
+        self.resizes += 1
+        if self.resizes > _MOST_RESIZES:
+            raise HPACKDecodingError(f"a block changes the table's size more than {_MOST_RESIZES} times")
         HeaderTable.maxsize.fset(self, size)  # type: ignore[attr-defined] # mypy takes it for a plain property
 
     maxsize = property(lambda self: self._maxsize, resize)
@@ -110,11 +120,14 @@ class Heads:
     """The header blocks of one connection.
 
     Clients send the same bytes with each call; while HPACK's table is as it was, they mean the same.
+
+    ``cost`` is what reading the last block took, in frames; 0 if it was known.
     """
 
-    __slots__ = ("_decoder", "_known", "_table")
+    __slots__ = ("_decoder", "_known", "_table", "cost")
 
     def __init__(self) -> None:
+        self.cost = 0
         self._table = _Table()
         self._decoder = Decoder(_HEADER_LIST_END)
         self._decoder.header_table = self._table
@@ -128,6 +141,7 @@ class Heads:
         """
         known = self._known.get(block)
         if known is not None:
+            self.cost = 0
             return known
         head = Head(self.decode(block))
         if not self._table.changed and len(block) <= _REMEMBERED_BYTES:
@@ -143,8 +157,9 @@ class Heads:
             Fault: it is not HPACK, or the headers are far too many.
         """
         self._table.changed = False
+        self._table.resizes = 0
         try:
-            return list(self._decoder.decode(block, raw=True))
+            headers: list[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
             raise Fault(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too large") from error
         except HPACKError as error:
@@ -152,3 +167,5 @@ class Heads:
         finally:
             if self._table.changed:
                 self._known.clear()
+        self.cost = len(block) // _BYTES_A_FRAME + len(headers) // _HEADERS_A_FRAME
+        return headers

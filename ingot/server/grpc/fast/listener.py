@@ -22,7 +22,7 @@ from ingot.server.grpc.fast.method import Method, Streaming
 from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.fast.reflection import Reflection
 from ingot.server.grpc.service import Service, Unary, parse
-from ingot.server.limits import Budget
+from ingot.server.limits import Budget, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
 # How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
@@ -57,8 +57,8 @@ class FastListener:
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
-        budget = Budget(max_bodies_bytes)
-        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, budget, self._count_fault)
+        budgets = Budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
+        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, *budgets, self._count_fault)
         connections = self._calls.connections
         plane.metrics.grpc_connections.set_function(lambda: len(connections))
         plane.metrics.grpc_streams.set_function(lambda: sum(len(one.streams) for one in list(connections)))

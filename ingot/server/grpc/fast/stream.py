@@ -18,13 +18,13 @@ class Stream:
 
     ``ended`` says that the client has sent all, ``closed`` that nothing more is to be sent to it. ``credit`` is what
     the client's window differs by from the initial one, ``received`` what of our window is not given back yet, and
-    ``held`` what the call holds of the server's budget. ``working`` has the bytes of each message that was taken and is
-    not answered yet.
+    ``held`` what the call's messages hold of the server's budget, ``counted`` what the call itself holds of the budget
+    for open calls. ``working`` has the bytes of each message that was taken and is not answered yet.
     """
 
     # Most calls need none of these; what is not set takes no time.
     ended = opened = closed = False
-    credit = received = held = total = 0
+    credit = received = held = counted = total = 0
     looks = mark = number = 0  # of stalls()
     method: Method | None = None
     messages: Messages | None = None

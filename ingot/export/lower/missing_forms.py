@@ -1,0 +1,278 @@
+"""ONNX forms of operators that PyTorch's exporter lacks, the most asked for in its issues."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxscript
+import torch
+from onnx.defs import OpSchema
+from onnxscript import ir, opset18
+from onnxscript.function_libs.torch_lib.ops import core
+
+aten = torch.ops.aten
+op: Any = opset18
+
+
+def _int(value: int) -> Any:
+    return op.Constant(value_int=value)
+
+
+def _ints(*values: int) -> Any:
+    return op.Constant(value_ints=list(values))
+
+
+def _size(x: Any, dim: int) -> Any:
+    """Return the size of a dimension as a list of one."""
+    dim %= len(x.shape)
+    return op.Shape(x, start=dim, end=dim + 1)
+
+
+def _range(size: Any) -> Any:
+    return op.Range(_int(0), op.Squeeze(size), _int(1))
+
+
+def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return for each place along ``dim`` the values up to it, others ``fill``, along a last dimension.
+
+    The function puts what is reduced along that dimension back into order.
+    """
+    rank = len(x.shape)
+    order = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
+    place = _range(_size(x, dim))
+    seen = op.GreaterOrEqual(op.Unsqueeze(place, [1]), op.Unsqueeze(place, [0]))
+    filler = op.Constant(value=ir.tensor(np.array(fill, x.dtype.numpy())))
+    values = op.Where(seen, op.Unsqueeze(op.Transpose(x, perm=order), [-2]), filler)
+    return values, lambda y: op.Transpose(y, perm=[order.index(axis) for axis in range(rank)])
+
+
+# https://github.com/pytorch/pytorch/issues/102948
+def cum_prod(x: Any, dim: int, dtype: int | None = None) -> Any:
+    """Express ``aten.cumprod``, whose decomposition has no ONNX form either."""
+    wide = ir.DataType.INT64 if x.dtype is ir.DataType.BOOL or x.dtype.is_integer() else x.dtype
+    kind = wide if dtype in (None, -1) else ir.DataType(dtype)
+    x, shape = op.Cast(x, to=kind), x.shape
+    x.dtype, x.shape = kind, shape
+    if not shape:
+        return x
+    values, ordered = _prefixes(x, dim, 1)
+    return ordered(op.ReduceProd(values, _ints(-1), keepdims=0))
+
+
+# https://github.com/pytorch/pytorch/pull/84496 lists both as unsupported
+def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any, index: Any) -> tuple[Any, Any]:
+    if not x.shape:
+        return op.Identity(x), _int(0)
+    values, ordered = _prefixes(x, dim, fill)
+    last = index(values, axis=-1, keepdims=0, select_last_index=1)  # PyTorch takes the last of equal ones
+    return ordered(reduce(values, _ints(-1), keepdims=0)), ordered(last)
+
+
+def cum_max(x: Any, dim: int) -> tuple[Any, Any]:
+    """Express ``aten.cummax``."""
+    least = np.iinfo(x.dtype.numpy()).min if x.dtype.is_integer() else -math.inf
+    return _cum_extreme(x, dim, least, op.ReduceMax, op.ArgMax)
+
+
+def cum_min(x: Any, dim: int) -> tuple[Any, Any]:
+    """Express ``aten.cummin``."""
+    most = np.iinfo(x.dtype.numpy()).max if x.dtype.is_integer() else math.inf
+    return _cum_extreme(x, dim, most, op.ReduceMin, op.ArgMin)
+
+
+# https://github.com/pytorch/pytorch/issues/151648
+def search_sorted(
+    sequence: Any, x: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
+) -> Any:
+    """Express ``aten.searchsorted``: how many values of the sequence come before each."""
+    if sorter is not None:
+        sequence = op.GatherElements(sequence, sorter, axis=-1)
+    if isinstance(x, int | float):
+        x = op.Constant(value=ir.tensor(np.array(x, sequence.dtype.numpy())))
+    values = op.Unsqueeze(x, _ints(-1))
+    if len(sequence.shape) > 1:
+        sequence = op.Unsqueeze(sequence, _ints(-2))
+    before = op.LessOrEqual(sequence, values) if right or side == "right" else op.Less(sequence, values)
+    count = op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), _ints(-1), keepdims=0)
+    return op.Cast(count, to=ir.DataType.INT32) if out_int32 else count
+
+
+# https://github.com/pytorch/pytorch/issues/69201
+def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """Express ``aten._cdist_forward``, by differences: products would lose what is near zero."""
+    gap = op.Abs(op.Sub(op.Unsqueeze(x, _ints(-2)), op.Unsqueeze(y, _ints(-3))))
+    if p == 2:
+        return op.ReduceL2(gap, _ints(-1), keepdims=0)
+    if p == math.inf:
+        return op.ReduceMax(gap, _ints(-1), keepdims=0)
+    if p == 0:
+        return op.ReduceSum(op.CastLike(op.Cast(gap, to=ir.DataType.BOOL), x), _ints(-1), keepdims=0)
+    if p == 1:
+        return op.ReduceSum(gap, _ints(-1), keepdims=0)
+    power, root = (op.CastLike(op.Constant(value_float=number), x) for number in (p, 1 / p))
+    return op.Pow(op.ReduceSum(op.Pow(gap, power), _ints(-1), keepdims=0), root)
+
+
+# https://github.com/onnx/onnx/issues/3586
+def kth_value(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.kthvalue``."""
+    if not x.shape:
+        return op.Identity(x), _int(0)
+    k = _ints(k) if isinstance(k, int) else op.Reshape(k, _ints(-1))
+    values, indices = op.TopK(x, k, axis=dim, largest=0, sorted=1)
+    place = op.Sub(k, _ints(1))
+    found = op.Gather(values, place, axis=dim), op.Gather(indices, place, axis=dim)
+    return found if keepdim else (op.Squeeze(found[0], _ints(dim)), op.Squeeze(found[1], _ints(dim)))
+
+
+def median_along(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.median.dim``: of an even number of values the lower one in the middle."""
+    if not x.shape:
+        return op.Identity(x), _int(0)
+    return kth_value(x, op.Div(op.Add(_size(x, dim), _ints(1)), _ints(2)), dim, keepdim)
+
+
+def median(x: Any) -> Any:
+    """Express ``aten.median`` of all values."""
+    flat = op.Reshape(x, _ints(-1))
+    flat.shape = ir.Shape([None])
+    return median_along(flat)[0]
+
+
+# https://github.com/pytorch/pytorch/issues/26034
+def masked_select(x: Any, mask: Any) -> Any:
+    """Express ``aten.masked_select``."""
+    values, chosen = (op.Reshape(op.Expand(a, op.Shape(b)), _ints(-1)) for a, b in ((x, mask), (mask, x)))
+    return op.Compress(values, chosen)
+
+
+# https://github.com/pytorch/pytorch/issues/95613
+def stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.sort.stable``: ONNX's own order of equal values is stable."""
+    found: tuple[Any, Any] = core.aten_sort(x, dim, descending)
+    return found
+
+
+_INVERSE = onnxscript.values.Op(
+    onnxscript.values.Opset("com.microsoft", 1),
+    "Inverse",
+    OpSchema(
+        "Inverse",
+        "com.microsoft",
+        1,
+        inputs=[OpSchema.FormalParameter("X", "T")],
+        outputs=[OpSchema.FormalParameter("Y", "T")],
+        type_constraints=[("T", ["tensor(float16)", "tensor(float)", "tensor(double)"], "")],
+    ),
+)
+
+
+# https://github.com/pytorch/pytorch/issues/136622
+def inverse(x: Any) -> Any:
+    """Express ``aten.linalg_inv`` by ONNX Runtime's kernel: ONNX has no operator for it."""
+    return _INVERSE(x)
+
+
+def inverse_unchecked(x: Any, check_errors: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.linalg_inv_ex``."""
+    return _INVERSE(x), op.ConstantOfShape(op.Shape(x, end=-2), value=ir.tensor(np.zeros(1, np.int32)))
+
+
+# https://github.com/pytorch/pytorch/issues/133052
+def solve(a: Any, b: Any, left: bool = True) -> Any:
+    """Express ``aten.linalg_solve``."""
+    vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and tuple(b.shape) == tuple(a.shape)[:-1])
+    columns = op.Unsqueeze(b, _ints(-1)) if vector else b
+    found = op.MatMul(_INVERSE(a), columns) if left else op.MatMul(columns, _INVERSE(a))
+    return op.Squeeze(found, _ints(-1)) if vector else found
+
+
+# https://github.com/onnx/onnx/issues/4672
+def _cut(index: Any, source: Any) -> Any:
+    """Return the part of ``source`` that ``index`` has places for, where PyTorch ignores the rest."""
+    rank = len(index.shape)
+    if rank == 0 or all(isinstance(a, int) and a == b for a, b in zip(index.shape, source.shape, strict=True)):
+        return source
+    part = op.Slice(source, _ints(*[0] * rank), op.Shape(index), _ints(*range(rank)))
+    part.dtype, part.shape = source.dtype, index.shape
+    return part
+
+
+def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """Express ``aten.scatter.src``."""
+    return core.aten_scatter_src(x, dim, index, _cut(index, source))
+
+
+def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """Express ``aten.scatter_add``."""
+    return core.aten_scatter_add(x, dim, index, _cut(index, source))
+
+
+def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
+    """Express ``aten.scatter_reduce.two``; the exporter writes the last value where the mean is asked for."""
+    part = _cut(index, source)
+    if reduce != "mean" or not x.shape or x.dtype.is_integer():
+        return core.aten_scatter_reduce(x, dim, index, part, reduce, include_self)
+    one, zero = (op.CastLike(op.Constant(value_float=number), x) for number in (1.0, 0.0))
+    none, ones = op.Expand(zero, op.Shape(x)), op.Expand(one, op.Shape(index))
+    count = op.ScatterElements(none, index, ones, axis=dim, reduction="add")
+    hit = op.Greater(count, zero)
+    start = x if include_self else op.Where(hit, zero, x)
+    total = op.ScatterElements(start, index, part, axis=dim, reduction="add")
+    return op.Div(total, op.Add(count, one) if include_self else op.Where(hit, count, one))
+
+
+# https://github.com/onnx/onnx/issues/4845
+def roll(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
+    """Express ``aten.roll``, also by a number of places that depends on a size, as in ``torch.fft.fftshift``."""
+    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    if all(isinstance(step, int) for step in steps) or not axes:
+        return core.aten_roll(x, steps, axes)
+    return _rolled(x, steps, [axis % len(x.shape) for axis in axes])
+
+
+def roll_complex(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
+    """Express ``aten.roll`` of complex numbers, whose parts lie along a last dimension of the graph."""
+    steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    if not axes:
+        return core.aten_roll_complex(x, steps, axes)
+    return _rolled(x, steps, [axis % (len(x.shape) - 1) for axis in axes])
+
+
+def _rolled(x: Any, steps: Sequence[Any], axes: Sequence[int]) -> Any:
+    for step, axis in zip(steps, axes, strict=True):
+        size = op.Shape(x, start=axis, end=axis + 1)
+        places = _ints(step) if isinstance(step, int) else op.Reshape(op.Cast(step, to=ir.DataType.INT64), _ints(-1))
+        cut = op.Sub(size, op.Mod(places, size))
+        parts = op.Slice(x, cut, size, _ints(axis)), op.Slice(x, _ints(0), cut, _ints(axis))
+        x = op.Concat(*parts, axis=axis)
+    return x
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.cumprod.default: cum_prod,
+    aten.cummax.default: cum_max,
+    aten.cummin.default: cum_min,
+    aten.searchsorted.Tensor: search_sorted,
+    aten.searchsorted.Scalar: search_sorted,
+    aten._cdist_forward.default: pairwise_distances,
+    aten.kthvalue.default: kth_value,
+    aten.median.dim: median_along,
+    aten.median.default: median,
+    aten.masked_select.default: masked_select,
+    aten.sort.stable: stable_sort,
+    aten.linalg_inv.default: inverse,
+    aten.inverse.default: inverse,
+    aten.linalg_inv_ex.default: inverse_unchecked,
+    aten.linalg_solve.default: solve,
+    aten.scatter.src: scatter,
+    aten.scatter_add.default: scatter_add,
+    aten.scatter_reduce.two: scatter_reduce,
+    aten.roll.default: roll,
+}
+"""By operator, for :func:`ingot.export.lower.onnx.lower`."""

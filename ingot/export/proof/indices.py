@@ -1,0 +1,105 @@
+"""What the values of integer inputs must be below where they are indices, found by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import numpy as np
+
+from ingot.errors import InvalidArgument
+from ingot.export.program import Runner
+from ingot.export.proof.examples import Examples, Limit
+from ingot.tensors import Array, TensorSpec
+
+# A value that most indices are below; an input that takes it is not treated as an index.
+_FAR = 1000
+# The size that a dimension is given to see whether a limit grows with it.
+_GROWN = 47
+
+_Trial = Callable[[int, Mapping[str, int]], bool]
+
+
+def find(runner: Runner, examples: Examples, known: Container[str] = ()) -> dict[str, Limit]:
+    """Return the limits of integer inputs that are indices, but for those whose limits are ``known``.
+
+    An index may choose rows of a table, which are fixed, or of another input, which are as many as a dimension says.
+    The model must run at the examples' default.
+    """
+    found = {}
+    for spec in examples.inputs:
+        if spec.dtype.is_integer and spec.name not in known:
+            limit = _limit(runner, examples, spec)
+            if limit is not None and _holds(runner, examples.limited({spec.name: limit})):
+                found[spec.name] = limit
+    return found
+
+
+def zeros(examples: Examples) -> Examples:
+    """Return examples whose integers are zero where no limit of them is known."""
+    return examples.limited({name: Limit(rows=1) for name in _unknown(examples)})
+
+
+def zeros_at(examples: Examples, dim: str) -> Examples:
+    """Return examples whose integers are zero where ``dim`` is 1, if no limit of them is known."""
+    return examples.limited({name: Limit(rows=2, dims=(dim,)) for name in _unknown(examples)})
+
+
+def _unknown(examples: Examples) -> Sequence[str]:
+    return [spec.name for spec in examples.inputs if spec.dtype.is_integer and not examples.is_index(spec.name)]
+
+
+def _limit(runner: Runner, examples: Examples, spec: TensorSpec) -> Limit | None:
+    def takes(value: int, sizes: Mapping[str, int]) -> bool:
+        inputs = examples.make(sizes)
+        return _failure(runner, {**inputs, spec.name: np.full_like(inputs[spec.name], value)}) is None
+
+    sizes = examples.default_sizes
+    far = min(_FAR, int(np.iinfo(spec.dtype.numpy).max))
+    if takes(far, sizes) or not takes(0, sizes):
+        return None
+    dims: list[str] = []
+    rows: int | None = _first_rejected(takes, sizes, far)
+    while same := [dim for dim, size in sizes.items() if dim not in dims and size == rows]:
+        dims += same
+        grown = {dim: examples.ranges[dim].nearest(_GROWN * examples.ranges[dim].step) for dim in same}
+        sizes = {**sizes, **grown}
+        if all(sizes[dim] == rows for dim in same):
+            return Limit(dims=tuple(dims))
+        rows = None if takes(far, sizes) else _first_rejected(takes, sizes, far)
+        if rows is None or rows in grown.values():
+            return Limit(dims=tuple(dims))
+    return Limit(rows, tuple(dims))
+
+
+def _first_rejected(takes: _Trial, sizes: Mapping[str, int], far: int) -> int:
+    """Return the least value that is not taken: all below it are supposed to be, and ``far`` is not."""
+    low, high = 0, 1
+    while high < far and takes(high, sizes):
+        low, high = high, 2 * high
+    high = min(high, far)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle, sizes) else (low, middle)
+    return high
+
+
+def _holds(runner: Runner, examples: Examples) -> bool:
+    """Tell whether the model takes any values below the limits, at the default and at the least sizes."""
+    least = {dim: bounds.nearest(0) for dim, bounds in examples.ranges.items()}
+    if failure(runner, examples, examples.default_sizes, seed=1) is not None:
+        return False
+    return failure(runner, zeros(examples), least) is not None or failure(runner, examples, least, seed=1) is None
+
+
+def failure(runner: Runner, examples: Examples, sizes: Mapping[str, int], seed: int = 0) -> str | None:
+    """Return what a model says of inputs of some sizes, or None where it runs."""
+    return _failure(runner, examples.make(sizes, seed))
+
+
+def _failure(runner: Runner, inputs: Mapping[str, Array]) -> str | None:
+    try:
+        runner.run(inputs)
+    except InvalidArgument as error:  # ExportError of a module
+        cause = error.__cause__
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}" if cause else str(error)
+    return None

@@ -1,0 +1,61 @@
+"""What to say where a model does not run on inputs that were made up for it: what is at fault, found by trying."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ingot.export.program import Runner
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.indices import failure
+from ingot.tensors import DType, TensorSpec
+
+_DTYPES = (DType.FP32, DType.INT64, DType.FP16, DType.BF16, DType.FP64, DType.BOOL)
+_NUMBERS = 12
+
+
+def remedy(runner: Runner, examples: Examples) -> str:
+    """Return what would help, for a model that does not run at the examples' default sizes."""
+    sizes = examples.default_sizes
+    for inputs in _declarations(examples, failure(runner, examples, sizes) or ""):
+        changed = Examples(inputs, examples.ranges)
+        if failure(runner, changed, changed.default_sizes) is None:
+            shown = ", ".join(str(spec) for spec in inputs if spec not in examples.inputs)
+            return f"it runs with {shown}: declare that"
+    if not sizes:
+        return "the values were made up: give real ones by --example"
+    dim = list(sizes)[-1]
+    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return (
+        f"the sizes {shown} and the values were made up: declare the sizes that the model takes, as a range "
+        f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or give real inputs by --example"
+    )
+
+
+def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec, ...]]:
+    """Yield other declarations: another datatype, two dimensions as one, a number of the message as a size."""
+    inputs = examples.inputs
+    for spec, dtype in itertools.product(inputs, _DTYPES):
+        if dtype is not spec.dtype:
+            yield tuple(replace(item, dtype=dtype) if item is spec else item for item in inputs)
+    numbers = [number for number in dict.fromkeys(map(int, re.findall(r"\d+", reason))) if 0 < number <= 1 << 16]
+    for spec, number in itertools.product(inputs, numbers[:_NUMBERS]):
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, int) and dim != number:
+                shape = (*spec.shape[:axis], number, *spec.shape[axis + 1 :])
+                yield tuple(replace(item, shape=shape) if item is spec else item for item in inputs)
+    for one, other in itertools.combinations(examples.ranges, 2):
+        if examples.ranges[one] == examples.ranges[other]:
+            yield _renamed(inputs, {other: one})
+    for dim, number in itertools.product(examples.ranges, numbers[:_NUMBERS]):
+        if number in examples.ranges[dim]:
+            yield _renamed(inputs, {dim: number})
+
+
+def _renamed(inputs: tuple[TensorSpec, ...], names: Mapping[str, int | str]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        replace(spec, shape=tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+        for spec in inputs
+    )

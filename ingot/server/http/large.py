@@ -1,0 +1,192 @@
+"""Large JSON: a tensor's numbers are converted a piece at a time, and no more of them than its shape takes.
+
+A Python object of each value at once takes many times the memory of the text, and orjson keeps the interpreter lock
+until all are there. Here the numbers are cut out of the text before the rest is parsed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ingot.errors import InvalidArgument
+from ingot.server.http import data
+from ingot.tensors import Array, DType
+
+AT_ONCE = 64 << 10
+"""JSON of more bytes is parsed here, in a thread; what is shorter takes the event loop a millisecond at most."""
+
+# Text that is converted at once, for some 100 microseconds; other threads run in between.
+_PIECE = 16 << 10
+# Text that is looked through at once.
+_STEP = 1 << 20
+# Values that one text may have beside the numbers that were cut out. Each may take 64 bytes.
+_MOST_VALUES = 1 << 20
+_KEY = b'"data"'
+_LIST = re.compile(rb"\s*:\s*(?=\[)")
+_VALUE = re.compile(rb"[^][\s]")
+# Stand for the lists that were cut out while the rest is parsed.
+_FIRST_MARK = 123454321
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+
+
+class Numbers:
+    """A list of numbers or truth values, which may be nested: a part of a text, from ``start`` to ``stop``."""
+
+    def __init__(self, text: bytes, start: int, stop: int):
+        self._text = text
+        self._start = start
+        self._stop = stop
+
+    def to_array(self, name: str, dtype: DType, shape: Sequence[int]) -> Array:
+        """Return them as an array; see :func:`ingot.server.http.data.to_array`.
+
+        Raises:
+            InvalidArgument: there are more or fewer values than ``shape`` takes, or one does not fit ``dtype``.
+        """
+        size = math.prod(shape)
+        count = self._count(b",") + (_VALUE.search(self._text, self._start, self._stop) is not None)
+        if count != size:
+            raise InvalidArgument(f"tensor '{name}' has {count} values, but shape {list(shape)} takes {size}")
+        lists = self._count(b"[")
+        if lists == 1:
+            structure = b"[%b]" % (b"," * (count - 1))
+        elif count and lists == sum(itertools.accumulate(shape[:-1], int.__mul__, initial=1)):
+            structure = _structure(shape)
+        else:
+            return self._otherwise(name, dtype, shape, count + lists)
+        array = np.empty(size, object if dtype is DType.BYTES else dtype.numpy)
+        filled = at = 0
+        for piece in self._pieces():
+            end = at + len(marks := piece.translate(None, _NO_STRUCTURE))
+            if marks != structure[at:end]:
+                raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
+            at = end
+            values = _parsed(name, piece.removesuffix(b",") if end < len(structure) else piece)
+            array[filled : filled + len(values)] = data.cast(name, dtype, values)
+            filled += len(values)
+        if filled != size:
+            raise InvalidArgument(f"tensor '{name}' has {filled} values, but shape {list(shape)} takes {size}")
+        return array.reshape(shape)
+
+    def _otherwise(self, name: str, dtype: DType, shape: Sequence[int], most: int) -> Array:
+        """Return what is nested in another way than ``shape`` is."""
+        if most > _MOST_VALUES:
+            raise InvalidArgument(
+                f"the data of tensor '{name}' is nested otherwise than its shape {list(shape)}; write it flat"
+            )
+        return data.to_array(name, dtype, shape, orjson.loads(self._text[self._start : self._stop]))
+
+    def _count(self, mark: bytes) -> int:
+        starts = range(self._start, self._stop, _STEP)
+        return sum(self._text.count(mark, start, min(start + _STEP, self._stop)) for start in starts)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the text in pieces that end behind a comma."""
+        start = self._start
+        while start < self._stop:
+            stop = self._text.find(b",", start + _PIECE, self._stop) + 1 or self._stop
+            yield self._text[start:stop]
+            start = stop
+
+
+def loads(raw: bytes) -> Any:
+    """Return JSON as orjson does, but with :class:`Numbers` for the long lists of numbers that tensors have as data.
+
+    Raises:
+        JSONDecodeError: it is not JSON.
+        InvalidArgument: it has too many values.
+    """
+    lists = list(_long_lists(raw))
+    if lists:
+        rest = _without(raw, lists)
+        _check(rest)
+        parsed = orjson.loads(rest)
+        if _put_back(parsed, [Numbers(raw, *place) for place in lists]):
+            return parsed
+    _check(raw)
+    return orjson.loads(raw)
+
+
+def _long_lists(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the long lists of numbers begin and end that seem to be tensors' data."""
+    at = 0
+    while (key := raw.find(_KEY, at)) >= 0:
+        at = key + len(_KEY)
+        found = _LIST.match(raw, at)
+        if found is None:
+            continue
+        # Neither quotation marks nor braces stand among numbers: the next of them is behind the list.
+        start, end = found.end(), len(raw)
+        for mark in (b"}", b'"'):
+            behind = raw.find(mark, start, end)
+            end = behind if behind >= 0 else end
+        stop = raw.rfind(b"]", start, end) + 1
+        if stop - start > _PIECE:
+            yield start, stop
+            at = stop
+
+
+def _without(raw: bytes, lists: Sequence[tuple[int, int]]) -> bytes:
+    """Return a text with marks in place of lists."""
+    parts: list[bytes] = []
+    done = 0
+    for number, (start, stop) in enumerate(lists):
+        parts += (raw[done:start], b"%d" % (_FIRST_MARK + number))
+        done = stop
+    return b"".join((*parts, raw[done:]))
+
+
+def _put_back(parsed: Any, lists: Sequence[Numbers]) -> bool:
+    """Put lists in the places of their marks; tell whether each was found once, as the data of an input."""
+    inputs = parsed.get("inputs") if isinstance(parsed, dict) else None
+    found = 0
+    for item in inputs if isinstance(inputs, list) else ():
+        value = item.get("data") if isinstance(item, dict) else None
+        if type(value) is int and 0 <= value - _FIRST_MARK < len(lists):
+            if value - _FIRST_MARK != found:
+                return False
+            item["data"] = lists[found]
+            found += 1
+    return found == len(lists)
+
+
+def _check(text: bytes) -> None:
+    """Refuse JSON of too many values before any object is made of them."""
+    if _separators(text) <= _MOST_VALUES:
+        return
+    # Most of these may be in strings.
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = plain.count(b'"') // 2
+    if strings > _MOST_VALUES or _separators(b"".join(plain.split(b'"')[::2])) > _MOST_VALUES:
+        raise InvalidArgument(
+            f"the request's JSON has over {_MOST_VALUES} values beside the numbers of its tensors; send tensors of "
+            "text as binary data (parameters: binary_data_size)"
+        )
+
+
+def _separators(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _structure(shape: Sequence[int]) -> bytes:
+    """Return the brackets and commas of nested lists of a shape, which has at least one dimension and no 0."""
+    text = b"[%b]" % (b"," * (shape[-1] - 1))
+    for dim in reversed(shape[:-1]):
+        text = b"[%b]" % ((text + b",") * dim)[:-1]
+    return text
+
+
+def _parsed(name: str, piece: bytes) -> list[Any]:
+    try:
+        values: list[Any] = orjson.loads(b"[%b]" % piece.translate(_NO_BRACKETS))
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {error}") from error
+    return values

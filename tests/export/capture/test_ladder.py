@@ -1,0 +1,37 @@
+"""Which route ``auto`` takes, and whose failure it shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import ExportError
+from ingot.export import export_model
+
+GRAPHS = ["nodes:float32[n,6]", "graph:int64[n]"]
+
+
+class Pool(nn.Module):
+    """Sums the nodes of each graph; how many graphs there are is a value, which only ``strict`` can read."""
+
+    def __init__(self, largest: int = 0) -> None:
+        super().__init__()
+        self.largest = largest
+
+    def forward(self, nodes: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
+        if self.largest and nodes.shape[0] > self.largest:
+            nodes = nodes * 2
+        return nodes.new_zeros(int(graph.max()) + 1, 6).index_add(0, graph, nodes.cos() + nodes.cos())
+
+
+def test_a_number_of_graphs_is_captured_and_rewritten() -> None:
+    archive = export_model(Pool(), inputs=GRAPHS)
+    notes = archive.variant().serving.provenance.notes
+    assert any("torch.export, strict" in note for note in notes)
+    assert not [note for note in notes if "left out" in note]
+
+
+def test_the_failure_of_the_route_that_came_farthest_is_shown() -> None:
+    with pytest.raises(ExportError, match=r"torch.export, strict cannot capture .*declare them as n=\.\.20"):
+        export_model(Pool(largest=20), inputs=GRAPHS)
