@@ -123,8 +123,9 @@ _TABLE: dict[DType, _Names] = {
 _BY_NAME = {alias: dtype for dtype, row in _TABLE.items() for alias in (dtype.value.lower(), row.name, *row.aliases)}
 _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not DType.BYTES}
 
-_NAME = r"[A-Za-z_][\w.\-/]*"
-_SPEC = re.compile(rf"^(?P<name>{_NAME}):(?P<dtype>\w+)\[(?P<shape>.*)\]$")
+# The datatype comes last, so that a name may have colons, as those of TensorFlow do.
+_NAME = re.compile(r"[A-Za-z_][\w.\-/:]*")
+_SPEC = re.compile(rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\]$""")
 _SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15})(:(?P<step>[1-9]\d{0,14}))?)?$")
 
 
@@ -146,7 +147,8 @@ class TensorSpec:
         return [dim if isinstance(dim, int) else -1 for dim in self.shape]
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]"
+        name = self.name if _NAME.fullmatch(self.name) else f'"{self.name}"'
+        return f"{name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,9 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
     """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``.
 
     Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out;
-    ``name=low..high:step`` means the multiples of ``step`` within it.
+    ``name=low..high:step`` means the multiples of ``step`` within it. A name that is not letters, digits and
+    ``_ . - / :``
+    after a first letter stands in double quotes: ``"petal length (cm)":float32[batch,1]``.
 
     Returns:
         The spec, and the ranges that it states.
@@ -267,7 +271,7 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
         dtype = DType.parse(match["dtype"])
     except InvalidArgument as error:
         raise InvalidArgument(f"'{text}' has an {error}") from None
-    return TensorSpec(match["name"], dtype, tuple(shape)), ranges
+    return TensorSpec(match["name"].strip('"'), dtype, tuple(shape)), ranges
 
 
 def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dict[str, int]) -> None:

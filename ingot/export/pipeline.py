@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from ingot import padding
-from ingot.errors import InvalidArgument, ParityError
+from ingot.errors import InvalidArgument
 from ingot.export import defaults, rules
 from ingot.export.passes.manager import FxPass, OnnxPass
-from ingot.export.proof.parity import Remembered, unrepeated
+from ingot.export.proof.parity import Remembered
 from ingot.export.report import Journal, Progress
 from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
 from ingot.export.source import onnx as onnx_source
@@ -135,10 +135,8 @@ def _from_onnx(
 ) -> Archive:
     with journal.stage("read", "Reading the ONNX model"):
         source = onnx_source.read(path, example_inputs, specs, ranges)
-        journal.note(*source.notes)
-        if (output := unrepeated(source.engine, source.examples)) is not None:
-            raise ParityError(f"the model gives different '{output}' for the same input each time")
-    original = Original(Remembered(source.engine), source.examples)
+    journal.note(*source.notes)
+    original = Original(source.file, source.examples)
     return Run(original, options, journal).from_onnx(source.model, source.signature)
 
 

@@ -338,7 +338,7 @@ class Run:
         """Decide whether requests may be joined, by the declared dimension and by a proof that rows do not touch."""
         batch = self._options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
         if batch is None:
-            return signature, ("served without batching: no input has a dimension named 'batch'",)
+            return signature, (f"served without batching: no input has a dimension named 'batch'{_first(signature)}",)
         check_batch_dim(batch, signature.inputs)
         if (step := signature.range(batch).step) > 1:
             return replace(signature, batch=None), (f"served without batching: '{batch}' goes in steps of {step}",)
@@ -346,6 +346,13 @@ class Run:
         if reason is not None:
             return replace(signature, batch=None), (f"served without batching: {reason}",)
         return replace(signature, batch=batch), ()
+
+
+def _first(signature: Signature) -> str:
+    """Return for a note how to declare the first dimensions as the batch, where those are dynamic."""
+    firsts = [spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str)]
+    options = " ".join(f"--input '{replace(spec, shape=('batch', *spec.shape[1:]))}'" for spec in firsts)
+    return f"; if their first dimension is one, declare it: {options}" if firsts else ""
 
 
 def _unused(program: Program, subject: Subject) -> Iterator[str]:

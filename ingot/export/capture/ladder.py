@@ -98,7 +98,7 @@ def _older(
     names: Sequence[str],
     route: str,
 ) -> Captured:
-    outputs = output_specs(task.eager, task.inputs, Examples(task.inputs, task.ranges, task.example))
+    outputs = output_specs(task.eager, Examples(task.inputs, task.ranges, task.example))
     signature = Signature(task.inputs, outputs, ranges=dict(task.ranges))
     log = f"captured by {route} and torch's older ONNX exporter, torch {torch.__version__}"
     return Legacy(torchscript.lower(module, args, kwargs, names, signature, task.opset), signature, (log,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,25 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, ParityError
 from ingot.export import arguments
+from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import Remembered, unrepeated
+from ingot.export.source import onnx_sizes
 from ingot.export.torch_arrays import from_torch
 from ingot.model_store import onnx_graph
 from ingot.runtime import load_engine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.ort import nameless
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """A file's model, the engine that runs the file as it is, inputs to ask both, and remarks on these."""
+    """A file's model, what runs the file as it is, inputs to ask both, and remarks on these."""
 
     model: ir.Model
-    engine: Engine
+    file: Runner
     signature: Signature
     examples: Examples
     notes: tuple[str, ...] = ()
@@ -38,14 +42,46 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
     Raises:
         NotFound: there is no such file.
         InvalidArgument: it is no ONNX model, or the description or the examples do not fit it.
+        ExportError: it does not run on them.
+        ParityError: it does not repeat itself.
     """
     model = onnx_graph.load(path)
     engine = load_engine(path, device="cpu")
-    signature = replace(_renamed(engine.signature, inputs), ranges=dict(ranges))
+    signature = _with_batch(_renamed(engine.signature, inputs))
     names = [spec.name for spec in signature.inputs]
     example_inputs, notes = arguments.inputs_among(example_inputs, names)
     given = None if example_inputs is None else _named(example_inputs, names)
-    return OnnxSource(model, engine, signature, Examples(signature.inputs, ranges, given), notes)
+    file = Remembered(onnx_sizes.File(engine, made_up=given is None))
+    make = partial(Examples, signature.inputs, given=given, limits=onnx_sizes.index_limits(model))
+    found = dict(ranges) if given is not None else onnx_sizes.runnable(file, make, ranges)
+    steps = ", ".join(f"{name}={bounds}" for name, bounds in found.items() if name not in ranges)
+    if steps:
+        notes = (*notes, f"the file ran only on multiples, and was proved at {steps}; --input states others")
+    examples = make(found)
+    if (output := unrepeated(file, examples)) is not None:
+        raise ParityError(f"the model gives different '{output}' for the same input each time")
+    signature = onnx_sizes.with_outputs(file, replace(signature, ranges=found), examples)
+    _complete(model, signature)
+    return OnnxSource(model, file, signature, examples, notes)
+
+
+def _with_batch(signature: Signature) -> Signature:
+    """Call the first dimension of a single input ``batch`` where the file has no name for it.
+
+    Whether requests may be joined along it is proved later.
+    """
+    if len(signature.inputs) != 1 or not (spec := signature.inputs[0]).shape or "batch" in spec.shape:
+        return signature
+    if spec.shape[0] != nameless(spec.name, 0):
+        return signature
+    return replace(signature, inputs=(replace(spec, shape=("batch", *spec.shape[1:])),))
+
+
+def _complete(model: ir.Model, signature: Signature) -> None:
+    """Give shapes to outputs of a graph that have none, so that engines tell how many dimensions those have."""
+    for value, spec in zip(model.graph.outputs, signature.outputs, strict=True):
+        if value.shape is None:
+            value.shape = ir.Shape(spec.shape)
 
 
 def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
 # Names that exporters give to the batch dimension of a bare .onnx file, which has no better way to say it.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
+# What exporters (Paddle's, tf2onnx) write for a dimension that has no name. Two of them need not be equal.
+_ANONYMOUS = re.compile(r"\?|unk__\d+|(.*\.)?DynamicDimension\.\d+")
 
 
 class OrtEngine:
@@ -159,12 +161,21 @@ def _spec(node: Any) -> TensorSpec:
     match = re.fullmatch(r"tensor\((\w+)\)", node.type)
     if match is None:
         raise InvalidArgument(f"'{node.name}' is of type {node.type}; only tensors can be served")
-    # A dimension without a name is dynamic too; give it one of its own.
     shape: Shape = tuple(
-        dim if isinstance(dim, int) and dim >= 0 else str(dim or f"{node.name}_{axis}")
+        dim if (isinstance(dim, int) and dim >= 0) or is_named(dim) else nameless(node.name, axis)
         for axis, dim in enumerate(node.shape)
     )
     return TensorSpec(node.name, DType.parse(match[1]), shape)
+
+
+def is_named(dim: object) -> bool:
+    """Tell whether a file names a dimension, so that those of one name have one size."""
+    return isinstance(dim, str) and dim != "" and _ANONYMOUS.fullmatch(dim) is None
+
+
+def nameless(tensor: str, axis: int) -> str:
+    """Return what a dimension is called that the file does not name: one of no other tensor or axis."""
+    return f"{re.sub(r'[^A-Za-z0-9_]', '_', tensor)}_{axis}"
 
 
 def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> str | None:
