@@ -233,8 +233,7 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
 
     Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out;
     ``name=low..high:step`` means the multiples of ``step`` within it. A name that is not letters, digits and
-    ``_ . - / :``
-    after a first letter stands in double quotes: ``"petal length (cm)":float32[batch,1]``.
+    ``_ . - / :`` after a first letter or ``_`` stands in double quotes: ``"petal length (cm)":float32[batch,1]``.
 
     Returns:
         The spec, and the ranges that it states.

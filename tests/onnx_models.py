@@ -21,6 +21,7 @@ def save(
     inputs: Sequence[tuple[str, int, Dims]],
     outputs: Sequence[tuple[str, int, Dims]],
     constants: Sequence[onnx.TensorProto] = (),
+    opset: int = 20,
 ) -> Path:
     graph = helper.make_graph(
         list(nodes),
@@ -29,7 +30,7 @@ def save(
         [helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in outputs],
         list(constants),
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
     return path
 
 

@@ -1,0 +1,152 @@
+"""ONNX files as other exporters write them: dimensions without names, other names for outputs, free sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ingot
+from ingot.errors import ExportError
+from ingot.export import export_model
+from ingot.model_store import Archive
+from ingot.runtime import load_engine
+from tests import onnx_models
+from tests.support import RunIngot, refused, succeeded
+
+FLOAT = TensorProto.FLOAT
+
+
+def paddle(folder: Path) -> Path:
+    """y = the mean of each image, as Paddle's exporter writes it: height and width are both called ``?``."""
+    nodes = [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)]
+    axes = numpy_helper.from_array(np.array([2, 3]), "axes")
+    output: onnx_models.Dims = ("p2o.DynamicDimension.3", 3)
+    return onnx_models.save(
+        folder / "paddle.onnx", nodes, [("x", FLOAT, ("?", 3, "?", "?"))], [("y", FLOAT, output)], [axes]
+    )
+
+
+def tensorflow(folder: Path) -> Path:
+    """Classes of 8 bytes, as tf2onnx writes it: other names for outputs, and names of tensors with colons."""
+    rng = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("table", (50, 4)), ("weight", (4, 16)), ("out", (16, 3)))
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids:0"], ["rows"]),
+        helper.make_node("ReduceMax", ["rows"], ["pooled"], keepdims=0, axes=[1]),
+        helper.make_node("MatMul", ["pooled", "weight"], ["wide"]),
+        helper.make_node("Relu", ["wide"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "out"], ["label:0"]),
+    ]
+    inputs = [("ids:0", TensorProto.INT32, ("unk__214", 8))]
+    path = folder / "tensorflow.onnx"
+    return onnx_models.save(path, nodes, inputs, [("label:0", FLOAT, ("unk__215", 3))], constants, opset=17)
+
+
+def halving(folder: Path, pad: int = 0) -> Path:
+    """y = x + its halves doubled again, so that height and width must be even; ``pad`` needs as many columns more."""
+    halves = helper.make_node("AveragePool", ["x"], ["half"], kernel_shape=[2, 2], strides=[2, 2])
+    doubled = helper.make_node("Resize", ["half", "", "scales"], ["back"], mode="nearest")
+    nodes = [halves, doubled, helper.make_node("Add", ["x", "back"], ["sum"])]
+    nodes.append(helper.make_node("Pad", ["sum", "pads"], ["y"], mode="reflect"))
+    constants = [
+        numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
+        numpy_helper.from_array(np.array([0, 0, 0, 0, 0, 0, 0, pad]), "pads"),
+    ]
+    outputs = [("y", FLOAT, ("a", 1, "b", "c"))]
+    return onnx_models.save(folder / "halving.onnx", nodes, [("x", FLOAT, ("n", 1, "h", "w"))], outputs, constants)
+
+
+def notes(archive: Archive) -> str:
+    return " | ".join(archive.variant().serving.provenance.notes)
+
+
+def shown(archive: Archive) -> list[str]:
+    return list(map(str, (*archive.signature.inputs, *archive.signature.outputs)))
+
+
+def test_a_served_file_takes_any_sizes_where_it_calls_two_dimensions_alike(tmp_path: Path) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3, 2, 4], "data": [[1.0] * 8] * 3}]}
+    with ingot.serve(str(paddle(tmp_path)), http_port=0, grpc_port=0) as server:
+        answer = httpx.post(f"{server.http_url}/v2/models/paddle/infer", json=body, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["outputs"][0]["data"] == [1, 1, 1]
+
+
+def test_an_export_of_such_a_file_has_dimensions_of_its_own_and_a_batch(tmp_path: Path) -> None:
+    archive = export_model(paddle(tmp_path))
+    assert archive.signature.batch == "batch"
+    assert shown(archive) == ["x:float32[batch,3,x_2,x_3]", "y:float32[batch,3]"]
+
+
+def test_outputs_are_called_as_the_inputs_that_they_were_seen_to_follow(tmp_path: Path) -> None:
+    archive = export_model(tensorflow(tmp_path), inputs="ids:0:int32[rows,8]", batch_dim="rows")
+    assert archive.signature.batch == "rows"
+    assert shown(archive) == ["ids:0:int32[rows,8]", "label:0:float32[rows,3]"]
+    assert max(golden.inputs["ids:0"].max() for golden in archive.variant().goldens()) > 10  # rows of the whole table
+
+
+def test_accuracy_is_measured_where_the_file_has_another_name_for_the_batch_of_its_output(
+    run_ingot: RunIngot, tmp_path: Path
+) -> None:
+    archive = export_model(tensorflow(tmp_path))
+    archive.save(tmp_path / "a.ingot")
+    ids = np.random.default_rng(1).integers(0, 50, (60, 8)).astype(np.int32)
+    with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+        labels = engine.run({"ids:0": ids})["label:0"].argmax(1)
+    arrays: dict[str, Any] = {"ids:0": ids, "labels": labels}
+    np.savez(tmp_path / "data.npz", **arrays)
+    options = ["--metric", "accuracy", "--calibrate", tmp_path / "data.npz", "--recipe", "dynamic-int8"]
+    result = run_ingot("quantize", tmp_path / "a.ingot", *options, "--force", "--out", tmp_path / "q.ingot")
+    succeeded(result)
+    assert "accuracy: 1.0000 before, " in result.stderr
+    options = ["--metric", "accuracy", "--data", tmp_path / "data.npz"]
+    assert "1.0000" in succeeded(run_ingot("compare", tmp_path / "a.ingot", tmp_path / "q.ingot", *options))
+
+
+def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: Path) -> None:
+    result = run_ingot("export", halving(tmp_path), "--out", tmp_path / "a.ingot")
+    succeeded(result)
+    assert "note: the file ran only on multiples, and was proved at h=2..:2, w=2..:2; --input states" in result.stderr
+    archive = Archive.open(tmp_path / "a.ingot")
+    assert {name: bounds.step for name, bounds in archive.signature.ranges.items()} == {"h": 2, "w": 2}
+    assert shown(archive)[-1] == "y:float32[n,1,h,w]"
+
+
+def test_sizes_that_were_made_up_are_said_to_be_and_how_to_declare_others(run_ingot: RunIngot, tmp_path: Path) -> None:
+    path = halving(tmp_path, pad=1000)
+    message = refused(run_ingot("export", path, "--out", tmp_path / "a.ingot"))
+    assert message.startswith("the file does not run on x [3, 1, 5, 7]: ")
+    assert "the sizes were made up: say which it takes, such as --input 'x:float32[n,1,h,w]' with a size" in message
+    assert shown(export_model(path, inputs="x:float32[n,1,h=..64:2,1002]"))[0] == "x:float32[n,1,h,1002]"
+
+
+@pytest.mark.parametrize("name", ["x:0", "petal length (cm)", "onnx::Gather_0", "0"])
+def test_any_name_of_an_input_can_be_written(tmp_path: Path, name: str) -> None:
+    nodes = [helper.make_node("Neg", [name], ["y"])]
+    path = onnx_models.save(tmp_path / "m.onnx", nodes, [(name, FLOAT, ("a", 2))], [("y", FLOAT, ("b", 2))])
+    written = f"{name}:float32[batch,2]" if ":" in name else f'"{name}":float32[batch,2]'
+    archive = export_model(path, inputs=written)
+    assert archive.signature.inputs[0].name == name
+    assert shown(archive)[0] == written
+    assert archive.signature.batch == "batch"
+
+
+def test_several_inputs_without_names_are_told_how_to_be_batched(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    inputs: list[tuple[str, int, onnx_models.Dims]] = [("a", FLOAT, ("unk__1", 2)), ("b", FLOAT, ("unk__2", 2))]
+    path = onnx_models.save(tmp_path / "m.onnx", nodes, inputs, [("y", FLOAT, ("unk__3", 2))])
+    with pytest.raises(ExportError, match="one name for dimensions that must be equal"):
+        export_model(path)
+    archive = export_model(path, inputs=["a:float32[n,2]", "b:float32[n,2]"])
+    assert shown(archive) == ["a:float32[n,2]", "b:float32[n,2]", "y:float32[n,2]"]
+    declaration = "--input 'a:float32[batch,2]' --input 'b:float32[batch,2]'"
+    assert f"if their first dimension is one, declare it: {declaration}" in notes(archive)
