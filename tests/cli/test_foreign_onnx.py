@@ -104,12 +104,12 @@ def test_accuracy_is_measured_where_the_file_has_another_name_for_the_batch_of_i
         labels = engine.run({"ids:0": ids})["label:0"].argmax(1)
     arrays: dict[str, Any] = {"ids:0": ids, "labels": labels}
     np.savez(tmp_path / "data.npz", **arrays)
-    options = ["--metric", "accuracy", "--calibrate", tmp_path / "data.npz", "--recipe", "dynamic-int8"]
-    result = run_ingot("quantize", tmp_path / "a.ingot", *options, "--force", "--out", tmp_path / "q.ingot")
+    first, second, data = tmp_path / "a.ingot", tmp_path / "q.ingot", tmp_path / "data.npz"
+    options = ["--metric", "accuracy", "--recipe", "dynamic-int8", "--force"]
+    result = run_ingot("quantize", first, "--calibrate", data, *options, "--out", second)
     succeeded(result)
-    assert "accuracy: 1.0000 before, " in result.stderr
-    options = ["--metric", "accuracy", "--data", tmp_path / "data.npz"]
-    assert "1.0000" in succeeded(run_ingot("compare", tmp_path / "a.ingot", tmp_path / "q.ingot", *options))
+    assert "1.0000 before, " in result.stderr
+    assert "1.0000" in succeeded(run_ingot("compare", first, second, "--metric", "accuracy", "--data", data))
 
 
 def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: Path) -> None:
