@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.errors import ExportError
+from ingot.errors import InvalidArgument
 from ingot.export import export_model
 from ingot.model_store import Archive
 from ingot.runtime import load_engine
@@ -140,13 +141,84 @@ def test_any_name_of_an_input_can_be_written(tmp_path: Path, name: str) -> None:
     assert archive.signature.batch == "batch"
 
 
-def test_several_inputs_without_names_are_told_how_to_be_batched(tmp_path: Path) -> None:
+def test_several_inputs_without_names_have_one_batch_if_they_run_with_no_other(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
     inputs: list[tuple[str, int, onnx_models.Dims]] = [("a", FLOAT, ("unk__1", 2)), ("b", FLOAT, ("unk__2", 2))]
     path = onnx_models.save(tmp_path / "m.onnx", nodes, inputs, [("y", FLOAT, ("unk__3", 2))])
-    with pytest.raises(ExportError, match="one name for dimensions that must be equal"):
-        export_model(path)
+    archive = export_model(path)
+    assert shown(archive) == ["a:float32[batch,2]", "b:float32[batch,2]", "y:float32[batch,2]"]
+    assert archive.signature.batch == "batch"
     archive = export_model(path, inputs=["a:float32[n,2]", "b:float32[n,2]"])
-    assert shown(archive) == ["a:float32[n,2]", "b:float32[n,2]", "y:float32[n,2]"]
     declaration = "--input 'a:float32[batch,2]' --input 'b:float32[batch,2]'"
     assert f"if their first dimension is one, declare it: {declaration}" in notes(archive)
+
+
+def forest(path: Path, *, zipped: bool = True, sequence: bool = False) -> Path:
+    """A tree of three classes as skl2onnx writes it: the label, and the probabilities as a list of maps."""
+    tree: dict[str, Any] = {
+        "nodes_treeids": [0] * 5,
+        "nodes_nodeids": [0, 1, 2, 3, 4],
+        "nodes_featureids": [0, 0, 1, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_values": [0.0] * 5,
+        "nodes_truenodeids": [1, 0, 3, 0, 0],
+        "nodes_falsenodeids": [2, 0, 4, 0, 0],
+        "class_treeids": [0] * 3,
+        "class_nodeids": [1, 3, 4],
+        "class_ids": [0, 1, 2],
+        "class_weights": [1.0] * 3,
+        "classlabels_int64s": [10, 20, 30],
+    }
+    domain = "ai.onnx.ml"
+    nodes = [
+        helper.make_node("TreeEnsembleClassifier", ["X"], ["label", "probabilities"], domain=domain, **tree),
+        helper.make_node("Cast", ["label"], ["output_label"], to=TensorProto.INT64),
+    ]
+    outputs = [helper.make_tensor_value_info("output_label", TensorProto.INT64, [None])]
+    floats = helper.make_tensor_type_proto(FLOAT, None)
+    if zipped:
+        classes: dict[str, Any] = {"classlabels_int64s": tree["classlabels_int64s"]}
+        nodes.append(helper.make_node("ZipMap", ["probabilities"], ["output_probability"], domain=domain, **classes))
+        kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, floats))
+        outputs.append(helper.make_value_info("output_probability", kind))
+    if sequence:
+        nodes.append(helper.make_node("SequenceConstruct", ["probabilities"], ["list"]))
+        outputs.append(helper.make_value_info("list", helper.make_sequence_type_proto(floats)))
+    graph = helper.make_graph(nodes, "forest", [helper.make_tensor_value_info("X", FLOAT, [None, 2])], outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+class TestZipMap:
+    ROWS = np.array([[-1, 0], [1, -1], [1, 1]], np.float32)
+
+    def test_a_served_file_answers_with_labels_and_probabilities(self, tmp_path: Path) -> None:
+        path = str(forest(tmp_path / "rf.onnx"))
+        with ingot.serve(path, http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
+            answer = client.infer("rf", {"X": self.ROWS})
+        assert answer["output_label"].tolist() == [10, 20, 30]
+        assert answer["probabilities"].tolist() == np.eye(3).tolist()
+
+    def test_an_export_says_so_and_is_batched(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        result = run_ingot("export", forest(tmp_path / "rf.onnx"), "--out", tmp_path / "a.ingot")
+        succeeded(result)
+        assert "note: the output 'output_probability' was a list of maps (ZipMap)" in result.stderr
+        archive = Archive.open(tmp_path / "a.ingot").unpacked()
+        assert archive.signature.batch == "batch"
+        assert shown(archive) == [
+            "X:float32[batch,2]",
+            "output_label:int64[batch]",
+            "probabilities:float32[batch,3]",
+        ]
+        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+            assert engine.run({"X": self.ROWS})["probabilities"].tolist() == np.eye(3).tolist()
+
+    def test_a_list_that_cannot_be_cut_off_is_named(self, tmp_path: Path) -> None:
+        path = forest(tmp_path / "rf.onnx", zipped=False, sequence=True)
+        with pytest.raises(
+            InvalidArgument, match=r"'list' is of type seq\(tensor\(float\)\); only tensors can be served"
+        ):
+            export_model(path)
+        with pytest.raises(InvalidArgument, match=r"'list' is of type .* leave it out"):
+            ingot.serve(str(path), http_port=0, grpc_port=0)

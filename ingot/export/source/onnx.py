@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 
-from ingot.errors import InvalidArgument, ParityError
+from ingot.errors import ExportError, InvalidArgument, NotFound, ParityError
 from ingot.export import arguments
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
@@ -21,6 +22,7 @@ from ingot.export.source import onnx_sizes
 from ingot.export.torch_arrays import from_torch
 from ingot.model_store import onnx_graph
 from ingot.runtime import load_engine
+from ingot.runtime.engines import ort_zipmap
 from ingot.runtime.engines.ort import nameless
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
@@ -45,19 +47,27 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
         ExportError: it does not run on them.
         ParityError: it does not repeat itself.
     """
-    model = onnx_graph.load(path)
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}")
     engine = load_engine(path, device="cpu")
-    signature = _with_batch(_renamed(engine.signature, inputs))
+    cut = ort_zipmap.cut(path)
+    model = onnx_graph.load(path) if cut is None else ir.serde.deserialize_model(onnx.load_model_from_string(cut.graph))
+    signature = _renamed(engine.signature, inputs)
     names = [spec.name for spec in signature.inputs]
     example_inputs, notes = arguments.inputs_among(example_inputs, names)
     given = None if example_inputs is None else _named(example_inputs, names)
     file = Remembered(onnx_sizes.File(engine, made_up=given is None))
-    make = partial(Examples, signature.inputs, given=given, limits=onnx_sizes.index_limits(model))
-    found = dict(ranges) if given is not None else onnx_sizes.runnable(file, make, ranges)
+    limits = onnx_sizes.index_limits(model)
+    found = dict(ranges)
+    if given is None:
+        signature, found = _runnable(file, signature, ranges, limits)
+    elif len(names) == 1:
+        signature = replace(signature, inputs=tuple(map(_with_batch, signature.inputs)))
+    notes = (*notes, *(cut.notes if cut is not None else ()))
     steps = ", ".join(f"{name}={bounds}" for name, bounds in found.items() if name not in ranges)
     if steps:
         notes = (*notes, f"the file ran only on multiples, and was proved at {steps}; --input states others")
-    examples = make(found)
+    examples = Examples(signature.inputs, found, given, limits)
     if (output := unrepeated(file, examples)) is not None:
         raise ParityError(f"the model gives different '{output}' for the same input each time")
     signature = onnx_sizes.with_outputs(file, replace(signature, ranges=found), examples)
@@ -65,16 +75,28 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
     return OnnxSource(model, file, signature, examples, notes)
 
 
-def _with_batch(signature: Signature) -> Signature:
-    """Call the first dimension of a single input ``batch`` where the file has no name for it.
+def _runnable(
+    file: Runner, signature: Signature, ranges: Mapping[str, Range], limits: Mapping[str, int]
+) -> tuple[Signature, dict[str, Range]]:
+    """Return a signature and ranges that a file runs with.
 
-    Whether requests may be joined along it is proved later.
+    The first dimensions that the file does not name are called ``batch`` where there is one input, or several that
+    must be equal. Whether requests may be joined along it is proved later.
     """
-    if len(signature.inputs) != 1 or not (spec := signature.inputs[0]).shape or "batch" in spec.shape:
-        return signature
-    if spec.shape[0] != nameless(spec.name, 0):
-        return signature
-    return replace(signature, inputs=(replace(spec, shape=("batch", *spec.shape[1:])),))
+    batched = replace(signature, inputs=tuple(map(_with_batch, signature.inputs)))
+    order = [batched] if len(signature.inputs) == 1 else [signature, batched]
+    failure: ExportError | None = None
+    for tried in order if batched != signature else [signature]:
+        try:
+            return tried, onnx_sizes.runnable(file, partial(Examples, tried.inputs, limits=limits), ranges)
+        except ExportError as error:
+            failure = failure or error
+    raise failure or ExportError("nothing was tried")
+
+
+def _with_batch(spec: TensorSpec) -> TensorSpec:
+    named = not spec.shape or spec.shape[0] != nameless(spec.name, 0) or "batch" in spec.shape
+    return spec if named else replace(spec, shape=("batch", *spec.shape[1:]))
 
 
 def _complete(model: ir.Model, signature: Signature) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import devices, pinned
-from ingot.runtime.engines import ort_session
+from ingot.runtime.engines import ort_session, ort_zipmap
 from ingot.runtime.engines.ort_binding import Binding
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
 
@@ -72,9 +72,11 @@ class OrtEngine:
         began = time.perf_counter()
         try:
             # enable_fallback: on a damaged file it prints to stdout and tries again.
-            self._session = ort.InferenceSession(
-                str(path), options, providers=ort_session.providers_of(ort, device), enable_fallback=0
-            )
+            providers = ort_session.providers_of(ort, device)
+            self._session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+            if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
+                log.info("%s: %s", path.name, "; ".join(cut.notes))
+                self._session = ort.InferenceSession(cut.graph, options, providers=providers, enable_fallback=0)
             self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
             self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
         except ort_session.errors_of(ort) as error:
@@ -160,7 +162,11 @@ class OrtEngine:
 def _spec(node: Any) -> TensorSpec:
     match = re.fullmatch(r"tensor\((\w+)\)", node.type)
     if match is None:
-        raise InvalidArgument(f"'{node.name}' is of type {node.type}; only tensors can be served")
+        remedy = "convert the model by skl2onnx with options={'zipmap': False}"
+        raise InvalidArgument(
+            f"'{node.name}' is of type {node.type}; only tensors can be served: "
+            + (remedy if "map(" in node.type else "convert it inside the model, or leave it out")
+        )
     shape: Shape = tuple(
         dim if (isinstance(dim, int) and dim >= 0) or is_named(dim) else nameless(node.name, axis)
         for axis, dim in enumerate(node.shape)
