@@ -116,7 +116,10 @@ def test_accuracy_is_measured_where_the_file_has_another_name_for_the_batch_of_i
 def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot("export", halving(tmp_path), "--out", tmp_path / "a.ingot")
     succeeded(result)
-    assert "note: the file ran only on multiples, and was proved at h=2..:2, w=2..:2; --input states" in result.stderr
+    assert (
+        "note: the model does not run at all sizes; found by trying, the archive takes h=2..:2, w=2..:2"
+        in result.stderr
+    )
     archive = Archive.open(tmp_path / "a.ingot")
     assert {name: bounds.step for name, bounds in archive.signature.ranges.items()} == {"h": 2, "w": 2}
     assert shown(archive)[-1] == "y:float32[n,1,h,w]"

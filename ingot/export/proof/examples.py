@@ -99,6 +99,10 @@ class Examples:
         """Return examples of a model whose call at the default sizes takes ``work`` FLOPs."""
         return self._changed(_work=work)
 
+    def called(self, inputs: Sequence[TensorSpec]) -> Examples:
+        """Return examples of the same inputs, whose dimensions have other names."""
+        return self._changed(inputs=tuple(inputs), _signature=replace(self._signature, inputs=tuple(inputs)))
+
     @property
     def default_sizes(self) -> dict[str, int]:
         """One size for each named dimension: that of the given arrays, if it is 2 or more, else a distinct one."""

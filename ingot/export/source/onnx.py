@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,48 +53,43 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
     cut = ort_zipmap.cut(path)
     model = onnx_graph.load(path) if cut is None else ir.serde.deserialize_model(onnx.load_model_from_string(cut.graph))
     signature = _renamed(engine.signature, inputs)
+    if len(signature.inputs) == 1:
+        signature = replace(signature, inputs=tuple(map(_with_batch, signature.inputs)))
     names = [spec.name for spec in signature.inputs]
     example_inputs, notes = arguments.inputs_among(example_inputs, names)
     given = None if example_inputs is None else _named(example_inputs, names)
     file = Remembered(onnx_sizes.File(engine, made_up=given is None))
-    limits = onnx_sizes.index_limits(model)
-    found = dict(ranges)
+    examples = Examples(signature.inputs, ranges, given, onnx_sizes.index_limits(model))
     if given is None:
-        signature, found = _runnable(file, signature, ranges, limits)
-    elif len(names) == 1:
-        signature = replace(signature, inputs=tuple(map(_with_batch, signature.inputs)))
-    notes = (*notes, *(cut.notes if cut is not None else ()))
-    steps = ", ".join(f"{name}={bounds}" for name, bounds in found.items() if name not in ranges)
-    if steps:
-        notes = (*notes, f"the file ran only on multiples, and was proved at {steps}; --input states others")
-    examples = Examples(signature.inputs, found, given, limits)
+        examples, found = _fitted(file, examples)
+        notes = (*notes, *found)
     if (output := unrepeated(file, examples)) is not None:
         raise ParityError(f"the model gives different '{output}' for the same input each time")
-    signature = onnx_sizes.with_outputs(file, replace(signature, ranges=found), examples)
+    bounds = {dim: sizes for dim, sizes in examples.ranges.items() if dim in ranges or sizes != Range()}
+    signature = replace(signature, inputs=examples.inputs, ranges=bounds)
+    signature = onnx_sizes.with_outputs(file, signature, examples)
     _complete(model, signature)
-    return OnnxSource(model, file, signature, examples, notes)
+    return OnnxSource(model, file, signature, examples, (*notes, *(cut.notes if cut is not None else ())))
 
 
-def _runnable(
-    file: Runner, signature: Signature, ranges: Mapping[str, Range], limits: Mapping[str, int]
-) -> tuple[Signature, dict[str, Range]]:
-    """Return a signature and ranges that a file runs with.
+def _fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]:
+    """Return examples that a file runs on, and what was found out about its sizes.
 
-    The first dimensions that the file does not name are called ``batch`` where there is one input, or several that
-    must be equal. Whether requests may be joined along it is proved later.
+    First dimensions without a name are called ``batch`` where the file does not run if they differ.
     """
-    batched = replace(signature, inputs=tuple(map(_with_batch, signature.inputs)))
-    order = [batched] if len(signature.inputs) == 1 else [signature, batched]
-    failure: ExportError | None = None
-    for tried in order if batched != signature else [signature]:
-        try:
-            return tried, onnx_sizes.runnable(file, partial(Examples, tried.inputs, limits=limits), ranges)
-        except ExportError as error:
-            failure = failure or error
-    raise failure or ExportError("nothing was tried")
+    batched = examples.called(tuple(map(_with_batch, examples.inputs)))
+    try:
+        return onnx_sizes.fitted(file, examples)
+    except ExportError:
+        if batched.inputs == examples.inputs:
+            raise
+        with contextlib.suppress(ExportError):
+            return onnx_sizes.fitted(file, batched)
+        raise
 
 
 def _with_batch(spec: TensorSpec) -> TensorSpec:
+    """Call a first dimension without a name ``batch``. Whether requests may be joined along it is proved later."""
     named = not spec.shape or spec.shape[0] != nameless(spec.name, 0) or "batch" in spec.shape
     return spec if named else replace(spec, shape=("batch", *spec.shape[1:]))
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from ingot.errors import ExportError, InternalError, InvalidArgument
 from ingot.export.program import Runner
-from ingot.export.proof.examples import Examples
+from ingot.export.proof import sizes
+from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.probe import output_specs
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines import ort, ort_session
-from ingot.tensors import Array, Range, Shape, Signature, TensorSpec, symbols
+from ingot.tensors import Array, Shape, Signature, TensorSpec, symbols
 
 # Operators that hand on their first input's values.
 _PASSING = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Transpose", "Slice")
-_STEPS = (2, 4, 8, 16, 32, 64)
 
 
 class File:
@@ -46,7 +46,8 @@ class File:
         except (InvalidArgument, InternalError) as error:
             reason = ort_session.reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
-            raise ExportError(f"the file does not run on {shapes}: {reason}{self._hint}") from error
+            message = f"the file does not run on {shapes}: {reason}{self._hint}"
+            raise ExportError(message) from InvalidArgument(reason)  # the engine's own text is long
         finally:
             log.disabled = quiet
 
@@ -62,13 +63,13 @@ def _hint(inputs: Sequence[TensorSpec]) -> str:
     )
 
 
-def index_limits(model: ir.Model) -> dict[str, int]:
+def index_limits(model: ir.Model) -> dict[str, Limit]:
     """Return of how many rows of a table, or classes, each integer input chooses, where the graph tells that."""
-    limits: dict[str, int] = {}
+    limits: dict[str, Limit] = {}
     for value in model.graph.inputs:
         chosen = list(_chosen(value)) if value.dtype in (ir.DataType.INT32, ir.DataType.INT64) else []
         if chosen and min(chosen) > 0:
-            limits[value.name or ""] = min(chosen)
+            limits[value.name or ""] = Limit(min(chosen))
     return limits
 
 
@@ -91,44 +92,25 @@ def _chosen(value: ir.Value) -> Iterator[int]:
                 yield int(depth.numpy().max())
 
 
-def runnable(
-    file: Runner, make: Callable[[Mapping[str, Range]], Examples], ranges: Mapping[str, Range]
-) -> dict[str, Range]:
-    """Return ranges that a file was seen to run in: those given, and steps of dimensions that nobody bounded.
-
-    Args:
-        file: runs the file.
-        make: makes examples of sizes in some ranges.
-        ranges: those given.
+def fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]:
+    """Return examples that a file runs on, of those that can be made up, and what was found out about its sizes.
 
     Raises:
-        ExportError: no step helps; the error is that of the first try.
+        ExportError: it runs on none.
     """
-    first = _fails(file, make(ranges))
-    if first is None:
-        return dict(ranges)
-    free = [symbol for symbol in make(ranges).default_sizes if symbol not in ranges]
-    for step in _STEPS if free else ():
-        found = {**ranges, **{symbol: Range(step, None, step) for symbol in free}}
-        if _fails(file, make(found)) is None:
-            break
-    else:
-        raise first
-    for symbol in free:
-        for step in (1, *_STEPS):
-            lesser = {**found, symbol: Range(step, None, step)}
-            if step < found[symbol].step and _fails(file, make(lesser)) is None:
-                found = lesser
-                break
-    return {symbol: bounds for symbol, bounds in found.items() if symbol in ranges or bounds.step > 1}
-
-
-def _fails(file: Runner, examples: Examples) -> ExportError | None:
+    notes: list[str] = []
     try:
         file.run(examples.make(examples.default_sizes))
-    except ExportError as error:
-        return error
-    return None
+    except ExportError:
+        found = sizes.stepped(file, examples)
+        if found is None:
+            raise
+        changed = [dim for dim, bounds in found.ranges.items() if bounds != examples.ranges[dim]]
+        shown = sizes.declared(found.ranges, changed)
+        notes.append(f"the model does not run at all sizes; found by trying, the archive takes {shown}")
+        examples = found
+    examples, more = sizes.narrowed(file, examples)
+    return examples, (*notes, *more)
 
 
 def with_outputs(file: Runner, signature: Signature, examples: Examples) -> Signature:
