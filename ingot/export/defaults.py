@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+_MADE = "the folder's tokenizer or processor makes it; "
+_DECLARE = "declare all inputs by --input to have it"
+
 
 @dataclass(frozen=True)
 class Defaults:
-    """Descriptions of the inputs, an example of them, and constants; what the model does not tell is empty."""
+    """Descriptions of the inputs, an example of them, and constants; what the model does not tell is empty.
+
+    ``others`` are inputs that clients may have, with what is to be said where the graph has none of that name.
+    """
 
     inputs: tuple[str, ...] = ()
     example: Any = None
     constants: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def left_out(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return a note on each input that clients may have, and that is not among those of the graph."""
+        return tuple(f"'{name}' is left out: {why}" for name, why in self.others.items() if name not in names)
 
 
 def of(module: nn.Module) -> Defaults:
@@ -55,10 +68,13 @@ def _of_transformer(module: Any) -> Defaults:
     longest = getattr(text, "max_position_embeddings", None)
     bound = f"=1..{longest}" if isinstance(longest, int) and longest > 1 else ""
     inputs: list[str] = []
+    produced = _produced(Path(str(getattr(module, "name_or_path", ""))))
     if module.main_input_name == "input_ids":
         inputs.append(f"input_ids:int64[batch,seq{bound}]")
         if "attention_mask" in takes:
             inputs.append(f"attention_mask:int64[batch,seq{bound}]")
+        if "token_type_ids" in takes and "token_type_ids" in produced:
+            inputs.append(f"token_type_ids:int64[batch,seq{bound}]")
         if "decoder_input_ids" in takes:
             inputs.append(f"decoder_input_ids:int64[batch,target{bound}]")
     elif module.main_input_name == "pixel_values":
@@ -68,7 +84,30 @@ def _of_transformer(module: Any) -> Defaults:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         if isinstance(height, int):
             inputs.append(f"pixel_values:float32[batch,{channels},{height},{width}]")
-    return Defaults(tuple(inputs), constants=constants)
+    others = {name: _MADE + (_DECLARE if name in takes else "the model does not take it") for name in produced}
+    if not produced and "token_type_ids" in takes:
+        others["token_type_ids"] = "no tokenizer of the folder says that it makes it; for pairs of texts, " + _DECLARE
+    return Defaults(tuple(inputs), constants=constants, others=others)
+
+
+def _produced(folder: Path) -> tuple[str, ...]:
+    """Return the names of what the tokenizer and the processor in a folder of transformers make, as far as they say."""
+    import transformers
+
+    names: list[str] = []
+    for file, keys in (
+        ("tokenizer_config.json", ("tokenizer_class",)),
+        ("preprocessor_config.json", ("image_processor_type", "feature_extractor_type")),
+    ):
+        try:
+            config = json.loads((folder / file).read_text())
+        except (OSError, ValueError):
+            continue
+        config = config if isinstance(config, dict) else {}
+        classes = (getattr(transformers, str(config.get(key)), None) for key in keys)
+        stated = (config.get("model_input_names"), *(getattr(item, "model_input_names", None) for item in classes))
+        names += next((list(map(str, item)) for item in stated if isinstance(item, list | tuple)), [])
+    return tuple(dict.fromkeys(names))
 
 
 def _of_graph(module: fx.GraphModule) -> tuple[str, ...]:

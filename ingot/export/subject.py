@@ -72,6 +72,8 @@ def describe(
     if specs or not arguments.takes_any_keyword(module):
         known = [spec.name for spec in specs] or arguments.parameters(module)
         example_inputs, notes = arguments.inputs_among(example_inputs, known)
+    if specs or isinstance(example_inputs, Mapping):
+        notes = (*notes, *own.left_out([spec.name for spec in specs] or list(example_inputs)))
     return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})}, notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export import export_model, load_source
+from ingot.export.subject import describe
 from ingot.runtime import load_engine
 from tests.export import models
 from tests.support import RunIngot
@@ -167,6 +169,43 @@ class TestTransformers:
         assert archive.signature.batch == "batch"
         ids = np.concatenate([golden.inputs["input_ids"].ravel() for golden in archive.variant().goldens()])
         assert ids.max() > 1  # proved on the whole vocabulary, not on its first two words
+
+    def test_a_pair_of_texts_is_answered_as_by_the_model_where_a_tokenizer_makes_types(self, folder: Path) -> None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+        module = load_source(str(folder))
+        assert isinstance(module, nn.Module)
+        archive = export_model(module, name="bert")
+        assert [spec.name for spec in archive.signature.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+        inputs = {
+            "input_ids": np.array([[1, 5, 2, 7, 2]]),
+            "attention_mask": np.ones((1, 5), np.int64),
+            "token_type_ids": np.array([[0, 0, 0, 1, 1]]),
+        }
+        with torch.no_grad():
+            expected = module(**{name: torch.tensor(array) for name, array in inputs.items()})["logits"].numpy()
+        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+            assert np.allclose(engine.run(inputs)["logits"], expected, atol=1e-5)
+        assert not any("is left out" in note for note in archive.variant().serving.provenance.notes)
+
+    def test_inputs_that_are_left_out_are_noted(self, folder: Path) -> None:
+        names = ["input_ids", "attention_mask", "token_type_ids", "bbox"]
+        for content, notes in (
+            (
+                {},
+                ["'token_type_ids' is left out: no tokenizer of the folder says that it makes it; for pairs of texts"],
+            ),
+            (
+                {"model_input_names": names},
+                ["'bbox' is left out: the folder's tokenizer or processor makes it; the model"],
+            ),
+            ({"model_input_names": names[:2]}, []),
+        ):
+            (folder / "tokenizer_config.json").write_text(json.dumps(content))
+            module = load_source(str(folder))
+            assert isinstance(module, nn.Module)
+            told = [note for note in describe(module, None, (), None).notes if "is left out" in note]
+            assert len(told) == len(notes)
+            assert all(note.startswith(start) for note, start in zip(told, notes, strict=True))
 
     def test_an_architecture_that_there_is_not(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
