@@ -15,7 +15,8 @@ from ingot.errors import InvalidArgument, NotFound, missing_package
 from ingot.importing import formats, handlers
 from ingot.importing.documents import documents
 from ingot.importing.members import Members
-from ingot.importing.record import Candidate, Consent, Imported, ModelFormat, model_name
+from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
+from ingot.model_store.references import name_from
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
@@ -60,7 +61,7 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
     found = _manifest(members, base).model
     version = None if found.model_version is None else str(found.model_version)
     reader = _Reader(members, base, found, scratch, consent)
-    return Candidate(str(members.path), model_name(found.model_name), version, reader.read)
+    return Candidate(str(members.path), name_from(found.model_name), version, reader.read)
 
 
 def _base(members: Members) -> str:

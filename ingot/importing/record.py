@@ -9,7 +9,6 @@ from typing import Literal
 
 from ingot.errors import InvalidArgument
 from ingot.importing.declared import Declared
-from ingot.model_store.references import name_from, valid_name
 
 ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict"]
 """What a serialized model is: a graph, a TorchScript file, an exported program, or weights for a class in Python."""
@@ -73,11 +72,3 @@ class Candidate:
     name: str
     version: str | None
     read: Callable[[], Imported]
-
-
-def model_name(text: str) -> str:
-    """Return the name that a model has here: its own, or the nearest to it that can be one."""
-    try:
-        return valid_name(text)
-    except InvalidArgument:
-        return name_from(text)

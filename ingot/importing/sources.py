@@ -11,9 +11,10 @@ from pathlib import Path
 from ingot.errors import InvalidArgument, NotFound
 from ingot.importing import mar, triton
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
-from ingot.importing.record import Candidate, Consent, Imported, model_name
+from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.tars import TarMembers
 from ingot.importing.zips import ZipMembers
+from ingot.model_store.references import name_from
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
 # Where a tar file says that it is one.
@@ -70,7 +71,7 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
 
 
 def _graph(path: Path) -> Candidate:
-    return Candidate(str(path), model_name(path.stem), None, lambda: Imported(str(path), "onnx", path))
+    return Candidate(str(path), name_from(path.stem), None, lambda: Imported(str(path), "onnx", path))
 
 
 def _members(path: Path, scratch: Path, limits: Limits) -> Members:

@@ -16,7 +16,8 @@ from ingot.importing import formats
 from ingot.importing.documents import documents
 from ingot.importing.members import FolderMembers, inside, reading
 from ingot.importing.pbtxt import CONFIG, Config, read_config
-from ingot.importing.record import Candidate, Imported, ModelFormat, model_name
+from ingot.importing.record import Candidate, Imported, ModelFormat
+from ingot.model_store.references import name_from
 
 # Triton ignores other folders, those that begin with zero included.
 _VERSION = re.compile(r"[1-9]\d{0,18}")
@@ -82,14 +83,14 @@ def _folders(path: Path) -> list[Path]:
 def _versions(root: Path, model: Path) -> Iterator[Candidate]:
     numbers = sorted((item.name for item in _folders(model) if _VERSION.fullmatch(item.name)), key=int)
     if not numbers:
-        yield Candidate(str(model), model_name(model.resolve().name), None, partial(_nothing, root, model))
+        yield Candidate(str(model), name_from(model.resolve().name), None, partial(_nothing, root, model))
     for number in numbers:
         yield _candidate(root, model, number)
 
 
 def _candidate(root: Path, model: Path, number: str) -> Candidate:
     name = model.resolve().name
-    return Candidate(str(model / number), model_name(name), number, partial(_read, root, model, number))
+    return Candidate(str(model / number), name_from(name), number, partial(_read, root, model, number))
 
 
 def _nothing(root: Path, model: Path) -> Imported:

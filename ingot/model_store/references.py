@@ -288,5 +288,12 @@ def valid_name(text: str) -> str:
 
 
 def name_from(text: str) -> str:
-    """Return the model name nearest to an identifier or a file's stem: ``MyNet`` gives ``mynet``."""
+    """Return the model name nearest to an identifier or the name of a file or folder.
+
+    That is itself where it can name a model, as ``rf_nozip`` can, else in lower case: ``MyNet`` gives ``mynet``. Where
+    that cannot either, a ``-`` stands for all that is neither letter nor digit.
+    """
+    for name in (text, text.lower()):
+        if _NAME.fullmatch(name):
+            return name
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "model"

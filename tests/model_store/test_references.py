@@ -84,7 +84,9 @@ def test_any_identifier_gives_a_valid_name(text: str) -> None:
 
 def test_a_name_keeps_what_it_can() -> None:
     assert name_from("MyNet") == "mynet"
-    assert name_from("resnet_50.v2") == "resnet-50-v2"
+    assert name_from("resnet_50.v2") == "resnet_50.v2"
+    assert name_from("Simple_String") == "simple_string"
+    assert name_from("Simple String") == "simple-string"
     assert name_from("---") == "model"
 
 
