@@ -105,10 +105,9 @@ class _Reader:
 
     def read(self) -> Imported:
         """Take out what is needed; what is refused without that is refused first."""
-        notes = handlers.note_on(self._model.handler, str(self._members.path), self._consent.without_handler)
         name = self._serialized()
         called = f"'{name.removeprefix(self._base)}' in {self._members.path}"
-        kind = self._format(name, called)
+        notes, kind = self._agreed(name, called)
         # Called so whatever its own name is; an ONNX graph's data is beside it, under names that are looked at first.
         suffix = {"onnx": "onnx", "pt2": "pt2"}.get(kind, "pt")
         file = self._members.copy(self._take(name), self._folder / f"model.{suffix}")
@@ -128,6 +127,35 @@ class _Reader:
             documents=carried,
             notes=(*notes, *self._remarks(), *left),
         )
+
+    def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:
+        """Return notes on the handler and the model's format; refuse all that the user did not agree to at once."""
+        refusals: list[str] = []
+        notes: tuple[str, ...] = ()
+        kind = self._format(name, called)
+        try:
+            notes = handlers.note_on(self._model.handler, str(self._members.path), self._consent.without_handler)
+        except InvalidArgument as error:
+            refusals.append(str(error))
+        try:
+            self._need_code(kind, called)
+        except InvalidArgument as error:
+            refusals.append(str(error))
+        if refusals and kind == "torchscript" and not self._consent.allow_code:  # else asked when it is one indeed
+            refusals.append("TorchScript is a program, which --allow-code lets run")
+        if refusals and kind in ("torchscript", "state_dict"):
+            refusals.append("--input must say what the model takes, which the archive does not")
+        if refusals:
+            raise InvalidArgument("; moreover, ".join(refusals))
+        return notes, kind
+
+    def _need_code(self, kind: ModelFormat, called: str) -> None:
+        if kind == "pt2":
+            self._consent.need_code(f"{called} is an exported program, and loading one can run code that it holds")
+        elif kind == "state_dict":
+            self._consent.need_code(
+                f"{called} holds weights alone: the model is Python code, '{str(self._model.model_file)[:200]}'"
+            )
 
     def _serialized(self) -> str:
         if not self._model.serialized_file:
@@ -153,12 +181,8 @@ class _Reader:
                 "ingot export --to aoti"
             )
         if suffix == ".pt2":
-            self._consent.need_code(f"{called} is an exported program, and loading one can run code that it holds")
             return "pt2"
         if self._model.model_file:
-            self._consent.need_code(
-                f"{called} holds weights alone: the model is Python code, '{self._model.model_file[:200]}'"
-            )
             return "state_dict"
         return "torchscript"
 

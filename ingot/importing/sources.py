@@ -53,8 +53,9 @@ def _consenting(candidate: Candidate, consent: Consent) -> Candidate:
     def read() -> Imported:
         found = candidate.read()
         if found.format == "torchscript":
+            inputs = "" if found.inputs else " (--input must then say what it takes)"
             consent.need_code(
-                f"{found.called} is TorchScript, a program, which is run to export it and can write files"
+                f"{found.called} is TorchScript, a program, which is run to export it and can write files{inputs}"
             )
         return found
 

@@ -99,6 +99,15 @@ class TestCode:
         assert notes[0].startswith("the handler h.py:entry is not taken over: clients must do what it did")
         assert notes[1] == "files that are not taken over: h.py"
 
+    @pytest.mark.parametrize(
+        ("model", "code"),
+        [({}, "which --allow-code lets run"), ({"modelFile": "model.py"}, "'model.py'; .*allow that by --allow-code")],
+    )
+    def test_all_that_it_needs_is_told_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
+        script_mar(path, {"h.py": b"", "model.py": b""}, handler="h.py", **model)
+        with pytest.raises(InvalidArgument, match=rf"--without-handler .*{code}.*; moreover, --input must say what"):
+            read(path, allow_code=False)
+
     def test_a_model_in_python_needs_trust(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="model.py")
         with pytest.raises(
