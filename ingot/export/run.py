@@ -113,7 +113,8 @@ class Run:
         self._options = options
         self._journal = journal
         self._blobs = BlobFolder.scratch()
-        self._unsure = ""
+        self._unproved: list[str] = []
+        self._short = ""
 
     def from_module(self, subject: Subject) -> Archive:
         """Export a module.
@@ -184,7 +185,8 @@ class Run:
                     stage.parity = self._prove_captured(captured, subject)
 
             captured, attempts = ladder.capture(task, self._options.capture, check, self._journal.progress)
-            stage.detail = attempts[-1].route
+            conditions = f"; held at all sizes that were tried: {'; '.join(self._unproved)}" if self._unproved else ""
+            stage.detail = f"{attempts[-1].route}{conditions}"
         self._journal.attempts.extend(attempts)
         return captured
 
@@ -213,10 +215,8 @@ class Run:
             raise ParityError(
                 f"{error}; the capture is right only where {where}: declare ranges within that"
             ) from error
-        if unsure:
-            conditions = [item.text for item in unsure]
-            short = counterexamples.short(assumed)
-            self._unsure = f"held at all sizes that were tried, not at all{short}: {'; '.join(conditions)}"
+        self._unproved = list(dict.fromkeys(item.text for item in unsure))
+        self._short = counterexamples.short(assumed)
         return parity
 
     def _rewrite_program(self, program: Program, subject: Subject, *, tidy: bool = True) -> Program:
@@ -286,7 +286,13 @@ class Run:
         """Prove the packed model, measure it, and put it into an archive with the report of it all."""
         journal, options = self._journal, self._options
         signature, notes = self._with_batch(signature)
-        journal.note(*lowered.notes, *notes, *filter(None, [self._unsure]))
+        journal.note(*lowered.notes, *notes)
+        if self._unproved:
+            many = "conditions" if len(self._unproved) > 1 else "condition"
+            journal.note(
+                f"{len(self._unproved)} {many} on sizes in the model's code held at all sizes that were tried, but not "
+                f"all were{self._short}; the report names them, and narrower ranges in --input may prove them"
+            )
         paddings = declared(options.paddings, signature)
         with contextlib.closing(self._load(lowered)) as engine:
             with journal.stage("pack", "Proving that the graph equals the model") as stage:

@@ -253,7 +253,10 @@ class TestDimensions:
 
     def test_a_loop_over_the_batch_may_be_kept_by_a_fixed_size(self, bench: Workbench) -> None:
         module, _ = bench.load(net("return torch.stack([row * i for i, row in enumerate(x)])"))
-        assert "declare 'batch' as 3" in why(module, ROWS[:1]).edit
+        explanation = why(module, ROWS[:1])
+        assert "fixes 'batch' at 3, the size that it was captured with" in explanation.cause
+        assert explanation.edit.startswith("do all rows at once by torch.vmap")
+        assert explanation.edit.endswith("or declare a number instead of the dimension's name")
         with quiet():
             captured = torch.export.export(module, (ROWS[0],)).module()
         torch.testing.assert_close(captured(ROWS[0]), module(ROWS[0]))
@@ -266,7 +269,7 @@ class TestDimensions:
                 "'h' goes from step to step",
             ),
             (["h = x[0] * 0", "for row in x:", "    h += row", "return h"], "'h' goes from step to step"),
-            (["return x.reshape(3, 4)"], "declare 'batch' as 3"),
+            (["return x.reshape(3, 4)"], "replace what depends on the size, such as a Python loop over it or a number"),
             (["out = {}", "for row in x:", "    out[len(out)] = row", "return out"], "torch.vmap"),
         ],
     )

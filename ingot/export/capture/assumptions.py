@@ -21,6 +21,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 
 from ingot.errors import ExportError
+from ingot.export.capture.conditions import plain
 from ingot.export.capture.counterexamples import Assumption, Sizes
 from ingot.tensors import TensorSpec
 
@@ -41,8 +42,6 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
             if re.search(r"\.(size|shape|stride|storage_offset)\b", text):
                 raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
             continue  # on a constant, which cannot change
-        if "==" in text and len({side.strip() for side in text.split("==")}) == 1:
-            continue  # of dimensions of one name, which are equal in every request
         dims = {str(inputs[int(place)].shape[int(axis)]) for place, axis in _SIZE.findall(code)}
         # Evaluated under names of our own: the user's may be words of Python.
         named = _SIZE.sub(lambda match: f"_size({str(inputs[int(match[1])].shape[int(match[2])])!r})", code)
@@ -52,7 +51,8 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
 def _written(text: str, named: str, dims: Sequence[str]) -> Assumption:
     """Return a condition that is an expression of Python, with sizes as calls of ``_size``."""
     numbers = tuple(map(int, _NUMBER.findall(text)))
-    return Assumption(text, partial(_evaluate, eval(f"lambda _size: {named}", dict(_NAMES))), tuple(dims), numbers)
+    holds = partial(_evaluate, eval(f"lambda _size: {named}", dict(_NAMES)))
+    return Assumption(plain(named, text), holds, tuple(dims), numbers, code=named)
 
 
 def _evaluate(guard: Callable[[Callable[[str], int]], Any], sizes: Sizes) -> bool:

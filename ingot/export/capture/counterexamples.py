@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.export.capture.conditions import always
 from ingot.tensors import Range
 
 Sizes = Mapping[str, int]
@@ -32,6 +33,7 @@ class Assumption:
         dims: the dimensions that it speaks of.
         numbers: those that it compares sizes with, or computes with.
         simple: breaks near its numbers if it breaks at all, as a bound does.
+        code: the condition as :func:`ingot.export.capture.conditions.always` reads it, if there is such a form.
     """
 
     text: str
@@ -39,6 +41,7 @@ class Assumption:
     dims: tuple[str, ...]
     numbers: tuple[int, ...] = ()
     simple: bool = False
+    code: str = ""
 
 
 def search(
@@ -59,6 +62,8 @@ def search(
     unsure: list[Assumption] = []
     most = tries(assumptions)
     for assumption in {item.text: item for item in assumptions}.values():
+        if assumption.code and always(assumption.code, ranges):
+            continue
         bounds = [ranges.get(dim, Range()) for dim in assumption.dims]
         complete = _count(bounds) <= most
         each = int(most ** (1 / max(len(bounds), 1)))

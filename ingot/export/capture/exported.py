@@ -209,6 +209,6 @@ def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Expr], own
 
 def _fixed(dim: str, spec: TensorSpec, size: int) -> ExportError:
     return ExportError(
-        f"dimension '{dim}' of input '{spec.name}' became fixed at {size} while the model was captured; "
-        f"declare it as {size}, or remove the code that depends on its value"
+        f"dimension '{dim}' of input '{spec.name}' became fixed at {size}, the size that it was captured with; replace "
+        "what depends on the size, such as a Python loop over it, or declare a number instead of the name"
     )

@@ -92,7 +92,8 @@ def _edit(cause: Cause, place: Place) -> Edit:
             return found or sizes.bound(site) or fallback
         case Kind.FIXED:
             found = loops.vectorize(site, place.line)
-            return replace(found, advice=f"{cause.advice}, or {found.advice}") if found else fallback
+            number = "or declare a number instead of the dimension's name"
+            return replace(found, advice=f"{found.advice}, {number}") if found else fallback
         case Kind.OTHER:
             return fallback
 

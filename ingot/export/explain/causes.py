@@ -93,11 +93,12 @@ def _dimensions(text: str) -> Cause:
             "use an example of 2 or more rows, such as torch.cat([x, x]), or declare the dimension as 1",
         )
     if sizes:
-        shown = _listed(f"'{name}' as {size}" for name, size in sizes.items())
+        shown = _listed(f"'{name}' at {size}" for name, size in sizes.items())
         return Cause(
             Kind.FIXED,
-            "the model's code, or a layer in it, fixes a dimension that is declared dynamic",
-            f"declare {shown}",
+            f"the model's code, or a layer in it, fixes {shown}, the size that it was captured with",
+            "replace what depends on the size, such as a Python loop over it or a number written in the code, or "
+            "declare a number instead of the name",
         )
     ranges = {name: found.groups() for name, value in fixes.items() if (found := _DIM.fullmatch(value))}
     multiples = {name: found for name, value in fixes.items() if (found := _DERIVED.fullmatch(value))}

@@ -80,7 +80,14 @@ def test_one_size_among_many_is_found(spec: str, condition: Callable[[int, int],
 def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
     module = Function(lambda x: x * 2 if (x.shape[0] * 7919 + x.shape[1] * 104_729) % 999_983 == 17 else x)
     archive = export_model(module, inputs=SPEC)
-    assert any("held at all sizes that were tried" in note for note in archive.variant().serving.provenance.notes)
+    assert any("1 condition on sizes" in note for note in archive.variant().serving.provenance.notes)
+    report = (archive.variant().document("report.txt") or b"").decode()
+    assert "held at all sizes that were tried: ((7919*batch + 104729*seq) % 999983) != 17" in report
+
+
+def test_what_follows_from_the_ranges_is_not_noted() -> None:
+    archive = export_model(UNet(), inputs="x:float32[batch,3,height=..:4,width=8..:4]")
+    assert not any("condition" in note for note in archive.variant().serving.provenance.notes)
 
 
 @pytest.mark.parametrize("capture", ["strict", "inferred"])
@@ -156,6 +163,6 @@ def test_sizes_within_a_step_are_named_in_parts_of_it() -> None:
 
 def test_a_condition_that_the_steps_do_not_promise_fixes_the_dimension() -> None:
     module = Function(lambda x: x * 2 if len(x) % 8 == 0 else x)
-    with pytest.raises(ExportError, match="declare 'n' as 12"):
+    with pytest.raises(ExportError, match="fixes 'n' at 12, the size that it was captured with"):
         export_model(module, inputs="x:float32[n=..:4]")
     assert export_model(module, inputs="x:float32[n=..:8]").signature.ranges == {"n": Range(8, None, 8)}
