@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.export.plan import Plan
     from ingot.model_store import Archive
 
-_CAPTURE = "Capture route: auto, export, strict, inferred, oblivious, fx, script or trace."
+_CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, fx, script or trace."
 # ONNX Runtime runs none that is older.
 _OLDEST_OPSET = 7
 _RULES = "Rewrite rule, or default, all or none; once for each."

@@ -172,7 +172,7 @@ class TestObstacles:
         found = plan(models.Branch, inputs=X4)
         assert found.costs == ()
         assert "does not run on fake tensors: its code decides by the values of a tensor" in found.notes[0]
-        assert [route.name for route in found.routes] == ["export", "strict", "inferred", "oblivious"]
+        assert [route.name for route in found.routes] == ["export", "strict", "inferred", "deferred", "oblivious"]
         assert all("models.py" in route.obstacle for route in found.routes)
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 

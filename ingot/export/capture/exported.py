@@ -30,6 +30,7 @@ def trace(
     *,
     strict: bool = False,
     oblivious: bool = False,
+    deferred: bool = False,
     inferred: bool = False,
 ) -> torch.export.ExportedProgram:
     """Trace a module of flat tensors with the named dimensions of ``inputs`` dynamic.
@@ -42,9 +43,10 @@ def trace(
         strict: read the module's bytecode, instead of running it on symbolic tensors.
         oblivious: treat sizes of 0 and 1 like any other, leave conditions on sizes to the graph, and narrow the ranges
             where torch asks for it.
+        deferred: leave conditions on sizes to the graph.
         inferred: let torch find how far each dimension can be dynamic, instead of telling it.
 
-    The last two may give a program for narrower ranges than are declared, which
+    The last three may give a program for narrower ranges than are declared, which
     :mod:`ingot.export.capture.assumptions` tells.
 
     Raises:
@@ -59,7 +61,7 @@ def trace(
             example,
             dynamic_shapes=shapes,
             strict=strict,
-            prefer_deferred_runtime_asserts_over_guards=oblivious,
+            prefer_deferred_runtime_asserts_over_guards=oblivious or deferred,
         )
 
     with quiet(), torch.no_grad(), patch, _idle_conversions():

@@ -59,6 +59,7 @@ EXPORTS: dict[str, dict[str, bool]] = {
     "export": {},
     "strict": {"strict": True},
     "inferred": {"inferred": True},
+    "deferred": {"deferred": True},
     "oblivious": {"oblivious": True},
 }
 """The routes by ``torch.export``, with options of :func:`ingot.export.capture.exported.trace`."""
@@ -200,6 +201,7 @@ _TITLES = {
     "export": "torch.export",
     "strict": "torch.export, strict",
     "inferred": "torch.export, dimensions inferred",
+    "deferred": "torch.export, conditions deferred",
     "oblivious": "torch.export, size-oblivious",
     "fx": "torch.fx.symbolic_trace",
     "script": "torch.jit.script",

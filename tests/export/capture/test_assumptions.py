@@ -33,7 +33,7 @@ class Sum(nn.Module):
     ],
     ids=["parity", "product", "one-pair"],
 )
-@pytest.mark.parametrize("capture", ["auto", "inferred", "oblivious"])
+@pytest.mark.parametrize("capture", ["auto", "inferred", "deferred", "oblivious"])
 def test_a_branch_on_sizes_is_refused_with_its_condition(
     condition: Callable[[int, int], bool], shown: str, capture: str
 ) -> None:

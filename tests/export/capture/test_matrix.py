@@ -19,7 +19,7 @@ from ingot.model_store import Archive
 from tests.export.capture.kinds import KINDS
 
 SPEC = ["x:float32[batch,seq=1..64,4]"]
-LADDER = {"auto", "export", "strict", "inferred", "oblivious"}
+LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious"}
 # What each kind is refused by; every other route captures it. Those that change their state are refused by all.
 REFUSED = {
     "transformer": {"script"},
