@@ -182,7 +182,7 @@ class Run:
 
             def check(captured: ladder.Captured) -> None:
                 if isinstance(captured, Program):  # an ONNX model is proved when it is packed
-                    stage.parity = self._prove_captured(captured, subject)
+                    stage.parity = self._prove_captured(captured, subject, "captured")
 
             captured, attempts = ladder.capture(task, self._options.capture, check, self._journal.progress)
             conditions = f"; held at all sizes that were tried: {'; '.join(self._unproved)}" if self._unproved else ""
@@ -190,9 +190,9 @@ class Run:
         self._journal.attempts.extend(attempts)
         return captured
 
-    def _prove_captured(self, program: Program, subject: Subject) -> tuple[ParityEvidence, ...]:
-        """Prove a program, also at sizes that its guards forbid: what comes after it has no guards."""
-        self._journal.progress("Searching for sizes that break a condition of the capture")
+    def _prove_captured(self, program: Program, subject: Subject, which: str) -> tuple[ParityEvidence, ...]:
+        """Prove a program, also at sizes that its guards forbid, because later stages drop the guards."""
+        self._journal.progress(f"Searching for sizes that break a condition of the {which} graph")
         assumed = assumptions.find(program.exported, subject.inputs)
         broken, unsure = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
         conditions = [item.text for item in assumed if not all(map(item.holds, broken))]
@@ -204,7 +204,7 @@ class Run:
                     "to be tried; give the dimensions ranges"
                 )
         self._original = replace(self._original, examples=self._original.examples.at(broken))
-        self._journal.progress("Proving that the captured graph equals the model")
+        self._journal.progress(f"Proving that the {which} graph equals the model")
         graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
         try:
             parity, _ = self._original.prove(graph, program.signature)
@@ -240,7 +240,7 @@ class Run:
             elif done:
                 try:
                     rewritten = self._traced_again(graph, program, subject)
-                    stage.parity = self._prove_captured(rewritten, subject)
+                    stage.parity = self._prove_captured(rewritten, subject, "rewritten")
                 except ExportError as error:
                     reason = f"the rewritten graph is left out: {error}"
                     records = tuple(replace(item, rejected=item.rejected or reason) for item in records if item.matches)
@@ -251,10 +251,7 @@ class Run:
 
     def _traced_again(self, graph: Any, program: Program, subject: Subject) -> Program:
         example = subject.eager.tensors(subject.example)
-        options = {
-            **program.options,
-            "strict": False,
-        }  # the graph is operators only, and its interpreter no user's code
+        options = {**program.options, "strict": False}  # the graph holds operators only, and no user code
         try:
             traced = exported.trace(exported.positional(graph), subject.inputs, subject.ranges, example, **options)
         except Exception as error:  # torch.export raises many kinds
