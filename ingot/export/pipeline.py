@@ -14,6 +14,7 @@ from ingot.errors import InvalidArgument
 from ingot.export import defaults, rules
 from ingot.export.passes.manager import FxPass, OnnxPass
 from ingot.export.proof.parity import Remembered
+from ingot.export.proof.probe import unchanged
 from ingot.export.report import Journal, Progress
 from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
 from ingot.export.source import onnx as onnx_source
@@ -101,7 +102,7 @@ def export_model(
         if output_names or opset or constants or lift_state or capture != "auto" or options.target != "onnx":
             raise InvalidArgument("an .onnx file is taken as it is: leave out what concerns the capture of a module")
         return _from_onnx(Path(model), example_inputs, specs, ranges, options, journal)
-    with evaluating(model):
+    with evaluating(model), unchanged(model):
         with journal.stage("probe", "Running the model on example inputs"):
             description = describe(model, example_inputs, inputs, constants)
             journal.note(*description.notes)

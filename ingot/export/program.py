@@ -80,14 +80,21 @@ class Eager:
         arguments: how named tensors become a call of it.
         output_names: overrides the outputs' names.
         states: what it changes, to be lifted.
+        caches: buffers that it fills when it is called, with what they hold before: each call finds them so.
     """
 
     def __init__(
-        self, module: nn.Module, arguments: Arguments, output_names: Sequence[str] = (), states: States | None = None
+        self,
+        module: nn.Module,
+        arguments: Arguments,
+        output_names: Sequence[str] = (),
+        states: States | None = None,
+        caches: Mapping[str, torch.Tensor | None] | None = None,
     ):
         self.module = module
         self.arguments = arguments
         self.states = states or States()
+        self.caches = caches or {}
         self.output_names = output_names
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -129,7 +136,8 @@ class Eager:
     def _call(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         own = tensors[: len(self.arguments.names)]
         args, kwargs = self.arguments.bind(own)
-        with _holding(self.module, self.states.buffers, tensors[len(own) :]):
+        empty = [None if value is None else value.clone() for value in self.caches.values()]
+        with _holding(self.module, (*self.states.buffers, *self.caches), (*tensors[len(own) :], *empty)):
             named = name_outputs(self.module(*args, **kwargs), self.output_names)
             if not self.output_names:  # a cache goes in and comes out under one name
                 _check_names(names := [f"{name}{NEXT}" if name in self.names else name for name in named])
@@ -140,11 +148,20 @@ class Eager:
 
     def in_double(self) -> Eager:
         """Return a copy of the model in double precision, which takes inputs of single precision too."""
-        return _Double(copy.deepcopy(self.module).double(), self.arguments, self.output_names, self.states)
+        caches = {
+            name: value.double() if value is not None and value.is_floating_point() else value
+            for name, value in self.caches.items()
+        }
+        module = copy.deepcopy(self.module).double()
+        return _Double(module, self.arguments, self.output_names, self.states, caches)
 
-    def flat(self) -> nn.Module:
-        """Return a module of flat tensors, as :class:`Program` has them, for tracing."""
-        return _Flat(self)
+    def flat(self, constants: Mapping[str, tuple[Any, torch.dtype]] | None = None) -> nn.Module:
+        """Return a module of flat tensors, as :class:`Program` has them, for tracing.
+
+        Args:
+            constants: values and types of buffers that are constants of the code, which may branch on them.
+        """
+        return _Flat(self, constants or {})
 
 
 class _Double(Eager):
@@ -155,9 +172,10 @@ class _Double(Eager):
 class _Flat(nn.Module):
     """The user's module behind positional tensors and a tuple of tensors, its states lifted."""
 
-    def __init__(self, eager: Eager):
+    def __init__(self, eager: Eager, constants: Mapping[str, tuple[Any, torch.dtype]]):
         super().__init__()
         self.ingot_wrapped = eager.module
+        self._constants = constants
         self._arguments = eager.arguments
         self._states = eager.states
 
@@ -167,14 +185,14 @@ class _Flat(nn.Module):
             if name in self._states.inputs:
                 own[index] = own[index].clone()
         args, kwargs = self._arguments.bind(own)
-        if not self._states.buffers:
-            outputs = self.ingot_wrapped(*args, **kwargs)
-            held: dict[str, torch.Tensor] = {}
-        else:
-            # functional_call writes new values back into the dict that it is given.
-            lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
-            held = {name: value.clone() for name, value in lifted}
-            outputs = torch.func.functional_call(self.ingot_wrapped, held, args, kwargs)
+        fixed = {name: torch.tensor(value, dtype=dtype) for name, (value, dtype) in self._constants.items()}
+        lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
+        held = {name: value.clone() for name, value in lifted}
+        with _holding(self.ingot_wrapped, [*fixed], [*fixed.values()]) if fixed else contextlib.nullcontext():
+            if held:  # functional_call writes new values back into the dict that it is given
+                outputs = torch.func.functional_call(self.ingot_wrapped, held, args, kwargs)
+            else:
+                outputs = self.ingot_wrapped(*args, **kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         changed = [own[self._arguments.names.index(name)] for name in self._states.inputs]
         return (*leaves, *held.values(), *changed)
@@ -209,7 +227,7 @@ class Captured:
 
 
 @contextlib.contextmanager
-def _holding(module: nn.Module, names: Sequence[str], values: Sequence[torch.Tensor]) -> Iterator[None]:
+def _holding(module: nn.Module, names: Sequence[str], values: Sequence[torch.Tensor | None]) -> Iterator[None]:
     """Give a module's buffers other values, and afterwards those that they had."""
     places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
     before = [getattr(owner, name) for owner, name in places]

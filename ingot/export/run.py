@@ -20,7 +20,7 @@ from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
 from ingot.export.program import Captured, Eager, Program, Runner
-from ingot.export.proof import extremes, padded
+from ingot.export.proof import caches, extremes, padded
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, rows_touch, tolerance
 from ingot.export.report import Journal, Rewrite, graphs, page, view
@@ -148,12 +148,12 @@ class Run:
             return self._archive(lowered, packed.precision_of(program), program.signature)
         with journal.stage("lower", "Translating to ONNX"):
             try:
-                model = lower_onnx.lower(program, options.opset, translations=TRANSLATIONS)
+                model = lower_onnx.lower(program, options.opset, TRANSLATIONS, remark=journal.note)
             except ExportError:
                 tidied = self._rewrite_program(program, subject) if program is captured else program
                 if tidied is program:
                     raise
-                model = lower_onnx.lower(program := tidied, options.opset, translations=TRANSLATIONS)
+                model = lower_onnx.lower(program := tidied, options.opset, TRANSLATIONS, remark=journal.note)
         return self.from_onnx(model, program.signature)
 
     def from_onnx(self, model: ir.Model, signature: Signature) -> Archive:
@@ -184,7 +184,13 @@ class Run:
                 if isinstance(captured, Program):  # an ONNX model is proved when it is packed
                     stage.parity = self._prove_captured(captured, subject, "captured")
 
-            captured, attempts = ladder.capture(task, self._options.capture, check, self._journal.progress)
+            try:
+                captured, attempts = ladder.capture(task, self._options.capture, check, self._journal.progress)
+            except ExportError as error:
+                remedy = caches.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
+                if not remedy:
+                    raise
+                raise ExportError(f"{remedy} ({error})") from error
             conditions = f"; held at all sizes that were tried: {'; '.join(self._unproved)}" if self._unproved else ""
             stage.detail = f"{attempts[-1].route}{conditions}"
         self._journal.attempts.extend(attempts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import arguments, defaults
 from ingot.export.arguments import Arguments
 from ingot.export.program import Eager, States
-from ingot.export.proof import indices, misdeclared, probe, sizes
+from ingot.export.proof import caches, indices, misdeclared, probe, sizes
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.torch_arrays import from_torch
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
@@ -99,7 +99,7 @@ def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[Tensor
 def prepare(
     module: nn.Module, description: Description, output_names: Sequence[str] = (), *, lift_state: bool = False
 ) -> Subject:
-    """Bind a description to a module, and run it.
+    """Bind a description to a module, and run it. Caches that the module fills when it is called stay filled.
 
     Raises:
         InvalidArgument: the description does not fit the module, or its parts each other.
@@ -123,12 +123,16 @@ def prepare(
         else:  # before anything else: this failure is the user's, and reads best by itself
             examples = _weighed(eager, examples)
     example = examples.make(examples.default_sizes)
-    states = _states(eager, example, lift_state)
+    found = caches.find(eager, examples)
+    states = _states(eager, example, found, lift_state)
     if states:
         values = {name: from_torch(module.get_buffer(name)) for name in states.buffers}
         described += tuple(TensorSpec(name, DType.of(value), value.shape) for name, value in values.items())
         eager = Eager(module, call, output_names, states)
         examples = examples.with_states(described, values)
+    if found:
+        eager = caches.fill(eager, found, examples.make(examples.default_sizes))
+        notes.append(f"the model fills {', '.join(found)} when it is first called; the graph holds the result")
     probe.check_repeats(eager, examples)
     named = eager.run(examples.make(examples.default_sizes))
     taken = {spec.name for spec in described} & set(named)
@@ -199,9 +203,10 @@ def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[Tenso
     return tuple(by_name[name] for name in names)
 
 
-def _states(eager: Eager, example: Mapping[str, Array], lift: bool) -> States:
-    """Return what the module changes, or refuse it."""
-    states = probe.find_states(eager, example)
+def _states(eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool) -> States:
+    """Return what the module changes, without the caches that it fills once, or refuse it."""
+    found = probe.find_states(eager, example)
+    states = States(tuple(name for name in found.buffers if name not in constant), found.inputs)
     if states and not lift:
         raise ExportError(
             f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "

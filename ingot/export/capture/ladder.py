@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +14,11 @@ from torch import fx, nn
 from torch._dynamo.exc import UserError, UserErrorType
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.capture import exported, layers, torchscript
+from ingot.export.capture import constants, exported, layers, torchscript
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
-from ingot.export.proof.probe import output_specs
+from ingot.export.proof.probe import output_specs, unchanged
 from ingot.export.report import Attempt
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
@@ -66,7 +67,17 @@ EXPORTS: dict[str, dict[str, bool]] = {
 
 
 def _export(route: str, task: Task) -> Captured:
-    return task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route])
+    try:
+        return task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route])
+    except Exception as error:  # torch.export raises many kinds
+        buffers = constants.of(task.eager)
+        if not buffers or not constants.decides(error):
+            raise
+        with constants.known():
+            try:
+                return task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route])
+            except Exception:  # noqa: BLE001 - what the code does with its own buffers explains more
+                raise error from None
 
 
 def _fx(task: Task) -> Captured:
@@ -149,7 +160,8 @@ def capture(
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
         try:
             try:
-                captured = ROUTES[name](task)
+                with unchanged(task.eager.module) if task.eager.caches else contextlib.nullcontext():
+                    captured = ROUTES[name](task)
             except Exception as error:  # torch.export and the user's code raise many kinds
                 raise _Failed from error
             prove(captured)

@@ -15,6 +15,7 @@ from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.pipeline import evaluating
 from ingot.export.program import Program
 from ingot.export.proof.parity import tolerance
+from ingot.export.proof.probe import unchanged
 from ingot.export.report import Progress
 from ingot.export.subject import describe, prepare
 from ingot.tensors import TensorSpec
@@ -40,7 +41,7 @@ def bisect_model(
     Raises:
         ExportError: the model cannot be captured or lowered, or its graph has no operations to compare.
     """
-    with evaluating(model):
+    with evaluating(model), unchanged(model):
         progress("Running the model on example inputs")
         description = describe(model, example_inputs, inputs, constants)
         subject = prepare(model, description, output_names, lift_state=lift_state)

@@ -6,6 +6,7 @@ import functools
 import logging
 import operator
 import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +36,18 @@ _OLDEST = 18
 _MODEL = "the model"
 _OF_MODELS = "write that part otherwise, or define an operator by ingot.op and say what it is in ONNX"
 _OF_BODIES = "write that part otherwise, or give onnx= in its definition"
+# Its handling of SplitToSequence takes a size for granted that depends on another.
+_OPTIMIZER_ISSUE = "https://github.com/microsoft/onnxscript/pull/2544"
 _NUMBERED = re.compile(r"val_\d+")
 _NODE = re.compile(r"translating node %(\w+)")
 
 
-def lower(program: Program, opset: int | None = None, translations: Translations | None = None) -> ir.Model:
+def lower(
+    program: Program,
+    opset: int | None = None,
+    translations: Translations | None = None,
+    remark: Callable[[str], None] = lambda text: None,
+) -> ir.Model:
     """Translate a captured program by PyTorch's dynamo ONNX exporter.
 
     Operators made by :func:`ingot.op` become nodes in their own domain, with a local function beside them.
@@ -48,6 +56,7 @@ def lower(program: Program, opset: int | None = None, translations: Translations
         program: the program.
         opset: the ONNX operator set; by default the exporter's.
         translations: for operators that the exporter does not know.
+        remark: called with what should be known of the translation.
 
     Raises:
         ExportError: an operator has no ONNX form, or needs a newer opset.
@@ -55,7 +64,7 @@ def lower(program: Program, opset: int | None = None, translations: Translations
     signature = program.signature
     registry = make_registry(opset, translations)
     inputs, outputs = [[spec.name for spec in specs] for specs in (signature.inputs, signature.outputs)]
-    model = _translate(program.exported, inputs, _MODEL, registry, outputs)
+    model = _translate(program.exported, inputs, _MODEL, registry, outputs, remark)
     functions.Functions(functools.partial(_translate, registry=registry)).attach(model)
     if opset is not None:
         _convert(model, opset)
@@ -119,10 +128,20 @@ def _translate(
     subject: str,
     registry: ONNXRegistry,
     outputs: Sequence[str] = (),
+    remark: Callable[[str], None] = lambda text: None,
 ) -> ir.Model:
     """Do what ``torch.onnx.export`` does, with a registry that is made once; errors call the program ``subject``."""
 
     def export(program: torch.export.ExportedProgram) -> ir.Model:
+        try:
+            return attempt(program, optimize=True)
+        except Exception as error:  # a bug may raise any kind
+            if not _of_optimizer(error):
+                raise
+        remark(f"not optimized by onnxscript, which fails on this graph ({_OPTIMIZER_ISSUE})")
+        return attempt(program, optimize=False)
+
+    def attempt(program: torch.export.ExportedProgram, optimize: bool) -> ir.Model:
         with quiet():
             model: ir.Model = _core.export(
                 program,
@@ -131,6 +150,7 @@ def _translate(
                 output_names=outputs,
                 opset_version=registry.opset_version,
                 verbose=False,
+                optimize=optimize,
             ).model
         return model
 
@@ -144,6 +164,14 @@ def _translate(
     except Exception as error:  # the exporter raises many kinds
         advice = _OF_MODELS if subject == _MODEL else _OF_BODIES
         raise ExportError(f"{subject} has no ONNX form: {_explain(error, exported, registry, advice)}") from error
+
+
+def _of_optimizer(error: BaseException) -> bool:
+    """Tell whether an error was raised by onnxscript's optimizer, not by the translation."""
+    return any(
+        "onnxscript/optimizer" in frame.filename.replace("\\", "/")
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def outside(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,11 +31,11 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
     with unchanged(eager.module) as saved, torch.no_grad():
         eager.module(*args, **kwargs)
         now = dict(eager.module.named_buffers())
-        buffers = [name for name, value in saved.items() if name not in now or not _same(value, now[name])]
+        buffers = [name for name, value in saved.items() if name not in now or not same(value, now[name])]
     written = [name for name, value in eager.module.named_parameters() if value._version != versions[name]]
     if written:
         raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
-    changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not _same(old, new)]
+    changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not same(old, new)]
     return States(tuple(buffers), tuple(changed))
 
 
@@ -97,12 +98,32 @@ def check_repeats(eager: Eager, examples: Examples) -> None:
         before = _attributes(eager.module)
         name = unrepeated(eager, examples)
         changed = [key for key, value in _attributes(eager.module).items() if before.get(key) != value]
+        remembers = name is not None and not changed and _remembers(eager, examples)
     if name is None:
         return
+    if remembers and isinstance(eager.module, torch.jit.ScriptModule):
+        raise ParityError(
+            f"the model gives different '{name}' for the same input each time: the TorchScript keeps a state between "
+            "calls, which a graph would drop. Export the code that it was made of, with the state as an input and an "
+            "output of forward, or an ONNX file of its authors that has them"
+        )
     cause = "switch its randomness off in eval mode, or make its state an input"
+    if remembers:
+        cause = "it keeps a state between calls; register it as a buffer and use --lift-state"
     if changed:
         cause = f"its attribute '{changed[0]}' changes from call to call; register it as a buffer and use --lift-state"
     raise ParityError(f"the model gives different '{name}' for the same input each time; {cause}")
+
+
+def _remembers(eager: Eager, examples: Examples) -> bool:
+    """Tell whether a model's answers differ from call to call where its random numbers are the same."""
+    inputs = examples.make(examples.default_sizes)
+    answers = []
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            torch.manual_seed(0)
+            answers.append(eager.run(inputs))
+    return any(not np.array_equal(array, answers[1][name]) for name, array in answers[0].items())
 
 
 @contextlib.contextmanager
@@ -120,7 +141,7 @@ def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                     part._buffers.update(buffers)
                 for name, value in buffers.items():
                     copy = saved.get(f"{path}.{name}" if path else name)  # none where a buffer has two names
-                    if value is not None and copy is not None and not _same(value, copy):
+                    if value is not None and copy is not None and not same(value, copy):
                         value.copy_(copy)
 
 
@@ -175,7 +196,8 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Tell whether two tensors are equal, NaNs included."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return left is right or bool(torch.equal(left.nan_to_num(), right.nan_to_num()))

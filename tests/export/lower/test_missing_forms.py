@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -101,3 +102,24 @@ def test_attention_whose_width_is_dynamic() -> None:
 )
 def test_operators_that_the_exporter_lacks(function: Callable[[Tensor], Any]) -> None:
     check(function, "x:float32[n=2..,4]", torch.randn(5, 4), torch.randn(2, 4))
+
+
+class GhostNorm(torch.nn.Module):
+    """Normalizes a batch in parts whose count depends on its size, as TabNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(part) for part in x.chunk(math.ceil(x.shape[0] / 128), 0)], 0)
+
+
+def test_a_fault_of_the_optimizer_costs_the_optimization_only() -> None:
+    archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
+    notes = archive.variant().serving.provenance.notes
+    assert [note for note in notes if "not optimized by onnxscript" in note and "https://" in note]
+    engine = load_engine(archive.variants[0].path())
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), GhostNorm().eval()(x))
+    engine.close()
