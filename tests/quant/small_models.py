@@ -151,7 +151,12 @@ def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLaten
     """Return what :func:`ingot.runtime.profile.measure_together` would where all were so much faster."""
 
     def measure(
-        engines: Sequence[object], signature: Signature, example: object, batches: Iterable[int], budget: float = 0
+        engines: Sequence[object],
+        signature: Signature,
+        example: object,
+        batches: Iterable[int],
+        budget: float = 0,
+        least: int = 3,
     ) -> list[tuple[BatchLatency, ...]]:
         time.sleep(wait)
         sizes = dict.fromkeys(signature.max_rows(size) for size in batches)

@@ -118,7 +118,7 @@ class TestVerdicts:
     ) -> None:
         """All are three times as fast at batch 1, and a bit slower at batch 8."""
 
-        def measure(engines: Any, signature: Any, example: Any, batches: Any, budget: float = 0) -> Any:
+        def measure(engines: Any, signature: Any, example: Any, batches: Any, budget: float = 0, least: int = 3) -> Any:
             times = {1: (3e-3, 1e-3), 8: (8e-3, 1e-2)}
             return [
                 tuple(BatchLatency(rows=rows, seconds=pair[place > 0]) for rows, pair in times.items())

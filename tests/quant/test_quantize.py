@@ -333,7 +333,7 @@ class TestData:
         archive.save(path)
         assert [variant.name for variant in Archive.open(path).variants] == ["int8", "fp32"]
         assert steps[0] == "Asking the original about 100 samples"
-        assert "Trying static int8" in steps
+        assert "Trying dynamic int8" in steps
 
 
 def _has_row_7(outputs: dict[str, Array], data: dict[str, Array]) -> float:
