@@ -48,22 +48,6 @@ def floor_divide_sizes(x: Any, y: Any) -> Any:
 _SIGNED = {"Neg", "Sub", "Add", "Mul"}
 
 
-def distances(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
-    """Express ``torch.cdist``, which the exporter lacks: the norm of each row's difference to each other row."""
-    gap = op.Abs(op.Sub(op.Unsqueeze(x, [-2]), op.Unsqueeze(y, [-3])))
-    last = op.Constant(value_ints=[-1])
-    if p == math.inf:
-        return op.ReduceMax(gap, last, keepdims=0)
-    if p == 0:
-        return op.ReduceSum(op.Sign(gap), last, keepdims=0)
-    if p == 1:
-        return op.ReduceSum(gap, last, keepdims=0)
-    if p == 2:
-        return op.Sqrt(op.ReduceSum(op.Mul(gap, gap), last, keepdims=0))
-    power, root = (op.CastLike(op.Constant(value_float=value), x) for value in (float(p), 1 / p))
-    return op.Pow(op.ReduceSum(op.Pow(gap, power), last, keepdims=0), root)
-
-
 def log_sigmoid(x: Any) -> Any:
     """Express ``aten.log_sigmoid``; the exporter's logarithm of a sigmoid is infinite from -20 on."""
     return op.Neg(op.Softplus(op.Neg(x)))
@@ -133,7 +117,6 @@ def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floor_divide_sizes,
-    aten._cdist_forward.default: distances,
     aten.rsub.Scalar: subtract_from_scalar,
     aten.log_sigmoid.default: log_sigmoid,
     aten.logaddexp.default: log_add_exp,
