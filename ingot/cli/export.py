@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot import layout
 from ingot.cli import interrupts
 from ingot.cli.archives import Json, check_out, describe
+from ingot.cli.interrupts import LoadTimeout
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
@@ -95,12 +94,7 @@ def export(
     explain: Annotated[
         bool, typer.Option("--explain", help="If the model cannot be captured, look for all that is in the way.")
     ] = False,
-    load_timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="<time>", help="How long an .onnx file may take to load and to answer; 0 is without a limit."
-        ),
-    ] = "5m",
+    load_timeout: LoadTimeout = "5m",
     explain_limit: Annotated[float, typer.Option(help="Seconds that --explain may take.")] = 120.0,
     as_json: Json = False,
 ) -> None:
@@ -116,11 +110,10 @@ def export(
         raise InvalidArgument("nothing says where the archive goes; give --out FILE")
     if not (math.isfinite(explain_limit) and explain_limit > 0):
         raise InvalidArgument(f"--explain-limit {explain_limit:g} is no time to search for; give seconds above 0")
-    if (limit := layout.seconds(load_timeout)) is None:
-        raise InvalidArgument(f"--load-timeout is '{load_timeout}': write it as {layout.TIMES}")
+    limit = interrupts.load_limit(load_timeout) if source.endswith(".onnx") else 0
     fixed = _constants(constants or [])
     call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
-    with progress("Importing PyTorch", timed=True) as step, _limited(step, source, limit) as told:
+    with progress("Importing PyTorch", timed=True) as step, interrupts.limited_load(limit, source, step) as told:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
 
@@ -170,33 +163,6 @@ def export(
         print_json(describe(archive))
     else:
         _show(archive, out)
-
-
-@contextlib.contextmanager
-def _limited(step: Callable[[str], None], source: str, seconds: float) -> Iterator[Callable[[str], None]]:
-    """Yield ``step``; the command ends if the first part, in which an .onnx file is loaded and run, takes too long."""
-    if not source.endswith(".onnx"):
-        yield step
-        return
-    reading = contextlib.ExitStack()
-    begun: list[str] = []
-
-    def told(text: str) -> None:
-        step(text)
-        reading.close()
-        if not begun:
-            reading.enter_context(
-                interrupts.limited(
-                    seconds,
-                    f"{source} did not load and answer within {layout.written(seconds)}. If it is only large, give it "
-                    "more time by --load-timeout (0 is without a limit). A graph with a loop or with functions inside "
-                    "functions may never end",
-                )
-            )
-        begun.append(text)
-
-    with reading:
-        yield told
 
 
 def _check_opset(opset: int | None) -> None:

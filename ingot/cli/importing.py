@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli import interrupts
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.interrupts import LoadTimeout
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.importing import Candidate
     from ingot.model_store import Store
+
+
+# The stages in which a model is read, PyTorch is imported, and an engine loads and runs the model.
+_LOADING = 3
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ def import_model(
             "--without-handler", help="Leave a handler of the author's behind: clients do what it did, or nobody."
         ),
     ] = False,
+    load_timeout: LoadTimeout = "5m",
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -84,6 +91,7 @@ def import_model(
             raise InvalidArgument("a model goes to the store or to a file; leave out the reference, or --out")
         check_out(out)
         check_apart(out, source=source)
+    limit = interrupts.load_limit(load_timeout)
     kept = Store(store)
     done: list[dict[str, Any]] = []
     failed: list[str] = []
@@ -97,7 +105,7 @@ def import_model(
             if len(jobs) > 1:
                 note(f"{job.candidate.where}:")
             try:
-                done.append(_import(job, kept, out, call, as_json))
+                done.append(_import(job, kept, out, call, limit, as_json))
             except IngotError as error:
                 if len(jobs) == 1:
                     raise
@@ -186,12 +194,15 @@ def _example(text: str | None) -> Any:
     return load_example(text)
 
 
-def _import(job: _Job, store: Store, out: Path | None, call: dict[str, Any], as_json: bool) -> dict[str, Any]:
+def _import(
+    job: _Job, store: Store, out: Path | None, call: dict[str, Any], limit: float, as_json: bool
+) -> dict[str, Any]:
     """Take over one model and tell of it."""
     from ingot.importing import convert
 
-    with progress(f"Reading {job.candidate.where}") as step:
-        archive = convert(job.candidate, name=job.name, progress=step, **call)
+    where = job.candidate.where
+    with progress(f"Reading {where}") as step, interrupts.limited_load(limit, where, step, _LOADING) as told:
+        archive = convert(job.candidate, name=job.name, progress=told, **call)
         step("Writing")
         if out is not None:
             archive.save(out)

@@ -1,4 +1,4 @@
-"""ONNX files that load or run for ever, given to ``ingot export``."""
+"""ONNX files that load or run for ever, given to ``ingot export`` and ``ingot import``."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def test_the_command_ends_when_the_limit_is_reached(
     assert message.startswith("odd.onnx did not load and answer within 1s")
     assert "give it more time by --load-timeout (0 is without a limit)" in message
     assert not list(scratch.glob("ingot-*"))
+    assert not (tmp_path / "odd.ingot").exists()
+
+
+def test_so_does_an_import(run_ingot: RunIngot, tmp_path: Path, scratch: Path) -> None:
+    onnx_models.endless_load(tmp_path / "odd.onnx")
+    message = refused(run_ingot("import", "odd.onnx", "-o", "odd.ingot", "--load-timeout", "3s"))
+    assert message.startswith("odd.onnx did not load and answer within 3s")
     assert not (tmp_path / "odd.ingot").exists()
 
 
