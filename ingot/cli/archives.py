@@ -119,6 +119,18 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
             raise InvalidArgument(f"cannot write {out}: it is the file of the {what} too; name another")
 
 
+def note_stored(name: str) -> None:
+    """Tell what a model will be called, if that is not what the user wrote.
+
+    Raises:
+        InvalidArgument: it cannot be the name of a model.
+    """
+    from ingot.model_store.references import stored_name
+
+    if (stored := stored_name(name)) != name:
+        note(f"'{name}' is stored as '{stored}'")
+
+
 def _print(archive: Archive) -> None:
     from rich.table import Table
 

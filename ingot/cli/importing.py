@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli import interrupts
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
 from ingot.cli.interrupts import LoadTimeout
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
@@ -121,12 +121,15 @@ def _plan(
 ) -> tuple[list[_Job], list[str]]:
     """Return what is to be done, and what is there already of a source with several models."""
     from ingot.model_store import Reference
+    from ingot.model_store.references import written_name
 
     ref = None if reference is None else Reference.parse(reference)
     if ref is not None and (ref.digest or ref.variant):
         raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
     if ref is not None and ref.registry is not None:
         raise InvalidArgument(f"'{ref}' is in a registry; import into the store, then: ingot copy NAME:TAG {ref}")
+    if reference is not None:
+        note_stored(written_name(reference))
     if len(found) > 1:
         _check_several(found, ref, out)
     if out is not None:

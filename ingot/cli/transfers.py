@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
 from ingot.cli.output import note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
@@ -230,7 +230,7 @@ def _copy(
 def _target(reference: str) -> Reference:
     from ingot.model_store import Reference
     from ingot.model_store.places import is_file
-    from ingot.model_store.references import PULLED
+    from ingot.model_store.references import PULLED, written_name
 
     if is_file(reference):
         raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command takes name:tag")
@@ -239,6 +239,7 @@ def _target(reference: str) -> Reference:
         raise InvalidArgument(f"an archive cannot become '{reference}'; write name:tag, such as {ref.name}:1")
     if ref.registry is None and ref.name.startswith(f"{PULLED}/"):
         raise InvalidArgument(f"'{reference}': names in {PULLED}/ are what servers pull; take another one")
+    note_stored(written_name(reference))
     return ref
 
 

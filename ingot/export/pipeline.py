@@ -20,7 +20,7 @@ from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
 from ingot.export.source import onnx as onnx_source
 from ingot.export.subject import describe, parse_inputs, prepare
 from ingot.model_store import Archive
-from ingot.model_store.references import name_from, valid_name
+from ingot.model_store.references import name_from, stored_name
 from ingot.tensors import Range, TensorSpec
 
 
@@ -83,7 +83,9 @@ def export_model(
     specs, ranges = parse_inputs(inputs)
     if batch_dim is not None and specs:
         check_batch_dim(batch_dim, specs)
-    name = valid_name(name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem))
+    name = stored_name(
+        name or name_from(model.__class__.__name__ if isinstance(model, nn.Module) else Path(model).stem)
+    )
     fx_rules, onnx_rules = rules.select([rewrite] if isinstance(rewrite, str | FxPass | OnnxPass) else rewrite)
     options = Options(
         name,

@@ -13,6 +13,8 @@ from ingot.errors import InvalidArgument, NotFound
 # OCI distribution's grammar for repository names and tags, so that every local name is also a legal remote one.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+# What users may write: the same with upper case, which repositories cannot have.
+_WRITTEN = re.compile(_NAME.pattern.replace("a-z", "A-Za-z"))
 _SCHEMES = ("oci", "oci+http", "oci+https")
 _REGISTRY = re.compile(
     rf"(?P<scheme>{'|'.join(map(re.escape, _SCHEMES))})://"
@@ -21,7 +23,7 @@ _REGISTRY = re.compile(
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _REFERENCE = re.compile(
     rf"(?:(?P<registry>{re.sub(r'[?]P<[a-z]+>', '?:', _REGISTRY.pattern)})/)?"
-    rf"(?P<name>{_NAME.pattern})"
+    rf"(?P<name>{_WRITTEN.pattern})"
     rf"(?::(?P<tag>{_TAG.pattern}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
     r"(?:#(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*))?"
@@ -115,7 +117,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``.
+        """Parse ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``; the name becomes lower case.
 
         Raises:
             InvalidArgument: ``text`` is not of that form.
@@ -124,10 +126,10 @@ class Reference:
         if match is None:
             raise InvalidArgument(
                 f"'{text}' is not a model reference; write name:tag such as digits:1 "
-                "(lower-case letters, digits and - _ . /), oci://host/name:tag, or ./file.ingot for a file"
+                "(letters, digits and - _ . /), oci://host/name:tag, or ./file.ingot for a file"
             )
         registry = RegistryAddress.parse(match["registry"]) if match["registry"] else None
-        name = valid_name(match["name"])
+        name = stored_name(match["name"])
         if match["tag"] and _ATTACHED.fullmatch(match["tag"]):
             raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> hold signatures; they name no archive")
         return cls(name, match["tag"], match["digest"], match["variant"], registry)
@@ -287,13 +289,26 @@ def valid_name(text: str) -> str:
     return text
 
 
-def name_from(text: str) -> str:
-    """Return the model name nearest to an identifier or the name of a file or folder.
+def stored_name(text: str) -> str:
+    """Return what stores, registries, signatures and trust policies call a model: its name in lower case.
 
-    That is itself where it can name a model, as ``rf_nozip`` can, else in lower case: ``MyNet`` gives ``mynet``. Where
-    that cannot either, a ``-`` stands for all that is neither letter nor digit.
+    Raises:
+        InvalidArgument: ``text`` cannot name a model in lower case either.
     """
-    for name in (text, text.lower()):
-        if _NAME.fullmatch(name):
-            return name
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "model"
+    return valid_name(text.lower() if _WRITTEN.fullmatch(text) else text)
+
+
+def written_name(reference: str) -> str:
+    """Return the name in a reference as the user wrote it, upper case included; empty if it is not a reference."""
+    match = _REFERENCE.fullmatch(reference)
+    return match["name"] if match else ""
+
+
+def served_name_from(text: str) -> str:
+    """Return what a server calls a file of this name: the name itself, with ``-`` for what cannot stand in one."""
+    return text if _WRITTEN.fullmatch(text) else re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "model"
+
+
+def name_from(text: str) -> str:
+    """Return the model name nearest to an identifier or the name of a file or folder: ``MyNet`` gives ``mynet``."""
+    return served_name_from(text).lower()

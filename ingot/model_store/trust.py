@@ -20,14 +20,14 @@ from ingot.errors import InvalidArgument, NotFound, Untrusted
 from ingot.model_store import signing
 from ingot.model_store.archive import Archive
 from ingot.model_store.keys import PublicKey, read_file
-from ingot.model_store.references import Reference, RegistryAddress, valid_name
+from ingot.model_store.references import Reference, RegistryAddress, stored_name, valid_name
 from ingot.model_store.signing import Finding, Result
 
 MAX_POLICY_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_KEYS = 64
 _SHOWN_RULES = 20
-_NAMES = re.compile(r"[a-z0-9._*?-]+(?:/[a-z0-9._*?-]+)*")
+_NAMES = re.compile(r"[A-Za-z0-9._*?-]+(?:/[A-Za-z0-9._*?-]+)*")
 
 
 class _Table(BaseModel):
@@ -190,7 +190,7 @@ class Policy:
             Untrusted: it is not.
         """
         verdict = self.check(archive, Reference(archive.name), file=file)
-        return verdict if verdict.result == "valid" else self.check(archive, Reference(name), file=file)
+        return verdict if verdict.result == "valid" else self.check(archive, Reference(stored_name(name)), file=file)
 
     def check_copy(self, archive: Archive, source: Reference, target: Reference | None, *, file: str = "") -> None:
         """Tell whether an archive may be copied: it must be trusted as what it is found as, and as what it becomes.
@@ -222,7 +222,7 @@ class Policy:
         Raises:
             Untrusted: it is not.
         """
-        rule = self.rule(Reference(name))
+        rule = self.rule(Reference(stored_name(name)))
         if rule.require_signature:
             raise Untrusted(
                 f"{path} is not trusted by {self._place(rule)}: a bare file carries no signature; make an archive of "
@@ -267,7 +267,9 @@ def _rule(table: _RuleTable, number: int, path: Path) -> Rule:
         keys[key.keyid], titles[key.keyid] = key, title
     registry = _registry(table.registry, where) if table.registry is not None else None
     title = table.names if table.registry is None else f"{table.names} of {table.registry}"
-    return Rule(label, _pattern(table.names), registry, keys, titles, table.allow_code, table.require_signature, title)
+    return Rule(
+        label, _pattern(table.names.lower()), registry, keys, titles, table.allow_code, table.require_signature, title
+    )
 
 
 def _key(text: str, position: int, path: Path, where: str) -> tuple[PublicKey, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
-from ingot.model_store.references import Reference, name_from
+from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.admission import Gate
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.metrics import Metrics
@@ -94,12 +94,13 @@ class Repository(Catalog[Model]):
                 raise NotFound(f"there is no file {located.name}")
             if located.variant is not None:
                 raise InvalidArgument(f"'{source}': an .onnx file has no variants; leave #{located.variant} out")
-            served = (name or name_from(located.path.stem), "1")
+            served = (name or served_name_from(located.path.stem), "1")
             admission = self._gate.admit_file(located.path, served)
             return Model.of_file(*served, located.path, admission, self.metrics)
         archive, found = self._find(located)
-        file = "" if located.place else located.name
-        return self._of_archive(name or found.name, found.tag or "1", archive, found, file)
+        if located.place:
+            return self._of_archive(name or written_name(located.name), found.tag or "1", archive, found)
+        return self._of_archive(name or found.name, found.tag or "1", archive, found, located.name)
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:

@@ -155,7 +155,7 @@ class TestRefusedArchives:
         [
             (["inspect", "nope.ingot"], "there is no file nope.ingot"),
             (["inspect", "digits:1"], "has no model 'digits'; it holds: nothing yet"),
-            (["inspect", "Digits:1"], "'Digits:1' is not a model reference; write name:tag such as digits:1"),
+            (["inspect", "digits 1"], "'digits 1' is not a model reference; write name:tag such as digits:1"),
             (["inspect", "digits.txt"], "for the file of that name write ./digits.txt"),
             (["push", "nope.ingot", "digits:1"], "there is no file nope.ingot"),
             (["push", "digits.ingot", "digits"], "write name:tag, such as digits:1"),

@@ -285,7 +285,7 @@ class TestLocate:
             ("x" * 300 + "#int8", "cannot be read: File name too long"),
             ("ftp://host/tiny.ingot", "is not a model reference"),
             ("oci://host", "is not a model reference"),
-            ("Tiny", "is not a model reference; write name:tag such as digits:1"),
+            ("tiny model", "is not a model reference; write name:tag such as digits:1"),
             ("tiny\0.ingot", "cannot be the name of a file"),
         ],
     )

@@ -11,8 +11,10 @@ from ingot.model_store.references import (
     is_version,
     name_from,
     pulled_name,
+    served_name_from,
     valid_name,
     version_key,
+    written_name,
 )
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -39,7 +41,7 @@ def test_a_reference_is_parsed_and_shown_alike(text: str, reference: Reference) 
     "text",
     [
         "",
-        "Digits",
+        "d\u212aigits",  # the sign of Kelvin, which is a k in lower case
         "digits:",
         "digits:a b",
         "digits:1:2",
@@ -88,6 +90,15 @@ def test_a_name_keeps_what_it_can() -> None:
     assert name_from("Simple_String") == "simple_string"
     assert name_from("Simple String") == "simple-string"
     assert name_from("---") == "model"
+    assert served_name_from("My Net") == "My-Net"
+
+
+def test_a_reference_is_in_lower_case_whatever_is_written() -> None:
+    text = "oci://host/Team/MyNet:RC1#Int8"
+    assert str(Reference.parse(text)) == "oci://host/team/mynet:RC1#Int8"
+    assert written_name(text) == "Team/MyNet"
+    with pytest.raises(InvalidArgument, match="the store has a file of its own called 'blobs'"):
+        Reference.parse("Blobs")
 
 
 def test_a_name_that_cannot_be_is_refused() -> None:
