@@ -120,7 +120,7 @@ def limited_load(
         stages: how many are limited together.
     """
     message = (
-        f"{source} did not load and answer within {layout.written(seconds)}. If it is only large, give it more time by "
+        f"{source} did not load and answer within {layout.written(seconds)}. If the model is only large, raise "
         "--load-timeout (0 is without a limit). A graph with a loop or with functions inside functions may never end"
     )
     with contextlib.ExitStack() as loading:

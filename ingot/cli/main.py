@@ -118,9 +118,11 @@ def main() -> None:
     except SystemExit as end:
         if any(thread.name.startswith(_LOADING) for thread in threading.enumerate()):
             # An engine that does not end its work would abort the process as its libraries are unloaded.
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(end.code if isinstance(end.code, int) else 0)
+            os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
 
 

@@ -97,7 +97,7 @@ def collect(
 
 
 def discard(store: Store, descriptors: Iterable[Descriptor]) -> None:
-    """Remove blobs that a push could not finish with, and the parts of them, unless somebody else needs them.
+    """Remove the blobs and partial files of a failed push, except those that are still referenced.
 
     Raises:
         InvalidArchive: a tag's archive is damaged, so that what it needs is unknown; nothing is removed.

@@ -14,6 +14,7 @@ STORE/
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -340,9 +341,10 @@ class Store:
         new = [item for item in archive.all_descriptors() if not self.blobs.has(item)]
         try:
             yield
-        except OSError:
-            with contextlib.suppress(IngotError, OSError):  # what is to be told is why the push failed
-                gc.discard(self, new)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(IngotError, OSError):  # the push's own error takes precedence
+                    gc.discard(self, new)
             raise
 
     @contextmanager

@@ -88,13 +88,15 @@ class Server:
     async def _load(self, model: Model) -> None:
         limit = self.config.load_timeout
         try:
-            async with asyncio.timeout(limit or None):
+            async with asyncio.timeout(limit or None) as scope:
                 await _loading(model)
         except TimeoutError:
+            if not scope.expired():  # a file system or a lock of the load itself timed out
+                raise
             raise DeadlineExceeded(
                 f"model '{model.name}' version {model.version} was not ready within {layout.written(limit)}: it was "
-                f"{model.state.value}. If it is only large, give it more time by --load-timeout (INGOT_LOAD_TIMEOUT; 0 "
-                "is without a limit). A graph with a loop or with functions inside functions may never end"
+                f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 is "
+                "without a limit). A graph with a loop or with functions inside functions may never end"
             ) from None
 
     async def _stop(self) -> None:
@@ -119,11 +121,11 @@ class Server:
 
 
 def _loading(model: Model) -> asyncio.Future[None]:
-    """Load a model in a thread that nothing waits for at the end: what an engine is doing cannot be interrupted."""
+    """Load a model in a daemon thread, since an engine call cannot be interrupted."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: Exception | None) -> None:
+    def settle(error: BaseException | None) -> None:
         if loaded.done():  # the server was stopped, or did not wait any longer
             model.close(0)
         elif error is not None:
@@ -132,10 +134,10 @@ def _loading(model: Model) -> asyncio.Future[None]:
             loaded.set_result(None)
 
     def work() -> None:
-        error = None
+        error: BaseException | None = None
         try:
             model.load()
-        except Exception as failure:  # noqa: BLE001 - it belongs to who waits for the model
+        except BaseException as failure:  # noqa: BLE001 - raised again in the task that waits for the model
             error = failure
         try:
             loop.call_soon_threadsafe(settle, error)
