@@ -56,6 +56,8 @@ REFUSED: dict[str, tuple[bytes, int, bytes]] = {
     "another protocol": (LIVE % b"FTP/1.1", 400, b""),
     "one large header": (POST + b"Host: x\r\nX-A: " + b"a" * 70_000 + b"\r\n" + LENGTH + BODY, 431, b"64 KiB"),
     "many headers": (POST + b"Host: x\r\n" + MANY + LENGTH + BODY, 431, b"64 KiB"),
+    "many short headers": (POST + b"Host: x\r\n" + b"a: b\r\n" * 20_000 + LENGTH + BODY, 431, b"64 KiB"),
+    "lines that end without a carriage return": (b"GET /v2/health/live HTTP/1.1\nHost: x\n\n", 400, b""),
     "a long path": (b"GET /v2/" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, b"64 KiB"),
 }
 

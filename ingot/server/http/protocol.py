@@ -121,11 +121,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.head_size += len(name) + len(value)
+        self.head_size += len(name) + len(value) + 4  # a colon, a blank and the end of the line
         super().on_header(name, value.rstrip(b" \t"))  # which the parser leaves
 
     def send_400_response(self, msg: str) -> None:
-        if "version" in str(sys.exception()).lower():  # the parser's error, which uvicorn has just caught
+        if "Invalid HTTP version" in str(sys.exception()):  # the parser's error, which uvicorn has just caught
             self.transport.write(_NO_VERSION)
             self.transport.close()
         else:
