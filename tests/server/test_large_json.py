@@ -100,7 +100,9 @@ WRONG: dict[str, tuple[str, str]] = {
     "a wide hole": ("[" + " " * 40_000 + json.dumps([1] * COUNT).replace("[1", "", 1), "not valid JSON"),
     "a comma at the end": (json.dumps([1] * (COUNT - 1))[:-1] + ",]", "not valid JSON"),
     "no end": (json.dumps([1] * COUNT)[:-1], "not valid JSON"),
-    "an end too many": (json.dumps([1] * COUNT) + "]", "ragged"),
+    "an end too many": (json.dumps([1] * COUNT) + "]", "not valid JSON"),
+    "a text among lists": (json.dumps([[1] * COUNT, ["a"]]), "ragged"),
+    "a text in the last list": (json.dumps([[1] * (COUNT // 2), [1] * (COUNT // 2 - 1) + ["a"]]), "other than numbers"),
 }
 
 
@@ -141,6 +143,31 @@ def test_no_objects_are_made_of_what_is_too_much(raw: bytes, says: str, monkeypa
     assert isinstance(found, str)
     assert says in found or "has 1 values" in found or "has 0 values" in found, found
     assert max(parsed, default=0) <= 1 << 20
+
+
+class Searched(bytes):
+    """Counts the bytes that are searched through."""
+
+    bytes_searched = 0
+
+    def find(self, part: bytes, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
+        end = len(self) if end is None else end
+        found = super().find(part, start, end)
+        self.bytes_searched += (end if found < 0 else found) - start
+        return found
+
+    def rfind(self, part: bytes, start: int = 0, end: int | None = None) -> int:  # type: ignore[override]
+        end = len(self) if end is None else end
+        found = super().rfind(part, start, end)
+        self.bytes_searched += end - max(found, start)
+        return found
+
+
+@pytest.mark.parametrize("unit", [b'"data":[', b'"data":[1]', b'"data":[}', b'"data":[]}', b'{"data":[', b'"data":'])
+def test_no_part_of_a_text_is_searched_for_each_key(unit: bytes) -> None:
+    text = Searched(unit * 5000)
+    assert not list(large._long_lists(text))
+    assert 0 < text.bytes_searched <= 5 * len(text)
 
 
 def test_a_bomb_of_a_few_bytes_is_refused(server: RunningServer) -> None:

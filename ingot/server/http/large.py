@@ -85,8 +85,7 @@ class Numbers:
         return data.to_array(name, dtype, shape, orjson.loads(self._text[self._start : self._stop]))
 
     def _count(self, mark: bytes) -> int:
-        starts = range(self._start, self._stop, _STEP)
-        return sum(self._text.count(mark, start, min(start + _STEP, self._stop)) for start in starts)
+        return _count(self._text, mark, self._start, self._stop)
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces that end behind a comma."""
@@ -123,15 +122,22 @@ def _long_lists(raw: bytes) -> Iterator[tuple[int, int]]:
         found = _LIST.match(raw, at)
         if found is None:
             continue
-        # Neither quotation marks nor braces stand among numbers: the next of them is behind the list.
+        # Neither quotation marks nor braces stand among numbers: the next of them is behind the list. The quotation
+        # mark comes first, as each key has one: the search for the brace then ends before the next key.
         start, end = found.end(), len(raw)
-        for mark in (b"}", b'"'):
+        for mark in (b'"', b"}"):
             behind = raw.find(mark, start, end)
             end = behind if behind >= 0 else end
         stop = raw.rfind(b"]", start, end) + 1
-        if stop - start > _PIECE:
+        # A list that holds more than numbers ends later: it is parsed with the rest.
+        if stop - start > _PIECE and _count(raw, b"[", start, stop) == _count(raw, b"]", start, stop):
             yield start, stop
             at = stop
+
+
+def _count(text: bytes, mark: bytes, start: int, stop: int) -> int:
+    """Count in steps, between which other threads run."""
+    return sum(text.count(mark, at, min(at + _STEP, stop)) for at in range(start, stop, _STEP))
 
 
 def _without(raw: bytes, lists: Sequence[tuple[int, int]]) -> bytes:
