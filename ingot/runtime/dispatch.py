@@ -16,7 +16,7 @@ from ingot.errors import DeadlineExceeded, IngotError
 from ingot.layout import duration, written
 from ingot.runtime.batching import Batcher, Spent, rows_of
 from ingot.runtime.engine import Engine
-from ingot.runtime.entry import Entry, Outcome, Reply
+from ingot.runtime.entry import Entry, Outcome, Reply, size_of
 from ingot.runtime.fits import Fit, Fits, Key
 from ingot.runtime.instance import Instance
 from ingot.runtime.latency import Latency
@@ -176,12 +176,13 @@ class Dispatcher:
             rows = rows_of(signature, inputs, start, start + most)
             return Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority)
 
+        nbytes = fit.nbytes if fit.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
         parts = Parts(self, reply, now, signature, math.ceil(fit.rows / most), part)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:
-                self._scheduler.offer_large(first, fit.rows, fit.nbytes, now)
-                parts.rest = fit.nbytes - first.nbytes
+                self._scheduler.offer_large(first, fit.rows, nbytes, now)
+                parts.rest = nbytes - first.nbytes
         except IngotError:
             parts.cancel()
             raise

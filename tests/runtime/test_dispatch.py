@@ -439,6 +439,34 @@ def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending
     asyncio.run(work())
 
 
+def test_all_text_of_a_large_request_counts_while_it_waits_and_none_after() -> None:
+    async def work() -> None:
+        gate = threading.Event()
+        signature = Signature(
+            (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
+        )
+        engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature, gate)
+        served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=10_000))
+        assert served._dispatcher is not None
+        lanes = served._dispatcher._scheduler._lanes
+        first = asyncio.create_task(served.infer({"x": np.array([[b"a"]], object)}))
+        await wait_until(lambda: engine.calls)
+        large = asyncio.create_task(served.infer({"x": np.array([[b"a" * 92]] * 80, object)}))
+        await wait_until(lambda: lanes.count)
+        assert lanes.nbytes == 80 * 100
+        with pytest.raises(Unavailable, match="the queue is full"):
+            await served.infer({"x": np.array([[b"a" * 92]] * 30, object)})
+        assert lanes.nbytes == 80 * 100
+        gate.set()
+        await first
+        assert (await large)["y"].shape == (80, 1)
+        assert (lanes.nbytes, lanes.count) == (0, 0)
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+
+
 def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace() -> None:
     async def work() -> None:
         gate = threading.Event()
