@@ -30,7 +30,8 @@ _OTHER_VARIABLES = (
     "INGOT_REQUIRE_TOOLS",
 )
 # What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.
-_SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+_SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_PORT = re.compile(r"INGOT_(\w+_)?PORT")
 
 
 def _seconds(value: Any) -> Any:
@@ -218,12 +219,20 @@ def _check_variables(config: type[ServerConfig]) -> None:
     """
     settings = [f"INGOT_{name.upper()}" for name in config.model_fields]
     for name in sorted(os.environ):
-        if not name.startswith("INGOT_") or name in settings or name in _OTHER_VARIABLES or _SERVICE.fullmatch(name):
+        if not name.startswith("INGOT_") or name in settings or name in _OTHER_VARIABLES or _of_kubernetes(name):
             continue
         known = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
         near = difflib.get_close_matches(name.removeprefix("INGOT_"), known, 1)
         remedy = f"did you mean INGOT_{near[0]}?" if near else "docs/serving.md lists them"
         raise InvalidArgument(f"the environment has {name}, but there is no such setting; {remedy}")
+
+
+def _of_kubernetes(name: str) -> bool:
+    """Tell whether Kubernetes set a variable. The name alone is not enough for a port: it may be misspelt."""
+    if _SERVICE.fullmatch(name):
+        return True
+    host = f"{name.removesuffix('PORT')}SERVICE_HOST"
+    return bool(_SERVICE_PORT.fullmatch(name)) and ("://" in os.environ[name] or host in os.environ)
 
 
 def _takes(config: type[ServerConfig], name: str) -> str:

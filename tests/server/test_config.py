@@ -124,12 +124,14 @@ def test_so_is_an_object_of_another_kind(kind: type) -> None:
     [
         ("INGOT_MAX_BATHC", "did you mean INGOT_MAX_BATCH?"),
         ("INGOT_HTTP_PROT", "did you mean INGOT_HTTP_PORT?"),
+        ("INGOT_GPRC_PORT", "did you mean INGOT_GRPC_PORT?"),
+        ("INGOT_HTPP_PORT", "did you mean INGOT_HTTP_PORT?"),
         ("INGOT_HOMES", "did you mean INGOT_HOME?"),
         ("INGOT_QZX", "docs/serving.md lists them"),
     ],
 )
 def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> None:
-    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(name, "9000")
     with pytest.raises(InvalidArgument) as caught:
         ServerConfig.of({})
     assert str(caught.value) == f"the environment has {name}, but there is no such setting; {says}"
@@ -153,6 +155,14 @@ def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Of other commands, and those that Kubernetes makes where a service is called ingot."""
     monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    ServerConfig.of({})
+
+
+def test_a_port_of_kubernetes_is_told_by_the_host_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_GATEWAY_PORT", "9000")
+    with pytest.raises(InvalidArgument, match="INGOT_GATEWAY_PORT"):
+        ServerConfig.of({})
+    monkeypatch.setenv("INGOT_GATEWAY_SERVICE_HOST", "10.0.0.1")
     ServerConfig.of({})
 
 
