@@ -63,6 +63,10 @@ class Budget:
             raise Unavailable(f"the server holds as many {self._what} as it may; try later, or see --max-bodies-mb")
         self._held += size
 
+    def keep(self, size: int) -> None:
+        """Count bytes that a request which is over still uses; :meth:`change` gives them back."""
+        self._held += size
+
 
 class Reservation:
     """One request's part of a budget."""

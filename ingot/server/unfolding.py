@@ -16,7 +16,8 @@ _AT_ONCE = 64 << 10
 # they may take is held before, a body that unfolds to little must not ask for much.
 _FIRST_STRIDE, _STRIDE = 2, 16
 
-_threads = ThreadPoolExecutor(2, "ingot-compression")
+threads = ThreadPoolExecutor(2, "ingot-bodies")
+"""Where all that takes long is done to bodies and messages: compression, and the decoding of large JSON."""
 
 Hold = Callable[[int], None]
 
@@ -73,7 +74,7 @@ class Unfolding:
             self._done(refused)
             return
         self._ahead = ahead
-        future = asyncio.get_running_loop().run_in_executor(_threads, self._next, self._stride)
+        future = asyncio.get_running_loop().run_in_executor(threads, self._next, self._stride)
         future.add_done_callback(self._unfolded)
         self._stride = min(2 * self._stride, _STRIDE)
 
@@ -136,5 +137,5 @@ def compress(body: bytes, encoding: str, done: Callable[[bytes], None]) -> None:
     if len(body) <= _AT_ONCE:
         done(compression.compress(body, encoding))
         return
-    future = asyncio.get_running_loop().run_in_executor(_threads, compression.compress, body, encoding)
+    future = asyncio.get_running_loop().run_in_executor(threads, compression.compress, body, encoding)
     future.add_done_callback(lambda future: done(future.result()))

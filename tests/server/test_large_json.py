@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -16,8 +17,12 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.server import unfolding
+from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, large
+from ingot.server.http.exchange import NOTHING, Service, begin
 from ingot.server.http.plans import Plans
+from ingot.server.limits import Budget
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
@@ -219,10 +224,18 @@ def test_others_are_answered_while_it_is_decoded(folder: Path, slowly: tuple[thr
     np.testing.assert_allclose(answers[0].json()["outputs"][0]["data"], 2 * np.array(FLOATS) + 1, 1e-5, 1e-5)
 
 
-def test_a_client_that_leaves_meanwhile_is_forgotten(
-    folder: Path, slowly: tuple[threading.Event, threading.Event]
+def test_a_client_that_leaves_meanwhile_is_forgotten_once_its_body_is_decoded(
+    folder: Path, slowly: tuple[threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = slowly
+    left = threading.Event()
+    keep = Budget.keep
+
+    def kept(budget: Budget, size: int) -> None:
+        keep(budget, size)
+        left.set()
+
+    monkeypatch.setattr(Budget, "keep", kept)
     with ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0, max_bodies_mb=1) as server:
         with (
             httpx.Client(base_url=server.http_url, trust_env=False, timeout=0.01) as leaving,
@@ -230,6 +243,7 @@ def test_a_client_that_leaves_meanwhile_is_forgotten(
         ):
             leaving.post(PATH, content=large_request(), timeout=httpx.Timeout(60, read=0.01))
         assert begun.wait(60)
+        assert left.wait(60)
         x = np.ones((80_000, 3), np.float32)  # which takes all of the budget
 
         def answered() -> bool:
@@ -239,11 +253,45 @@ def test_a_client_that_leaves_meanwhile_is_forgotten(
                 except Unavailable:
                     return False
 
-        wait_until(answered)
+        assert not answered()
         go.set()
-        assert answered()
+        wait_until(answered)
         text = httpx.get(server.http_url + "/metrics", trust_env=False).text
-    assert 'ingot_batch_size_sum{model="affine",version="1"} 160000.0' in text
+    assert 'ingot_batch_size_sum{model="affine",version="1"} 80000.0' in text
+
+
+def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+    texts: list[bytes] = []
+
+    def wait(raw: bytes) -> Any:
+        texts.append(raw)
+        begun.release()
+        assert go.wait(60)
+        raise InvalidArgument("nobody reads this")
+
+    monkeypatch.setattr(large, "loads", wait)
+    budget = Budget(1 << 30)
+    service = Service(cast(DataPlane, None), Plans(), 1 << 30, budget)
+    threads = unfolding.threads._max_workers
+
+    async def work() -> None:
+        bodies = [large_request() + b" " * number for number in range(threads + 1)]
+        asked = [begin(service, NOTHING, raw, lambda _: None, lambda _: pytest.fail("answered")) for raw in bodies]
+        for _ in range(threads):
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+        for item in asked:
+            assert item is not None
+            item.cancel()
+        assert budget._held == sum(map(len, bodies[:threads]))
+        go.set()
+        async with asyncio.timeout(60):
+            while budget._held:
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(unfolding.threads.submit(int).result)
+        assert sorted(map(len, texts)) == sorted(map(len, bodies[:threads]))
+
+    asyncio.run(work())
 
 
 def test_every_datatype_over_http(server: RunningServer) -> None:

@@ -38,7 +38,7 @@ def create_app(
     """
     app = FastAPI(title="Ingot", version=ingot.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     budget = budget or Budget(max_bodies_bytes)
-    service = exchange.Service(plane, Plans(), max_body_bytes)
+    service = exchange.Service(plane, Plans(), max_body_bytes, budget)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
@@ -16,7 +16,7 @@ from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.http import codec, large
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Layout, Plans
-from ingot.server.limits import BODY_PACE
+from ingot.server.limits import BODY_PACE, Budget
 from ingot.server.requests import InferRequest, InferResponse
 from ingot.server.unfolding import Hold, Unfolding
 
@@ -25,7 +25,6 @@ log.addFilter(Limited())
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)
-_decoders = ThreadPoolExecutor(2, "ingot-json")
 
 
 class Answer(NamedTuple):
@@ -75,12 +74,13 @@ class Service(NamedTuple):
     """What inference over HTTP is answered with.
 
     ``plane`` is the server's behaviour, ``plans`` knows requests that came before, and ``max_body_bytes`` is the most
-    that a body may have, before and after it is decompressed.
+    that a body may have, before and after it is decompressed. ``budget`` bounds the memory of all requests.
     """
 
     plane: DataPlane
     plans: Plans
     max_body_bytes: int
+    budget: Budget
 
 
 class Work(Protocol):
@@ -139,23 +139,35 @@ class _Decoding:
         self._hold = hold
         self._done = done
         self._work: Work | None = None
+        self._decoding: Future[tuple[InferRequest, Layout]] | None = None
+        self._size = 0
         self._cancelled = False
 
     def start(self, body: bytes, header_length: int | None) -> Work:
-        decoding = asyncio.get_running_loop().run_in_executor(
-            _decoders, codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
+        self._size = len(body)
+        self._decoding = unfolding.threads.submit(
+            codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
         )
-        decoding.add_done_callback(self._decoded)
+        asyncio.wrap_future(self._decoding).add_done_callback(self._decoded)
         return self
 
     def cancel(self) -> None:
+        if self._cancelled:
+            return
         self._cancelled = True
+        if self._decoding is not None and not self._decoding.cancel():
+            self._service.budget.keep(self._size)  # the thread uses the body until it is decoded
         work, self._work = self._work, None
         if work is not None:
             work.cancel()
 
     def _decoded(self, future: asyncio.Future[tuple[InferRequest, Layout]]) -> None:
-        if self._cancelled or future.cancelled():
+        self._decoding = None
+        if future.cancelled():
+            return
+        if self._cancelled:
+            self._service.budget.change(-self._size)
+            future.exception()  # which else is logged as never retrieved
             return
         plane, asked, done = self._service.plane, self._asked, self._done
         try:

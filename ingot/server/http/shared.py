@@ -31,8 +31,8 @@ class Shared:
     """
 
     def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int):
-        self.service = Service(plane, Plans(), max_body_bytes)
         self.budget = Budget(max_bodies_bytes)
+        self.service = Service(plane, Plans(), max_body_bytes, self.budget)
         self.heads: Recent[bytes, Head] = Recent(_MAX_HEADS)
         self._app: Any = None
         self._importing: asyncio.Lock | None = None
