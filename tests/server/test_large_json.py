@@ -78,6 +78,10 @@ INTS = list(range(COUNT))
         body(tensor(f'[1, 2], "data": {nested(INTS, COUNT)}', [COUNT])),
         body(tensor(nested(INTS, COUNT), [COUNT]), rest=f', "parameters": {{"data": {nested(INTS, COUNT)}}}'),
         body(tensor("[" + " " * 40_000 + "]", [0])),
+        body(tensor(json.dumps([[]] * COUNT), [COUNT, 0])),
+        # Short numbers without blanks between them.
+        body(tensor(nested([1] * COUNT, 100, COUNT // 100).replace(" ", ""), [100, COUNT // 100])),
+        body(tensor(nested([1] * COUNT, COUNT).replace(" ", "").replace("[", "[\n  "), [COUNT], "UINT8")),
     ],
 )
 def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
@@ -88,6 +92,14 @@ def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
     for name, array in found.items():
         assert array.dtype == alike[name].dtype
         np.testing.assert_array_equal(array, alike[name], strict=True)
+
+
+@pytest.mark.parametrize("row", ["1[,2]", "[1,2"])
+def test_brackets_must_stand_where_lists_begin_and_end(row: str) -> None:
+    raw = body(tensor(f"[{','.join([row] * COUNT)}]", [COUNT, 2]))
+    for found in (decoded(raw, None), decoded(raw, Plans())):
+        assert isinstance(found, str)
+        assert "JSON" in found
 
 
 WRONG: dict[str, tuple[str, str]] = {

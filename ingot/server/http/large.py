@@ -35,6 +35,8 @@ _VALUE = re.compile(rb"[^][\s]")
 _FIRST_MARK = 123454321
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+# What is neither a bracket nor a comma, as one sign.
+_SKELETON = bytes(code if code in b"[]," else ord("0") for code in range(256))
 
 
 class Numbers:
@@ -53,9 +55,11 @@ class Numbers:
         """
         size = math.prod(shape)
         count = self._count(b",") + (_VALUE.search(self._text, self._start, self._stop) is not None)
-        if count != size:
+        if count != size and size:  # no value is between the commas of empty lists
             raise InvalidArgument(f"tensor '{name}' has {count} values, but shape {list(shape)} takes {size}")
         lists = self._count(b"[")
+        if size == 0:
+            return self._otherwise(name, dtype, shape, count + lists)
         if lists == 1:
             structure = b"[%b]" % (b"," * (count - 1))
         elif count and lists == sum(itertools.accumulate(shape[:-1], int.__mul__, initial=1)):
@@ -66,6 +70,8 @@ class Numbers:
         filled = at = 0
         for piece in self._pieces():
             end = at + len(marks := piece.translate(None, _NO_STRUCTURE))
+            if lists > 1 and _misplaced(piece):
+                raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: a bracket is beside a number")
             if marks != structure[at:end]:
                 raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
             at = end
@@ -190,9 +196,17 @@ def _structure(shape: Sequence[int]) -> bytes:
     return text
 
 
+def _misplaced(piece: bytes) -> bool:
+    """Return whether a bracket directly follows a number that it cannot follow, or precedes one."""
+    skeleton = piece.translate(_SKELETON, b" \t\r\n")
+    return b"0[" in skeleton or b"]0" in skeleton
+
+
 def _parsed(name: str, piece: bytes) -> list[Any]:
+    # Stripped: behind two blanks, orjson 3.13 runs out of the memory that it reserves for a list of short numbers.
+    numbers = piece.translate(_NO_BRACKETS).strip()
     try:
-        values: list[Any] = orjson.loads(b"[%b]" % piece.translate(_NO_BRACKETS))
+        values: list[Any] = orjson.loads(b"[%b]" % numbers)
     except orjson.JSONDecodeError as error:
         raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {error}") from error
     return values
