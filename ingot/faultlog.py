@@ -1,4 +1,4 @@
-"""Errors that repeat in the log: a few of each kind are written, and how many more there were."""
+"""Rate-limits repeated errors in the log, and counts the suppressed ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 # Of one kind, so many records are written in so many seconds.
 _MOST = 5
 _SECONDS = 10.0
-# Kinds that are remembered, and how much of a message tells its kind.
+# Number of kinds tracked, and the length of the message prefix that identifies one.
 _KINDS = 256
-_TOLD = 200
+_PREFIX = 200
 
 
-class Limited(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Leaves out errors of a logger that repeat; the next that is written says how many were left out.
 
     Records are of one kind if their messages differ in numbers alone.
@@ -30,7 +30,7 @@ class Limited(logging.Filter):
         if record.levelno < logging.ERROR:
             return True
         message = record.getMessage()
-        kind = re.sub(r"\d+", "", message[:_TOLD])
+        kind = re.sub(r"\d+", "", message[:_PREFIX])
         now = self._clock()
         began, count = self._seen.get(kind, (now, 0))
         if now >= began + _SECONDS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.errors import IngotError, InternalError, Unavailable
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.padding import Padder
 from ingot.runtime.buffers import Buffers
 from ingot.runtime.engine import Engine
@@ -20,7 +20,7 @@ from ingot.runtime.mixing import Mixer
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 # Kinds of numpy's own types, whose arrays can be joined as bytes: a third of what np.concatenate takes.
 _PLAIN = "biuf"

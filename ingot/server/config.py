@@ -21,7 +21,7 @@ from ingot.runtime.settings import VariantChoice
 TIMES = ("choice_time", "slo", "max_delay", "load_timeout", "drain_timeout", "ready_delay")
 # Where a server listens. It is told as addresses, not as settings.
 _ADDRESSES = ("host", "http_port", "grpc_port")
-# What is read beside the settings: the store, secrets and switches of other commands, and those of tests.
+# Variables read in addition to the settings: store, secrets, other commands, tests.
 _OTHER_VARIABLES = (
     "INGOT_HOME",
     "INGOT_KEY_PASSWORD",
@@ -224,7 +224,7 @@ def _check_variables(config: type[ServerConfig]) -> None:
         known = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
         near = difflib.get_close_matches(name.removeprefix("INGOT_"), known, 1)
         remedy = f"did you mean INGOT_{near[0]}?" if near else "docs/serving.md lists them"
-        raise InvalidArgument(f"the environment has {name}, but there is no such setting; {remedy}")
+        raise InvalidArgument(f"unknown environment variable {name}; {remedy}")
 
 
 def _of_kubernetes(name: str) -> bool:

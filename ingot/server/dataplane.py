@@ -12,7 +12,7 @@ from typing import Any
 
 import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
 from ingot.runtime.entry import Outcome
 from ingot.runtime.statistics import Statistics
@@ -22,7 +22,7 @@ from ingot.server.requests import InferRequest, InferResponse, Parameters, Route
 from ingot.tensors import Array, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 # More inputs or outputs than any model has; a request is refused before time is spent on each of millions.
 MAX_TENSORS = 1024

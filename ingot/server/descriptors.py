@@ -1,4 +1,4 @@
-"""Whether the process has file descriptors left: the event loop closes connections without a word when it has none."""
+"""Detects exhaustion of file descriptors, in which the event loop silently closes new connections."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import errno
 import logging
 import os
 
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.runtime import Metrics
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 _EVERY = 1.0  # seconds
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 class Descriptors:
-    """Looks every second whether a file can be opened, counts when not, and logs when that begins and ends.
+    """Checks each second that a file can be opened; counts failures, and logs when they start and stop.
 
     Args:
         metrics: where to count.
@@ -49,7 +49,7 @@ class Descriptors:
                 "clients keep fewer connections"
             )
         elif self._out and not out:
-            log.warning("file descriptors are free again: new connections are taken")
+            log.warning("file descriptors are available again; accepting connections")
         self._out = out
 
 

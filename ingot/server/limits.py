@@ -60,7 +60,7 @@ class Budget:
             Unavailable: there is not so much left. One request alone always fits.
         """
         if size > 0 and self._held > own and self._held + size > self._limit:
-            raise Unavailable(f"the server holds as many {self._what} as it may; try later, or see --max-bodies-mb")
+            raise Unavailable(f"the server's memory limit for {self._what} is reached; retry later")
         self._held += size
 
     def keep(self, size: int) -> None:

@@ -134,7 +134,7 @@ def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(name, "9000")
     with pytest.raises(InvalidArgument) as caught:
         ServerConfig.of({})
-    assert str(caught.value) == f"the environment has {name}, but there is no such setting; {says}"
+    assert str(caught.value) == f"unknown environment variable {name}; {says}"
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_the_body_of_a_request_alone_may_unfold_beyond_what_all_may_hold_but_not
                 answer = httpx.post(url, content=body, headers=headers, trust_env=False)
                 if answer.status_code == 503:
                     break
-            assert "--max-bodies-mb" in answer.json()["error"]
+            assert "memory limit for request bodies" in answer.json()["error"]
 
 
 def test_models_are_listed(http: httpx.Client) -> None:
@@ -562,7 +562,7 @@ def test_bodies_together_are_bounded(folder: Path) -> None:
                 answer = httpx.post(f"{own.http_url}/v2/models/affine/infer", content=body, trust_env=False)
                 if answer.status_code == 503:
                     break
-            assert "--max-bodies-mb" in answer.json()["error"]
+            assert "memory limit for request bodies" in answer.json()["error"]
         for _ in range(200):  # and its part is given back when it leaves
             answer = httpx.post(f"{own.http_url}/v2/models/affine/infer", content=body, trust_env=False)
             if answer.status_code == 200:

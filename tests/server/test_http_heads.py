@@ -35,9 +35,9 @@ def answer(server: RunningServer, request: bytes) -> tuple[int, bytes]:
 
 
 REFUSED: dict[str, tuple[bytes, int, bytes]] = {
-    "no Host": (POST + LENGTH + BODY, 400, b"has no 'Host' headers"),
-    "no Host, for FastAPI": (b"GET /v2 HTTP/1.1\r\n\r\n", 400, b"has no 'Host' headers"),
-    "two Hosts": (POST + b"Host: a\r\nHost: a\r\n" + LENGTH + BODY, 400, b"has 2 'Host' headers"),
+    "no Host": (POST + LENGTH + BODY, 400, b"exactly one 'Host' header; it has 0"),
+    "no Host, for FastAPI": (b"GET /v2 HTTP/1.1\r\n\r\n", 400, b"exactly one 'Host' header; it has 0"),
+    "two Hosts": (POST + b"Host: a\r\nHost: a\r\n" + LENGTH + BODY, 400, b"exactly one 'Host' header; it has 2"),
     "a blank in Host": (POST + b"Host: a b\r\n" + LENGTH + BODY, 400, b"'a b'"),
     "a path in Host": (POST + b"Host: a/b\r\n" + LENGTH + BODY, 400, b"'a/b'"),
     "a port that is none": (POST + b"Host: a:b\r\n" + LENGTH + BODY, 400, b"'a:b'"),

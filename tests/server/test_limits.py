@@ -10,7 +10,7 @@ def test_a_budget_is_shared_and_given_back() -> None:
     budget = Budget(100)
     with budget.reserve() as first:
         first.add(60)
-        with pytest.raises(Unavailable, match="--max-bodies-mb"), budget.reserve() as second:
+        with pytest.raises(Unavailable, match="memory limit for request bodies"), budget.reserve() as second:
             second.add(50)
         with budget.reserve() as third:
             third.add(40)

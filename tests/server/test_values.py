@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 import ingot
 from ingot import arrays
 from ingot.errors import InternalError
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.runtime import load_engine
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -167,7 +167,7 @@ def test_faults_that_repeat_are_logged_a_few_times(
 
 def test_the_log_says_how_many_errors_were_left_out() -> None:
     now = 0.0
-    limited = Limited(lambda: now)
+    limited = RateLimitFilter(lambda: now)
 
     def passes(text: str, level: int = logging.ERROR) -> str | None:
         record = logging.LogRecord("ingot", level, "", 0, "%s", (text,), None)

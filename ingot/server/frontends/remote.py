@@ -83,7 +83,7 @@ class EngineEnd:
         """
         size = sum(size_of(array) for array in inputs.values())
         if self._bytes and self._bytes + size > self._most_bytes:
-            raise Unavailable("the server holds as many requests as it may; try later, or see --max-bodies-mb")
+            raise Unavailable("the server's memory limit for requests is reached; retry later")
         number = next(self._numbers)
         # One clock for both processes: what a request waits between them counts too.
         deadline = math.inf if timeout is None else time.monotonic() + timeout

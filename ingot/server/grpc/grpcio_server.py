@@ -16,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec, reflected
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -25,7 +25,7 @@ from ingot.server.listening import bracketed
 from ingot.server.tls import Tls
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 # grpcio has an enumeration for what is a number in gRPC.
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}

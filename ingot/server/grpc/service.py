@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc import codec
@@ -20,7 +20,7 @@ from ingot.tensors import TensorSpec
 M = TypeVar("M", bound=Message)
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 # How many requests of one stream are in work at once.
 _AHEAD = 64

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.http import codec, large
@@ -21,7 +21,7 @@ from ingot.server.requests import InferRequest, InferResponse
 from ingot.server.unfolding import Hold, Unfolding
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)

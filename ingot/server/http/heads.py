@@ -52,7 +52,7 @@ def fault(version: str, headers: Sequence[tuple[bytes, bytes]], size: int) -> Fa
         return Fault(Unsupported(f"this server speaks HTTP/1.1 and HTTP/1.0, not HTTP/{version}"), 505)
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        return Fault(InvalidArgument(f"the request has {len(hosts) or 'no'} 'Host' headers; send one"))
+        return Fault(InvalidArgument(f"the request must have exactly one 'Host' header; it has {len(hosts)}"))
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         return Fault(
             InvalidArgument(f"the header 'Host' is {hosts[0].decode('latin-1')!r}; it must be a host or host:port")

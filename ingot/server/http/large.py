@@ -1,4 +1,4 @@
-"""Large JSON: a tensor's numbers are converted a piece at a time, and no more of them than its shape takes.
+"""Decodes large JSON in chunks, and never more values than the tensor's shape holds.
 
 A Python object of each value at once takes many times the memory of the text, and orjson keeps the interpreter lock
 until all are there. Here the numbers are cut out of the text before the rest is parsed.
@@ -83,10 +83,10 @@ class Numbers:
         return array.reshape(shape)
 
     def _otherwise(self, name: str, dtype: DType, shape: Sequence[int], most: int) -> Array:
-        """Return what is nested in another way than ``shape`` is."""
+        """Decode data whose nesting does not match ``shape``."""
         if most > _MOST_VALUES:
             raise InvalidArgument(
-                f"the data of tensor '{name}' is nested otherwise than its shape {list(shape)}; write it flat"
+                f"the data of tensor '{name}' does not have the nesting of its shape {list(shape)}; send it flat"
             )
         return data.to_array(name, dtype, shape, orjson.loads(self._text[self._start : self._stop]))
 

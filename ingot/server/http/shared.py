@@ -50,7 +50,7 @@ class Shared:
         await self._app(scope, receive, functools.partial(self._send, send))
 
     async def _send(self, send: Any, message: Any) -> None:
-        """Pass a part of FastAPI's answer on; while the server drains, it tells the client to go elsewhere."""
+        """Forward a message of FastAPI's response, with ``Connection: close`` while draining."""
         if self.service.plane.draining and message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         await send(message)

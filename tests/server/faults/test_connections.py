@@ -86,7 +86,7 @@ def test_a_server_that_is_out_of_file_descriptors_says_so_and_recovers(service: 
             wait_until(lambda: "out of file descriptors" in service.log.read_text()[logged:])
             assert out_of_files(client) > before
             stack.close()
-            wait_until(lambda: "descriptors are free again" in service.log.read_text()[logged:])
+            wait_until(lambda: "descriptors are available again" in service.log.read_text()[logged:])
             service.check()
     assert service.log.read_text()[logged:].count("out of file descriptors") == 1
 

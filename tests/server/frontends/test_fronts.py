@@ -311,7 +311,7 @@ def test_what_fronts_have_asked_for_and_not_got_is_bounded(
             refused = list(answers)
         until(lambda: len(answers) == 12, "the answers")
     assert len(refused) in (8, 9)
-    assert all("--max-bodies-mb" in answer for answer in refused)
+    assert all("memory limit for request" in answer for answer in refused)
     assert answers[len(refused) :] == ["(64, 1024)"] * (12 - len(refused))
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
-from ingot.faultlog import Limited
+from ingot.faultlog import RateLimitFilter
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
 from ingot.server.grpc.fast.control import STREAM_WINDOW, Control
-from ingot.server.grpc.fast.endings import Endings
+from ingot.server.grpc.fast.endings import StreamCleanup
 from ingot.server.grpc.fast.frames import ErrorCode
 from ingot.server.grpc.fast.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.fast.method import Method
@@ -25,7 +25,7 @@ from ingot.server.requests import InferResponse
 from ingot.server.unfolding import unfolded
 
 log = logging.getLogger(__name__)
-log.addFilter(Limited())
+log.addFilter(RateLimitFilter())
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -64,7 +64,7 @@ class Calls:
         self._codec = Codec()
         self.count_fault = count_fault
         self.connections: set[Control] = set()
-        self.endings = Endings()
+        self.endings = StreamCleanup()
 
     def begin(self, outlet: Control, stream: Stream) -> None:
         """Take a call whose headers came.

@@ -1,4 +1,4 @@
-"""Ends the calls of connections that are over, some in each tick of the event loop, which serves others meanwhile."""
+"""Cleans up the calls of closed connections, a limited number per event-loop tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.server.grpc.fast.outlet import Outlet
 _A_TICK = 64
 
 
-class Endings:
+class StreamCleanup:
     """The connections of one event loop that are over, and still have calls."""
 
     def __init__(self) -> None:
