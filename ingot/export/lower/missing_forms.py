@@ -35,10 +35,11 @@ def _range(size: Any) -> Any:
     return op.Range(_int(0), op.Squeeze(size), _int(1))
 
 
-def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return for each place along ``dim`` the values up to it, others ``fill``, along a last dimension.
+def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Return, for each position along ``dim``, its prefix on a new last dimension, padded with ``fill``.
 
-    The function puts what is reduced along that dimension back into order.
+    Also returned: which values are of the prefix, and a function that restores the order of the dimensions after the
+    last one is reduced. Memory grows with the square of the length of ``dim``.
     """
     rank = len(x.shape)
     order = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
@@ -46,7 +47,7 @@ def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Callable[[Any], Any]]:
     seen = op.GreaterOrEqual(op.Unsqueeze(place, [1]), op.Unsqueeze(place, [0]))
     filler = op.Constant(value=ir.tensor(np.array(fill, x.dtype.numpy())))
     values = op.Where(seen, op.Unsqueeze(op.Transpose(x, perm=order), [-2]), filler)
-    return values, lambda y: op.Transpose(y, perm=[order.index(axis) for axis in range(rank)])
+    return values, seen, lambda y: op.Transpose(y, perm=[order.index(axis) for axis in range(rank)])
 
 
 # https://github.com/pytorch/pytorch/issues/102948
@@ -58,29 +59,38 @@ def cum_prod(x: Any, dim: int, dtype: int | None = None) -> Any:
     x.dtype, x.shape = kind, shape
     if not shape:
         return x
-    values, ordered = _prefixes(x, dim, 1)
+    values, _, ordered = _prefixes(x, dim, 1)
     return ordered(op.ReduceProd(values, _ints(-1), keepdims=0))
 
 
 # https://github.com/pytorch/pytorch/pull/84496 lists both as unsupported
-def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any, index: Any) -> tuple[Any, Any]:
+def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any) -> tuple[Any, Any]:
     if not x.shape:
         return op.Identity(x), _int(0)
-    values, ordered = _prefixes(x, dim, fill)
-    last = index(values, axis=-1, keepdims=0, select_last_index=1)  # PyTorch takes the last of equal ones
-    return ordered(reduce(values, _ints(-1), keepdims=0)), ordered(last)
+    values, seen, ordered = _prefixes(x, dim, fill)
+    place = _range(_size(x, dim))
+
+    def last(found: Any) -> Any:  # ``fill`` may be one of the values: it is told apart by its position
+        return op.ReduceMax(op.Where(op.And(seen, found), place, _int(-1)), _ints(-1), keepdims=0)
+
+    index = last(op.Equal(values, reduce(values, _ints(-1), keepdims=1)))  # PyTorch takes the last of equal values
+    if not x.dtype.is_integer():
+        unknown = last(op.IsNaN(values))
+        index = op.Where(op.Less(unknown, _int(0)), index, unknown)
+    index = ordered(index)
+    return op.GatherElements(x, index, axis=dim), index
 
 
 def cum_max(x: Any, dim: int) -> tuple[Any, Any]:
     """Express ``aten.cummax``."""
     least = np.iinfo(x.dtype.numpy()).min if x.dtype.is_integer() else -math.inf
-    return _cum_extreme(x, dim, least, op.ReduceMax, op.ArgMax)
+    return _cum_extreme(x, dim, least, op.ReduceMax)
 
 
 def cum_min(x: Any, dim: int) -> tuple[Any, Any]:
     """Express ``aten.cummin``."""
     most = np.iinfo(x.dtype.numpy()).max if x.dtype.is_integer() else math.inf
-    return _cum_extreme(x, dim, most, op.ReduceMin, op.ArgMin)
+    return _cum_extreme(x, dim, most, op.ReduceMin)
 
 
 # https://github.com/pytorch/pytorch/issues/151648

@@ -25,7 +25,8 @@ def check(function: Callable[[Tensor], Any], inputs: str, *examples: Tensor) -> 
     for x in examples:
         actual = [torch.from_numpy(array) for array in engine.run({"x": x.numpy()}).values()]
         expected = function(x)
-        torch.testing.assert_close(actual, [expected] if torch.is_tensor(expected) else list(expected))
+        wanted = [expected] if torch.is_tensor(expected) else list(expected)
+        torch.testing.assert_close(actual, wanted, equal_nan=True)
     engine.close()
 
 
@@ -63,6 +64,8 @@ def test_attention_whose_width_is_dynamic() -> None:
         lambda x: torch.cumprod((x * 3).long(), 0),
         lambda x: torch.cummax(x, 1),
         lambda x: torch.cummin((x * 3).long(), 0),
+        lambda x: torch.isin(x.round(), torch.tensor([0.0, 1.0])),
+        lambda x: torch.isin(x.round(), x[0].round(), invert=True),
         lambda x: torch.searchsorted(torch.sort(x, 1).values, x),
         lambda x: torch.searchsorted(torch.tensor([-1.0, 0, 0, 2]), x.round(), right=True, out_int32=True),
         lambda x: torch.searchsorted(x[0].sort().values, 0.3),
@@ -91,7 +94,7 @@ def test_attention_whose_width_is_dynamic() -> None:
         lambda x: torch.roll(x, (5, -(x.shape[0] // 2)), (1, 0)),
     ],
     ids=[
-        *("cumprod", "cumprod-integers", "cummax", "cummin"),
+        *("cumprod", "cumprod-integers", "cummax", "cummin", "isin", "isin-not"),
         *("searchsorted", "searchsorted-right", "searchsorted-number"),
         *("cdist", "cdist-3", "cdist-0", "cdist-inf"),
         *("median-along", "median-keep", "median", "kthvalue", "masked-select", "stable-sort", "stable-argsort"),
@@ -102,6 +105,24 @@ def test_attention_whose_width_is_dynamic() -> None:
 )
 def test_operators_that_the_exporter_lacks(function: Callable[[Tensor], Any]) -> None:
     check(function, "x:float32[n=2..,4]", torch.randn(5, 4), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("float32", [-math.inf, -math.inf, 1, -math.inf]),
+        ("float32", [math.inf, math.inf, -1, math.inf]),
+        ("float32", [1, math.nan, 3, math.nan, math.inf]),
+        ("int64", [-(1 << 63), -(1 << 63), 0, -(1 << 63)]),
+        ("int32", [(1 << 31) - 1, (1 << 31) - 1, 0, 0]),
+        ("uint8", [0, 0, 3, 0, 3]),
+        ("uint8", [255, 255, 3, 0, 0]),
+    ],
+    ids=["least", "most", "nan", "integer-least", "integer-most", "byte-least", "byte-most"],
+)
+def test_cumulative_extremes_of_rows_that_hold_the_ends_of_the_datatype(dtype: str, values: list[float]) -> None:
+    x = torch.tensor([values], dtype=getattr(torch, dtype))
+    check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), f"x:{dtype}[batch,n]", x, x.flip(1))
 
 
 class GhostNorm(torch.nn.Module):
