@@ -37,15 +37,28 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
 def floor_divide_sizes(x: Any, y: Any) -> Any:
     """Express ``operator.floordiv`` of sizes, which rounds down, where the exporter's division rounds to zero.
 
-    They differ below zero only, as in ``-(-size // 2)``, so a size as it is keeps the shorter form.
+    They differ below zero only, as in ``-(-size // 2)``; a size of a tensor by a positive number keeps the short form.
     """
-    producer = x.producer() if isinstance(x, ir.Value) else None
-    if producer is None or producer.op_type not in _SIGNED:
+    if _is_positive(y) and _is_size(x):
         return op.Div(x, y)
     return op.Div(op.Sub(x, op.Mod(x, y)), y)
 
 
-_SIGNED = {"Neg", "Sub", "Add", "Mul"}
+def _is_positive(y: Any) -> bool:
+    if isinstance(y, ir.Value):
+        constant = ir.convenience.get_const_tensor(y)
+        return constant is not None and bool((constant.numpy() > 0).all())
+    return isinstance(y, int) and y > 0
+
+
+def _is_size(x: Any) -> bool:
+    """Return whether a value is a size of a tensor, or one divided by positive numbers."""
+    producer = x.producer() if isinstance(x, ir.Value) else None
+    if producer is None or producer.op_type == "Shape":
+        return producer is not None
+    if producer.op_type == "Div" and not _is_positive(producer.inputs[1]):
+        return False
+    return producer.op_type in ("Gather", "Squeeze", "Div") and _is_size(producer.inputs[0])
 
 
 def log_sigmoid(x: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from onnxscript import opset20 as onnx_ops
@@ -142,6 +144,19 @@ def test_sizes_below_zero_are_divided_as_python_does() -> None:
 
     archive = export_model(Function(pad), inputs="x:float32[batch,width=3..64]")
     assert archive.signature.symbols == ("batch", "width")
+
+
+@pytest.mark.parametrize(
+    "divided",
+    [lambda n: ((3 - n) // 2) // 2, lambda n: n // -2, lambda n: n // 2 // -2, lambda n: (n // 2) // 3],
+    ids=["twice", "negative-divisor", "negative-divisor-of-half", "sizes"],
+)
+def test_quotients_of_sizes_are_rounded_down(divided: Callable[[int], int]) -> None:
+    archive = export_model(Function(lambda x: x[0] * 0 + divided(x.shape[0])), inputs="x:float32[n=1..64,2]")
+    with contextlib.closing(load_engine(archive.variants[0].path())) as engine:
+        for n in range(1, 12):
+            found = engine.run({"x": np.zeros((n, 2), np.float32)})["output"]
+            assert found.tolist() == [divided(n)] * 2
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])
