@@ -125,6 +125,27 @@ def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: P
     assert shown(archive)[-1] == "y:float32[n,1,h,w]"
 
 
+def test_a_note_on_a_size_holds_the_reason_of_the_engine_alone(run_ingot: RunIngot, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
+        helper.make_node("Slice", ["table", "zero", "length"], ["rows"]),
+        helper.make_node("Add", ["x", "rows"], ["y"]),
+    ]
+    constants = [
+        numpy_helper.from_array(np.ones(16, np.float32), "table"),
+        numpy_helper.from_array(np.array([0]), "zero"),
+    ]
+    outputs: list[tuple[str, int, onnx_models.Dims]] = [("y", FLOAT, ("batch", "n"))]
+    path = onnx_models.save(tmp_path / "m.onnx", nodes, [("x", FLOAT, ("batch", "n"))], outputs, constants)
+    result = run_ingot("export", path, "--out", tmp_path / "a.ingot")
+    succeeded(result)
+    note = notes(Archive.open(tmp_path / "a.ingot"))
+    assert "n=1..16" in note
+    assert "the model does not run at n=" in note
+    assert "InvalidArgument" not in note + result.stderr
+    assert "made up" not in note
+
+
 def test_sizes_that_were_made_up_are_said_to_be_and_how_to_declare_others(run_ingot: RunIngot, tmp_path: Path) -> None:
     path = halving(tmp_path, pad=1000)
     message = refused(run_ingot("export", path, "--out", tmp_path / "a.ingot"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.export.program import Runner
+from ingot.export.program import Rejected, Runner
 from ingot.export.proof.examples import Examples, Limit
 from ingot.tensors import Array, TensorSpec
 
@@ -99,6 +99,8 @@ def failure(runner: Runner, examples: Examples, sizes: Mapping[str, int], seed: 
 def _failure(runner: Runner, inputs: Mapping[str, Array]) -> str | None:
     try:
         runner.run(inputs)
+    except Rejected as error:
+        return " ".join(error.reason.split())[:200]
     except InvalidArgument as error:  # ExportError of a module
         cause = error.__cause__
         return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}" if cause else str(error)

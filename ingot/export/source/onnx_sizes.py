@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from ingot.errors import ExportError, InternalError, InvalidArgument
-from ingot.export.program import Runner
+from ingot.export.program import Rejected, Runner
 from ingot.export.proof import sizes
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.probe import output_specs
 from ingot.runtime.engine import Engine
-from ingot.runtime.engines import ort, ort_session
+from ingot.runtime.engines import ort_session
 from ingot.tensors import Array, Shape, Signature, TensorSpec, symbols
 
 # Operators that hand on their first input's values.
@@ -39,17 +38,13 @@ class File:
         Raises:
             ExportError: the file does not take these inputs.
         """
-        log = logging.getLogger(ort.__name__)
-        quiet, log.disabled = log.disabled, True
         try:
             return self._engine.run(inputs)
         except (InvalidArgument, InternalError) as error:
             reason = ort_session.reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             message = f"the file does not run on {shapes}: {reason}{self._hint}"
-            raise ExportError(message) from InvalidArgument(reason)  # the engine's own text is long
-        finally:
-            log.disabled = quiet
+            raise Rejected(message, reason) from None  # the engine's own text is long
 
 
 def _hint(inputs: Sequence[TensorSpec]) -> str:
