@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli import interrupts
 from ingot.cli.archives import Json, check_out, describe, note_stored
-from ingot.cli.interrupts import LoadTimeout
+from ingot.cli.loading import LoadTimeout, limited_load, load_limit
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
@@ -110,12 +109,12 @@ def export(
         raise InvalidArgument("nothing says where the archive goes; give --out FILE")
     if not (math.isfinite(explain_limit) and explain_limit > 0):
         raise InvalidArgument(f"--explain-limit {explain_limit:g} is no time to search for; give seconds above 0")
-    limit = interrupts.load_limit(load_timeout) if source.endswith(".onnx") else 0
+    limit = load_limit(load_timeout) if source.endswith(".onnx") else 0
     fixed = _constants(constants or [])
     if name is not None:
         note_stored(name)
     call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
-    with progress("Importing PyTorch", timed=True) as step, interrupts.limited_load(limit, source, step) as told:
+    with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as told:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
 

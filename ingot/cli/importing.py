@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli import interrupts
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
-from ingot.cli.interrupts import LoadTimeout
+from ingot.cli.loading import LoadTimeout, limited_load, load_limit
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 
@@ -91,7 +90,7 @@ def import_model(
             raise InvalidArgument("a model goes to the store or to a file; leave out the reference, or --out")
         check_out(out)
         check_apart(out, source=source)
-    limit = interrupts.load_limit(load_timeout)
+    limit = load_limit(load_timeout)
     kept = Store(store)
     done: list[dict[str, Any]] = []
     failed: list[str] = []
@@ -204,7 +203,7 @@ def _import(
     from ingot.importing import convert
 
     where = job.candidate.where
-    with progress(f"Reading {where}") as step, interrupts.limited_load(limit, where, step, _LOADING) as told:
+    with progress(f"Reading {where}") as step, limited_load(limit, where, step, _LOADING) as told:
         archive = convert(job.candidate, name=job.name, progress=told, **call)
         step("Writing")
         if out is not None:
