@@ -73,7 +73,7 @@ class Numbers:
             if lists > 1 and _misplaced(piece):
                 raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: a bracket is beside a number")
             if marks != structure[at:end]:
-                raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
+                return self._otherwise(name, dtype, shape, count + lists)
             at = end
             values = _parsed(name, piece.removesuffix(b",") if end < len(structure) else piece)
             array[filled : filled + len(values)] = data.cast(name, dtype, values)
@@ -88,7 +88,11 @@ class Numbers:
             raise InvalidArgument(
                 f"the data of tensor '{name}' does not have the nesting of its shape {list(shape)}; send it flat"
             )
-        return data.to_array(name, dtype, shape, orjson.loads(self._text[self._start : self._stop]))
+        try:
+            values = orjson.loads(self._text[self._start : self._stop])
+        except orjson.JSONDecodeError as error:
+            raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {error}") from error
+        return data.to_array(name, dtype, shape, values)
 
     def _count(self, mark: bytes) -> int:
         return _count(self._text, mark, self._start, self._stop)
@@ -204,7 +208,7 @@ def _misplaced(piece: bytes) -> bool:
 
 def _parsed(name: str, piece: bytes) -> list[Any]:
     # Stripped: behind two blanks, orjson 3.13 runs out of the memory that it reserves for a list of short numbers.
-    numbers = piece.translate(_NO_BRACKETS).strip()
+    numbers = piece.translate(_NO_BRACKETS).strip(b" \t\r\n")
     try:
         values: list[Any] = orjson.loads(b"[%b]" % numbers)
     except orjson.JSONDecodeError as error:
