@@ -5,7 +5,8 @@
     │   ├── InvalidArchive   a file is not an archive, or is damaged
     │   ├── Untrusted        no signature vouches for an archive, and the trust policy asks for one
     │   ├── ExportError      the model cannot be captured or lowered
-    │   │   └── ParityError  the exported graph does not equal the PyTorch model
+    │   │   ├── ParityError  the exported graph does not equal the PyTorch model
+    │   │   └── RejectedInputs  the model does not run on some inputs
     │   ├── QuantizationError  the model cannot be quantized, or its answers become useless
     │   └── TooLarge         the request is larger than the limit
     ├── NotFound             no such model, version, reference or file
@@ -67,6 +68,14 @@ class ExportError(InvalidArgument):
     def __init__(self, message: str, detail: str = ""):
         super().__init__(message)
         self.detail = detail
+
+
+class RejectedInputs(ExportError):
+    """A model does not run on some inputs; ``reason`` is its own message, without the shapes of the inputs."""
+
+    def __init__(self, message: str, reason: str):
+        super().__init__(message)
+        self.reason = reason
 
 
 class ParityError(ExportError):

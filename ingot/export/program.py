@@ -27,14 +27,6 @@ NEXT = "_next"
 """What the name of a state's new value ends with: the input ``count`` comes back as the output ``count_next``."""
 
 
-class Rejected(ExportError):
-    """A model does not run on some inputs; ``reason`` is its own message, without what the inputs were."""
-
-    def __init__(self, message: str, reason: str):
-        super().__init__(message)
-        self.reason = reason
-
-
 class Runner(Protocol):
     """Named arrays in, named arrays out: the original model, and every later form that is held against it."""
 

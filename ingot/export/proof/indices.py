@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
-from ingot.errors import InvalidArgument
-from ingot.export.program import Rejected, Runner
+from ingot.errors import InvalidArgument, RejectedInputs
+from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples, Limit
 from ingot.tensors import Array, TensorSpec
 
@@ -99,7 +99,7 @@ def failure(runner: Runner, examples: Examples, sizes: Mapping[str, int], seed: 
 def _failure(runner: Runner, inputs: Mapping[str, Array]) -> str | None:
     try:
         runner.run(inputs)
-    except Rejected as error:
+    except RejectedInputs as error:
         return " ".join(error.reason.split())[:200]
     except InvalidArgument as error:  # ExportError of a module
         cause = error.__cause__

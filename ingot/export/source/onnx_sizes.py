@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ingot.errors import ExportError, InternalError, InvalidArgument
-from ingot.export.program import Rejected, Runner
+from ingot.errors import ExportError, InternalError, InvalidArgument, RejectedInputs
+from ingot.export.program import Runner
 from ingot.export.proof import sizes
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.probe import output_specs
@@ -36,7 +36,7 @@ class File:
         """Run one batch.
 
         Raises:
-            ExportError: the file does not take these inputs.
+            RejectedInputs: the file does not take these inputs.
         """
         try:
             return self._engine.run(inputs)
@@ -44,7 +44,7 @@ class File:
             reason = ort_session.reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             message = f"the file does not run on {shapes}: {reason}{self._hint}"
-            raise Rejected(message, reason) from None  # the engine's own text is long
+            raise RejectedInputs(message, reason) from None  # the engine's own text is long
 
 
 def _hint(inputs: Sequence[TensorSpec]) -> str:
