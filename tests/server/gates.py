@@ -30,6 +30,7 @@ class Gate:
     def __init__(self, folder: Path):
         self.path = folder / "gate"
         self._file = self.path.open("w")
+        self._waiting = _sign(self.path)
 
     def __enter__(self) -> Gate:
         return self
@@ -40,6 +41,11 @@ class Gate:
     def shut(self) -> None:
         """Hold the calls that come from now on, after those that run have ended."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._waiting.unlink(missing_ok=True)
+
+    def waited_at(self) -> bool:
+        """Return whether a call has come to the gate since it was shut."""
+        return self._waiting.exists()
 
     def open(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -51,6 +57,10 @@ class Gate:
             yield
         finally:
             self.open()
+
+
+def _sign(gate: Path) -> Path:
+    return gate.with_suffix(".waiting")
 
 
 def hold(gate: Path, patch: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -82,6 +92,7 @@ class _Held:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         began = time.perf_counter()
         with self._gate.open() as file:
+            _sign(self._gate).touch()
             fcntl.flock(file, fcntl.LOCK_SH)
             self.waited = time.perf_counter() - began
             time.sleep(0.001)  # a call that is shorter runs in the event loop, where it must not wait

@@ -69,7 +69,9 @@ def test_cancelled_calls_are_not_run(service: Service, channel: grpc.Channel) ->
     before = service.count("ingot_requests_total", model="held", code="cancelled")
     rows = service.count("ingot_batch_size_sum", model="held")
     with service.gate.closed():
-        calls = [infer(channel).future(held()) for _ in range(20)]
+        calls = [infer(channel).future(held())]
+        wait_until(service.gate.waited_at)  # else it may be joined with the others, which would then run with it
+        calls += [infer(channel).future(held()) for _ in range(19)]
         wait_until(lambda: service.count("ingot_in_flight_requests", model="held") == len(calls))
         for call in calls:
             call.cancel()
