@@ -14,9 +14,11 @@ import atheris
 
 with atheris.instrument_imports(include=["ingot"]):
     from ingot.errors import InvalidArgument
-    from ingot.model_store import Archive, BlobFolder, Store, manifest
-    from ingot.model_store.blobs import read
-    from ingot.model_store.manifest import Descriptor, Index
+    from ingot.model_store import Archive, BlobFolder, Store
+    from ingot.model_store.blobs.blobs import read
+    from ingot.model_store.blobs.descriptor import Descriptor
+    from ingot.model_store.format import manifest
+    from ingot.model_store.format.manifest import Index
     from tests.model_store.samples import archive
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="ingot-fuzz-"))

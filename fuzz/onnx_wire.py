@@ -17,7 +17,7 @@ with atheris.instrument_imports(include=["ingot"]):
     from onnx import ModelProto
 
     from ingot.errors import InvalidArchive
-    from ingot.model_store import onnx_wire
+    from ingot.model_store.format import onnx_wire
     from tests.model_store.outside import PLACES, TRICKS, seen
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Store as Store
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
-    from ingot.quant.comparison import compare as compare
+    from ingot.quant.measure.comparison import compare as compare
     from ingot.server.client import Client as Client
     from ingot.server.main import serve as serve
 
@@ -36,7 +36,7 @@ _PUBLIC = {
     "IngotError": "ingot.errors",
     "QuantConfig": "ingot.quant",
     "Store": "ingot.model_store",
-    "compare": "ingot.quant.comparison",
+    "compare": "ingot.quant.measure.comparison",
     "export_model": "ingot.export",
     "import_model": "ingot.importing",
     "op": "ingot.export",

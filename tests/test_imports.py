@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import graphlib
 import re
 import signal
 import subprocess
@@ -13,67 +11,34 @@ from pathlib import Path
 
 import pytest
 
+from scripts import structure
 from tests.support import ROOT
 
 FLOORS = {
-    "cli": 6,
-    "demo": 6,
-    "export": 5,
-    "importing": 5,
-    "quant": 5,
-    "server": 5,
-    "runtime": 4,
-    "model_store": 3,
+    "cli": 8,
+    "importing": 7,
+    "quant": 7,
+    "export": 6,
+    "server": 6,
+    "runtime": 5,
+    "model_store": 4,
+    "arrays": 3,
     "bench": 3,
-    "tensors": 2,
-    "arrays": 2,
-    "layout": 2,
+    "demo": 3,
+    "padding": 3,
     "faultlog": 2,
-    "padding": 2,
     "pages": 2,
+    "tensors": 2,
+    "units": 2,
     "errors": 1,
-}
-# Siblings on one floor that may use each other, and how much of each other.
-BESIDE = {
-    ("quant", "ingot.export.program"),
-    # Captured programs are quantized as graphs, captured anew and compiled.
-    ("quant", "ingot.export.capture.exported"),
-    ("quant", "ingot.export.lower.aoti"),
-    ("quant", "ingot.export.lower.packed"),
-    ("quant", "ingot.export.torch_arrays"),
-    # A module is exported on the way.
-    ("quant", "ingot.export"),
-    # What readers found goes the way of every export.
-    ("importing", "ingot.export"),
-    ("importing", "ingot.export.source"),
-    ("arrays", "ingot.tensors"),
-    ("padding", "ingot.tensors"),
-    ("cli", "ingot.demo.digits"),
 }
 # The facade and the entry point stand above all floors.
 TOP = ("ingot", "ingot.__main__")
-
-
-def modules() -> dict[str, Path]:
-    found = {}
-    for path in sorted((ROOT / "ingot").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
+MODULES = structure.modules()
 
 
 def imports(module: str) -> Iterator[str]:
-    """Yield what a module imports anywhere in it, lazily or for types alone too."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            for alias in node.names:
-                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+    return structure.imports(MODULES[module], MODULES)
 
 
 def folder(module: str) -> str:
@@ -87,32 +52,56 @@ def test_every_folder_has_a_floor() -> None:
     assert {folder(module) for module in INSIDE} == set(FLOORS)
 
 
-@pytest.mark.parametrize("module", INSIDE)
-def test_imports_go_down(module: str) -> None:
-    own = folder(module)
-    for name in imports(module):
-        if name.split(".")[0] != "ingot" or name in TOP or folder(name) == own or (own, name) in BESIDE:
-            continue
-        assert FLOORS[folder(name)] < FLOORS[own], f"{module} imports {name}, which is not below it"
+def test_imports_go_down() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in INSIDE
+        for name in imports(module)
+        if name.split(".")[0] == "ingot" and name not in TOP and folder(name) != folder(module)
+        if FLOORS[folder(name)] >= FLOORS[folder(module)]
+    ]
+    assert wrong == []
 
 
-def test_imports_form_no_circle() -> None:
-    graph = {module: set(imports(module)) & set(INSIDE) - {module} for module in INSIDE}
-    order = list(graphlib.TopologicalSorter(graph).static_order())
-    assert set(order) == set(INSIDE)
+def test_nothing_but_the_command_line_imports_the_server() -> None:
+    assert {folder(module) for module in INSIDE for name in imports(module) if name.startswith("ingot.server")} == {
+        "cli",
+        "server",
+    }
+
+
+def test_no_folder_has_a_circle() -> None:
+    """Neither between modules nor between folders, counted as one room each."""
+    assert {item.name: item.circle for item in structure.folders() if item.circle} == {}
+
+
+def test_a_circle_between_folders_is_found(tmp_path: Path) -> None:
+    for name, text in {"a/x": "import ingot.b.x", "a/y": "", "b/x": "", "b/y": "from ingot.a import y"}.items():
+        path = tmp_path / "ingot" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(text)
+    (tmp_path / "ingot" / "__init__.py").touch()
+    [outermost, *_] = structure.folders(tmp_path)
+    assert (outermost.name, outermost.arrows, set(outermost.circle)) == ("ingot", 2, {"a", "b"})
 
 
 # Imported when a model of their formats is loaded, and by nothing that an ONNX model needs.
 TORCH_ENGINES = {f"ingot.runtime.engines.{name}" for name in ("aoti", "torch_engine", "torch_program")}
 
 
-@pytest.mark.parametrize("module", [module for module in INSIDE if folder(module) in ("runtime", "model_store")])
-def test_the_runtime_and_the_store_know_neither_torch_nor_the_web(module: str) -> None:
-    roots = {name.split(".")[0] for name in imports(module)}
-    allowed = {"torch"} if module in TORCH_ENGINES else set()
-    if module.startswith("ingot.model_store.registry."):  # a client, imported only where a registry is meant
-        allowed.add("httpx")
-    assert not roots & {"torch", "fastapi", "starlette", "uvicorn", "grpc", "httpx"} - allowed
+def test_the_runtime_and_the_store_know_neither_torch_nor_the_web() -> None:
+    wrong = []
+    for module in INSIDE:
+        if folder(module) not in ("runtime", "model_store"):
+            continue
+        roots = {name.split(".")[0] for name in imports(module)}
+        allowed = {"torch"} if module in TORCH_ENGINES else set()
+        if module.startswith("ingot.model_store.registry."):  # a client, imported only where a registry is meant
+            allowed.add("httpx")
+        found = roots & {"torch", "fastapi", "starlette", "uvicorn", "grpc", "httpx"} - allowed
+        wrong += [f"{module} imports {name}" for name in sorted(found)]
+    assert wrong == []
 
 
 def imported(log: str) -> set[str]:

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
+from ingot.model_store.format import manifest
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 WIDTH = 2048

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.model_store.page import about, finish, spread, table
 from ingot.errors import TagMoved
 from ingot.model_store import Store
-from ingot.model_store.files import atomic_file
+from ingot.model_store.blobs.files import atomic_file
 from tests.model_store.samples import archive
 
 WRITERS = (1, 10)

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from benchmarks.model_store.page import about, finish, ratios, spread, table
 from benchmarks.model_store.wire import Wire
-from ingot.model_store import Archive, BlobFolder, Store, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Store, add_variant
+from ingot.model_store.format import manifest
 from tests.model_store.registry.servers import docker_registry
 from tests.model_store.samples import GOLDEN, archive, serving
 

@@ -22,7 +22,7 @@ import onnxruntime
 
 from ingot.model_store import Store
 from ingot.runtime import Repository, Settings, devices
-from ingot.runtime.prepacked import Prepacked
+from ingot.runtime.loading.prepacked import Prepacked
 from ingot.tensors import Array
 
 WAYS = ("protobuf", "plain", "ingot")

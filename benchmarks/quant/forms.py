@@ -20,11 +20,11 @@ from benchmarks.quant.ways import CaseFolder
 from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder
 from ingot.quant.config import installed
-from ingot.quant.families import families
+from ingot.quant.data.samples import Samples
+from ingot.quant.graph.source import Source
+from ingot.quant.measure.trial import Workbench
 from ingot.quant.metric import parse_metric
-from ingot.quant.samples import Samples
-from ingot.quant.source import Source
-from ingot.quant.trial import Workbench
+from ingot.quant.search.families import families
 from ingot.runtime import Engine, devices, profile
 
 BATCHES = (1, 8)

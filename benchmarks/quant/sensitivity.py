@@ -20,13 +20,14 @@ from benchmarks.quant.case import CASES, prepare
 from benchmarks.quant.ways import CaseFolder
 from ingot.export import export_model
 from ingot.model_store import BlobFolder
-from ingot.quant import StaticInt8, sensitivity
+from ingot.quant import StaticInt8
+from ingot.quant.data.samples import Samples
+from ingot.quant.graph.source import Source
+from ingot.quant.measure.trial import Workbench
 from ingot.quant.metric import parse_metric
-from ingot.quant.plan import Plan
-from ingot.quant.samples import Samples
-from ingot.quant.search import fewest
-from ingot.quant.source import Source
-from ingot.quant.trial import Workbench
+from ingot.quant.schemes.plan import Plan
+from ingot.quant.search import sensitivity
+from ingot.quant.search.search import fewest
 
 Search = Callable[[Path], Collection[str]]
 """From a case's folder to the names of the layers that matter."""

@@ -10,8 +10,8 @@ from benchmarks.scheduler_sim import traces
 from benchmarks.scheduler_sim.policies import Fixed, Policy, Regression
 from benchmarks.scheduler_sim.profiles import Profile
 from benchmarks.scheduler_sim.simulation import Loop, Result, Simulation
-from ingot.runtime.latency import Latency
-from ingot.runtime.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 
 LOADS = (0.5, 1.0, 2.0, 3.0)
 CLIENTS = (1, 8, 32)

@@ -28,14 +28,14 @@ from benchmarks.scheduler_sim.profiles import Profile
 from benchmarks.scheduler_sim.simulation import Result, Simulation
 from benchmarks.serving.graphs import perceptron
 from ingot.errors import IngotError
-from ingot.runtime import warmup
-from ingot.runtime.choice import only
 from ingot.runtime.engine import Engine
-from ingot.runtime.entry import Outcome
-from ingot.runtime.form import Form
-from ingot.runtime.latency import Latency
-from ingot.runtime.loader import load_engine
+from ingot.runtime.loading import warmup
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.loader import load_engine
+from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.model import Model
+from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -163,7 +163,7 @@ def compare(name: str, engine: Engine, slo: float, loads: Sequence[float], secon
     watched = Watched(engine)
     known = warmup.measure(watched, engine.signature, [], 64, _BUDGET).known
     profile = Profile(name, known, slo, "this machine, now")
-    model = Model(name, "1", only(Form(lambda device, threads: watched)), settings=Settings(warm_time=_BUDGET))
+    model = Model(name, "1", only(Runnable(lambda device, threads: watched)), settings=Settings(warm_time=_BUDGET))
     model.load()
     rows = []
     for load in loads:

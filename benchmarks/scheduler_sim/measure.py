@@ -8,8 +8,9 @@ from pathlib import Path
 
 from benchmarks.scheduler_sim.profiles import MEASURED, PROFILES
 from ingot.errors import InvalidArgument
-from ingot.runtime import devices, warmup
-from ingot.runtime.loader import load_engine
+from ingot.runtime import devices
+from ingot.runtime.loading import warmup
+from ingot.runtime.loading.loader import load_engine
 
 # Seconds for one model; it ends at the size that would not fit.
 _BUDGET = 30.0

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import Unavailable
-from ingot.runtime.entry import Entry
+from ingot.runtime.scheduling.entry import Entry
 
 
 class Policy(Protocol):

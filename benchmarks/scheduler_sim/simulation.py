@@ -13,8 +13,8 @@ from statistics import mean
 from benchmarks.scheduler_sim.policies import Policy
 from benchmarks.scheduler_sim.traces import Arrival
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.runtime.entry import Entry, Outcome
-from ingot.runtime.latency import Latency
+from ingot.runtime.scheduling.entry import Entry, Outcome
+from ingot.runtime.scheduling.latency_model import Latency
 
 # By how much one call differs from another of the same size: the standard deviation of its logarithm.
 NOISE = 0.05

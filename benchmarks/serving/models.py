@@ -13,7 +13,8 @@ import onnx
 import onnxruntime
 
 from benchmarks.serving import graphs
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant
+from ingot.model_store.format import manifest
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 

@@ -14,7 +14,7 @@ from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Variant
-    from ingot.model_store.evidence import Agreement, MetricEvidence
+    from ingot.model_store.format.evidence import Agreement, MetricEvidence
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -80,7 +80,7 @@ def verify(archive: Archive) -> None:
         InvalidArchive: one is missing or damaged.
     """
     from ingot.model_store import BlobFolder
-    from ingot.model_store.tar import TarBlobs
+    from ingot.model_store.format.tar import TarBlobs
 
     if isinstance(archive.blobs, (BlobFolder, TarBlobs)):
         archive.verify()
@@ -90,7 +90,7 @@ def signatures(archive: Archive) -> list[dict[str, Any]]:
     """Return what the signatures of an archive say of themselves, as data."""
     if not archive.attached:
         return []
-    from ingot.model_store import signing
+    from ingot.model_store.trust import signing
 
     return [asdict(claim) for claim in signing.describe(archive)]
 

@@ -50,7 +50,7 @@ def compare(
     from ingot.cli.report import check_suffix, save
     from ingot.model_store import Store
     from ingot.model_store.places import locate
-    from ingot.quant import space
+    from ingot.quant.measure import space
 
     located = locate(before, Store(store)), locate(after, Store(store))
     names = located[0].name, located[1].name
@@ -60,7 +60,7 @@ def compare(
         check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
     with progress("Opening") as step, space.watched():
         first, second = (side.open().variant(side.variant) for side in located)
-        from ingot.quant.comparison import compare as run
+        from ingot.quant.measure.comparison import compare as run
         from ingot.quant.options import check_threads
 
         check_threads(threads)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot import layout
+from ingot import units
 from ingot.cli import interrupts
 from ingot.errors import InvalidArgument
 
@@ -24,8 +24,8 @@ def load_limit(text: str) -> float:
     Raises:
         InvalidArgument: it is not a duration.
     """
-    if (seconds := layout.seconds(text)) is None:
-        raise InvalidArgument(f"--load-timeout is '{text}': write it as {layout.TIMES}")
+    if (seconds := units.seconds(text)) is None:
+        raise InvalidArgument(f"--load-timeout is '{text}': write it as {units.TIMES}")
     return seconds
 
 
@@ -42,7 +42,7 @@ def limited_load(
         stages: how many are limited together.
     """
     message = (
-        f"{source} did not load and answer within {layout.written(seconds)}. If the model is only large, raise "
+        f"{source} did not load and answer within {units.written(seconds)}. If the model is only large, raise "
         "--load-timeout (0 is without a limit). A graph with a loop or with functions inside functions may never end"
     )
     with contextlib.ExitStack() as loading:

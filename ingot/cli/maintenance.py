@@ -33,7 +33,7 @@ def fsck(
     as_json: Json = False,
 ) -> None:
     """Check that every archive of the store is whole. The exit code is 1 if something is wrong."""
-    from ingot.model_store.fsck import check
+    from ingot.model_store.store.fsck import check
 
     if quick and repair:
         raise InvalidArgument("--repair must read the blobs; leave --quick out")
@@ -64,7 +64,7 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Remove from the store what no tag needs, nor lately needed."""
-    from ingot.model_store.gc import collect
+    from ingot.model_store.store.gc import collect
 
     here = _existing(store)
     with progress("Collecting"):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ingot import layout
+from ingot import units
 from ingot.errors import InvalidArgument
-from ingot.layout import duration as duration
-from ingot.layout import size as size
+from ingot.units import duration as duration
+from ingot.units import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +109,7 @@ def seconds(option: str, text: str) -> float:
     Raises:
         InvalidArgument: it is none.
     """
-    found = layout.seconds(text)
+    found = units.seconds(text)
     if found is None:
-        raise InvalidArgument(f"{option} '{text}' is no time; write it as {layout.TIMES}")
+        raise InvalidArgument(f"{option} '{text}' is no time; write it as {units.TIMES}")
     return found

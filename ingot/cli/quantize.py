@@ -96,7 +96,8 @@ def quantize(
     with progress("Importing", log=True) as step:
         from ingot.model_store import Store
         from ingot.model_store.places import locate
-        from ingot.quant import QuantConfig, run, space
+        from ingot.quant import QuantConfig, run
+        from ingot.quant.measure import space
 
         located = locate(model, Store(store)).whole()
         config = QuantConfig(

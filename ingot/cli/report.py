@@ -58,7 +58,7 @@ def save(path: Path, record: Record) -> None:
 
 def put(path: Path, content: str) -> None:
     """Write a text file, which appears whole or not at all."""
-    from ingot.model_store.files import atomic_file
+    from ingot.model_store.blobs.files import atomic_file
 
     with atomic_file(path) as stream:
         stream.write(content.encode())
@@ -74,7 +74,7 @@ def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Re
 
 
 def _document(variant: Variant, document: str) -> export_report.Report | quant_report.Report | None:
-    from ingot.model_store import manifest
+    from ingot.model_store.format import manifest
 
     where = f"the {document} of variant '{variant.name}'"
     if _size(variant, document) > _MAX_BYTES:
@@ -93,7 +93,7 @@ def _document(variant: Variant, document: str) -> export_report.Report | quant_r
 
 def _size(variant: Variant, document: str) -> int:
     """Return how large the documents of that name are by the manifest, which bounds what is read of them."""
-    from ingot.model_store import manifest
+    from ingot.model_store.format import manifest
 
     layers = [layer for layer in variant.manifest.layers if layer.annotations.get(manifest.FILEPATH) == document]
     return max((layer.size for layer in layers), default=0)

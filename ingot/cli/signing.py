@@ -18,9 +18,9 @@ from ingot.errors import AlreadyExists, InvalidArgument, Untrusted
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference
-    from ingot.model_store.keys import PrivateKey
     from ingot.model_store.places import Located
-    from ingot.model_store.trust import Policy, Verdict
+    from ingot.model_store.trust.keys import PrivateKey
+    from ingot.model_store.trust.policy import Policy, Verdict
 
 Model = Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")]
 
@@ -32,7 +32,7 @@ def keygen(
     as_json: Json = False,
 ) -> None:
     """Make a key to sign with, OUT.key, and the one that others verify by, OUT.pub."""
-    from ingot.model_store.keys import PrivateKey
+    from ingot.model_store.trust.keys import PrivateKey
 
     private, public = out.with_name(f"{out.name}.key"), out.with_name(f"{out.name}.pub")
     for path in (private, public):
@@ -62,8 +62,9 @@ def sign(
     as_json: Json = False,
 ) -> None:
     """Attach a signature to an archive: the key's owner vouches that its digest is the model of this name."""
-    from ingot.model_store import Store, signing
+    from ingot.model_store import Store
     from ingot.model_store.places import locate
+    from ingot.model_store.trust import signing
 
     private = _private_key(key)
     located = locate(model, Store(store)).whole()
@@ -97,8 +98,9 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that an archive is trusted and, in a file or the store, that every blob of it has its digest."""
-    from ingot.model_store import Store, signing
+    from ingot.model_store import Store
     from ingot.model_store.places import locate
+    from ingot.model_store.trust import signing
 
     policy = _policy(trust, key)
     located = locate(model, Store(store)).whole()
@@ -139,7 +141,7 @@ def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
 
 
 def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
-    from ingot.model_store.trust import Policy
+    from ingot.model_store.trust.policy import Policy
 
     if trust is not None and keys:
         raise InvalidArgument("--trust and --key cannot be given together; put the key into the policy")
@@ -167,7 +169,7 @@ def _attach(located: Located, signed: Archive, name: str, *, replace: bool) -> N
 
 
 def _private_key(path: Path) -> PrivateKey:
-    from ingot.model_store.keys import PrivateKey, read_file
+    from ingot.model_store.trust.keys import PrivateKey, read_file
 
     pem = read_file(path.expanduser())
     key = PrivateKey.parse(pem, str(path), _password)

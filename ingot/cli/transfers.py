@@ -16,8 +16,8 @@ from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Store
+    from ingot.model_store.blobs.transfer import Transfer
     from ingot.model_store.places import Located
-    from ingot.model_store.transfer import Transfer
 
 Expect = Annotated[
     str | None, typer.Option(help="The digest that the tag must have now, or none for a new tag.", show_default="any")
@@ -148,7 +148,7 @@ def expected(expect: str | None) -> str:
     Raises:
         InvalidArgument: it is empty, such as a variable that a failed command should have filled, or no digest.
     """
-    from ingot.model_store.tags import ANY, NONE
+    from ingot.model_store.store.tags import ANY, NONE
 
     if expect is None:
         return ANY
@@ -170,7 +170,7 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ingot.cli.columns import Amount, Rate
-    from ingot.model_store.transfer import Transfer
+    from ingot.model_store.blobs.transfer import Transfer
 
     if log and not stderr().is_terminal:
         note(title)
@@ -189,7 +189,7 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
 def _check(archive: Archive, found: Reference, target: Reference | None, located: Located, trust: Path | None) -> None:
     """Raise Untrusted if a trust policy is given, and does not let an archive be copied; see Policy.check_copy."""
     if trust is not None:
-        from ingot.model_store.trust import Policy
+        from ingot.model_store.trust.policy import Policy
 
         Policy.load(trust).check_copy(archive, found, target, file="" if located.place else located.name)
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
-    from ingot.export.ops import op as op
     from ingot.export.pipeline import export_model as export_model
+    from ingot.export.rewrite.ops import op as op
     from ingot.export.source import load_source as load_source
 
 _PLACES = {
     "export_model": "ingot.export.pipeline",
     "load_source": "ingot.export.source",
-    "op": "ingot.export.ops",
+    "op": "ingot.export.rewrite.ops",
 }
 _NEEDED = ("torch", "onnx", "onnx_ir", "onnxscript", "sympy")
 __all__ = ["export_model", "load_source", "op"]

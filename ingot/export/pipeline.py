@@ -11,14 +11,15 @@ from torch import nn
 
 from ingot import padding
 from ingot.errors import InvalidArgument
-from ingot.export import defaults, rules
-from ingot.export.passes.manager import FxPass, OnnxPass
 from ingot.export.proof.parity import Remembered
 from ingot.export.proof.probe import unchanged
 from ingot.export.report import Journal, Progress
+from ingot.export.rewrite import rules
+from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
 from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
+from ingot.export.source import defaults
 from ingot.export.source import onnx as onnx_source
-from ingot.export.subject import describe, parse_inputs, prepare
+from ingot.export.source.subject import describe, parse_inputs, prepare
 from ingot.model_store import Archive
 from ingot.model_store.references import name_from, stored_name
 from ingot.tensors import Range, TensorSpec
@@ -60,7 +61,7 @@ def export_model(
         batch_dim: which named dimension requests may be joined along; by default ``batch``.
         opset: the ONNX operator set; by default the exporter's.
         capture: the route, one of :data:`ingot.export.capture.ladder.ROUTES`; ``auto`` tries them in turn.
-        rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rules.select`.
+        rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rewrite.rules.select`.
         lift_state: make the buffers and inputs that the model changes into inputs and outputs of the graph.
         target: what the model becomes: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).
         partition: run what ONNX cannot express in PyTorch, and the rest in ONNX Runtime.

@@ -18,24 +18,15 @@ from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
-from ingot.export.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
 from ingot.export.program import Captured, Eager, Program, Runner
 from ingot.export.proof import caches, extremes, padded
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, rows_touch, tolerance
 from ingot.export.report import Journal, Rewrite, graphs, page, view
-from ingot.export.subject import Subject
-from ingot.model_store import (
-    Archive,
-    BlobFolder,
-    Evidence,
-    Golden,
-    ParityEvidence,
-    Provenance,
-    Serving,
-    add_variant,
-    onnx_graph,
-)
+from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassManager, PassRecord
+from ingot.export.source.subject import Subject
+from ingot.model_store import Archive, BlobFolder, Evidence, Golden, ParityEvidence, Provenance, Serving, add_variant
+from ingot.model_store.format import onnx_graph
 from ingot.padding import Padding, declared
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.tensors import Array, Signature, TensorSpec, symbols

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ingot.errors import InvalidArgument
-from ingot.model_store import manifest
-from ingot.model_store.archive import Archive
-from ingot.model_store.blob_folder import BlobFolder
-from ingot.model_store.blobs import read
-from ingot.model_store.variant import Variant, add_variant
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.folder import BlobFolder
+from ingot.model_store.format import manifest
+from ingot.model_store.format.archive import Archive
+from ingot.model_store.format.variant import Variant, add_variant
 
 FOLDER = "imported"
 """Stands before the names of documents that came with a model: Ingot's own have such names too."""
@@ -35,9 +36,7 @@ def carry(archive: Archive, documents: Mapping[str, bytes], notes: Iterable[str]
     return Archive.create(blobs, [_with(variant, blobs, more, notes) for variant in archive.variants])
 
 
-def _with(
-    variant: Variant, blobs: BlobFolder, documents: Mapping[str, bytes], notes: tuple[str, ...]
-) -> manifest.Descriptor:
+def _with(variant: Variant, blobs: BlobFolder, documents: Mapping[str, bytes], notes: tuple[str, ...]) -> Descriptor:
     provenance = variant.serving.provenance
     provenance = provenance.model_copy(update={"notes": (*provenance.notes, *notes)})
     own = {

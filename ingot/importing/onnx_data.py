@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ingot.model_store import onnx_graph
+from ingot.model_store.format import onnx_graph
 
 
 def locations(path: Path, called: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ingot.errors import InvalidArgument
 from ingot.importing.members import DAMAGED, LIMITS, Limits, Members, Meter, reason, write
-from ingot.model_store.tar import LocalFile, members, span
+from ingot.model_store.format.tar import LocalFile, members, span
 
 _CHUNK = 1 << 20
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.model_store.archive import Archive
-from ingot.model_store.objects import is_object
+from ingot.model_store.blobs.remote import is_object
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.format.archive import Archive
 from ingot.model_store.references import Reference
-from ingot.model_store.store import Store
-from ingot.model_store.tags import ANY
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.store.store import Store
+from ingot.model_store.store.tags import ANY
 
 
 class Place(Protocol):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import missing_package
 
 if TYPE_CHECKING:
-    from ingot.quant.comparison import compare as compare
     from ingot.quant.config import BFloat16 as BFloat16
     from ingot.quant.config import DynamicInt8 as DynamicInt8
     from ingot.quant.config import Float16 as Float16
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ingot.quant.config import StaticInt8 as StaticInt8
     from ingot.quant.config import WeightInt4 as WeightInt4
     from ingot.quant.config import WeightInt8 as WeightInt8
+    from ingot.quant.measure.comparison import compare as compare
     from ingot.quant.pipeline import Quantized as Quantized
     from ingot.quant.pipeline import quantize as quantize
     from ingot.quant.pipeline import run as run
@@ -31,7 +31,7 @@ _PLACES = {
     "StaticInt8": "ingot.quant.config",
     "WeightInt4": "ingot.quant.config",
     "WeightInt8": "ingot.quant.config",
-    "compare": "ingot.quant.comparison",
+    "compare": "ingot.quant.measure.comparison",
     "quantize": "ingot.quant.pipeline",
     "run": "ingot.quant.pipeline",
 }

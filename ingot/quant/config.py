@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ingot.errors import InvalidArgument
 from ingot.quant import options
-from ingot.quant.plan import EngineName, Plan, Scheme, fitting
-from ingot.quant.ranges import Method
-from ingot.quant.source import Source
+from ingot.quant.data.ranges import Method
+from ingot.quant.graph.source import Source
+from ingot.quant.schemes.plan import EngineName, Plan, Scheme, fitting
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,23 @@ from pathlib import Path
 
 from ingot.errors import InvalidArgument, QuantizationError, missing_package
 from ingot.model_store import Archive, BlobFolder, Variant
-from ingot.quant import halves, modules, packing, space, verdicts
-from ingot.quant.bench import Bench
+from ingot.quant import modules
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
-from ingot.quant.deadline import Deadline
-from ingot.quant.given import Given, prepare
-from ingot.quant.journal import Journal
-from ingot.quant.layers import choose
+from ingot.quant.data.samples import Data
+from ingot.quant.graph.layers import choose
+from ingot.quant.graph.source import Source
+from ingot.quant.measure import space
+from ingot.quant.measure.baseline import Bench
+from ingot.quant.measure.deadline import Deadline
+from ingot.quant.measure.given import Given, prepare
+from ingot.quant.measure.trial import Workbench
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
-from ingot.quant.plan import EngineName
 from ingot.quant.report import Report, Verdict
-from ingot.quant.samples import Data
-from ingot.quant.search import Found, Search
-from ingot.quant.source import Source
-from ingot.quant.trial import Workbench
+from ingot.quant.schemes.plan import EngineName
+from ingot.quant.search.journal import Journal
+from ingot.quant.search.search import Found, Search
+from ingot.quant.variants import halves, packing, verdicts
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
@@ -75,12 +77,13 @@ def quantize(
     Args:
         archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
             arrays by the names of its inputs.
-        data: real inputs, and labels where the metric needs them; see :meth:`ingot.quant.samples.Samples.read`. Some
-            hundred rows do. None: only recipes that need none, measured on generated inputs.
+        data: real inputs, and labels where the metric needs them; see
+            :meth:`ingot.quant.data.samples.Samples.read`. Some hundred rows are enough. None: only recipes that need
+            none, measured on generated inputs.
         config: the recipe, the metric, the budget and all else; by default a search whose result has a mean cosine of
             0.99 or more to the original's answers. A recipe alone will do too.
         validate: data that the metric is taken of; by default a part of ``data`` that nothing is learnt from.
-        transform: how images become arrays, see :class:`ingot.quant.sources.transform.ImageTransform`.
+        transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
         journal: a file that keeps the search's results as they come in. If the search is interrupted, the next one with
             the same file goes on where it was; it is removed at the end.
         progress: called with what begins now.
@@ -179,7 +182,7 @@ def _compile(
 ) -> Quantized:
     """Quantize an archive's PyTorch program; ``sources`` are the data, the validation data and the transform."""
     try:
-        from ingot.quant import compiled
+        from ingot.quant.variants import compiled
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

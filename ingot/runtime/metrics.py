@@ -1,14 +1,107 @@
-"""What the runtime counts, in Prometheus' terms. Every metric is described in docs/serving.md."""
+"""The runtime's Prometheus metrics, and fast counters and histograms for them.
+
+Every metric is described in docs/serving.md. ``prometheus_client``'s own counters take a lock and scan all buckets at
+every count, some 3 microseconds a request; those of this module are counted by the event loop alone and rendered by
+the same registry.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
-from ingot.runtime.tally import Counts, Spreads
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Count:
+    """One counter's value for one set of labels."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def inc(self, by: int = 1) -> None:
+        self.value += by
+
+
+class Histogram:
+    """One histogram's counts for one set of labels."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]):
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        counts, bounds = self.counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
+
+
+class Counts(Collector):
+    """A counter with labels. ``name`` is without the ``_total`` that is rendered."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry):
+        self._description = (name, text, None, labels)
+        self._children: dict[tuple[str, ...], Count] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Count:
+        """Return the count for these values of the labels; keep it where it is needed often."""
+        found = self._children.get(values)
+        if found is None:
+            found = self._children[values] = Count()
+        return found
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(*self._description)
+        for labels, count in list(self._children.items()):
+            family.add_metric(labels, count.value)
+        yield family
+
+
+class Histograms(Collector):
+    """A histogram with labels; ``buckets`` are upper bounds, in ascending order, without infinity."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float], registry: CollectorRegistry
+    ):
+        self._description = (name, text, None, None, labels)
+        self._buckets = tuple(float(bound) for bound in buckets)
+        self._children: dict[tuple[str, ...], Histogram] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Histogram:
+        """Return the spread for these values of the labels; keep it where it is needed often."""
+        found = self._children.get(values)
+        if found is None:
+            found = self._children[values] = Histogram(self._buckets)
+        return found
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(*self._description)
+        for labels, spread in list(self._children.items()):
+            below, buckets = 0, []
+            for bound, count in zip((*map(str, self._buckets), "+Inf"), spread.counts, strict=True):
+                below += count
+                buckets.append((bound, below))
+            family.add_metric(labels, buckets, spread.total)
+        yield family
 
 
 class Metrics:
@@ -28,25 +121,25 @@ class Metrics:
             ("protocol", "code"),
             registry,
         )
-        self.request_seconds = Spreads(
+        self.request_seconds = Histograms(
             "ingot_request_seconds",
             "Time from decoded request to answer, queueing included",
             (*_MODEL, "protocol"),
             _SECONDS,
             registry,
         )
-        self.queue_seconds = Spreads(
+        self.queue_seconds = Histograms(
             "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, _SECONDS, registry
         )
-        self.engine_seconds = Spreads(
+        self.engine_seconds = Histograms(
             "ingot_engine_seconds",
             "Time of an engine call, joining and splitting included",
             _MODEL,
             _SECONDS,
             registry,
         )
-        self.batch_size = Spreads("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
-        self.batch_requests = Spreads("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
+        self.batch_size = Histograms("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
+        self.batch_requests = Histograms("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
         self.padding_elements = Counts(
             "ingot_padding_elements",
             "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",

@@ -15,21 +15,22 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
 from ingot.padding import Padding
-from ingot.runtime import mixing, rehearsal, warmup
-from ingot.runtime.admission import Admission
-from ingot.runtime.choice import Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.devices import cpu_count
-from ingot.runtime.dispatch import Dispatcher
+from ingot.runtime.dispatch import padding
+from ingot.runtime.dispatch.dispatcher import Dispatcher
+from ingot.runtime.dispatch.pending import Pending
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.submission import Submit
 from ingot.runtime.engine import Engine
-from ingot.runtime.entry import Outcome
-from ingot.runtime.form import Form
+from ingot.runtime.loading import self_test, warmup
+from ingot.runtime.loading.admission import Admission
+from ingot.runtime.loading.choice import Choose, Chooser, Reason, only, warn_of
+from ingot.runtime.loading.engine_swap import EngineSwap
+from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.pending import Pending
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings import Settings
-from ingot.runtime.statistics import Statistics
-from ingot.runtime.submission import Submit
-from ingot.runtime.takeover import Takeover
 from ingot.tensors import Array, Range, Signature
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Model:
         self._settings = settings or Settings()
         self._admission = admission or Admission(self._settings)
         self._metrics = metrics = metrics or Metrics()
-        self._takeover: Takeover | None = None
+        self._takeover: EngineSwap | None = None
         self._joins = True
         self._threads = 1
         self._paddings: Mapping[str, Padding] = {}
@@ -110,7 +111,7 @@ class Model:
     def of_file(cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
         settings = admission.settings
-        choose = only(Form.of_file(path), settings)
+        choose = only(Runnable.of_file(path), settings)
         return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
@@ -126,7 +127,7 @@ class Model:
         """Return a model that serves one variant of an archive, whose blobs are files."""
         settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
-        choose = only(Form.of_variant(variant, settings), settings, reason, name)
+        choose = only(Runnable.of_variant(variant, settings), settings, reason, name)
         return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
@@ -215,9 +216,9 @@ class Model:
         most, examples = limits.max_batch, self._examples
         known = self._recorded if self.device == "cpu" else {}
         latency = warmup.measure(engines[0], signature, examples, most, warm_time, known)
-        if left := rehearsal.rehearse(engines, signature, examples, latency, most, rehearsal.SHARE * warm_time):
+        if left := self_test.rehearse(engines, signature, examples, latency, most, self_test.SHARE * warm_time):
             log.info(
-                "model %s: %d batch sizes were not run within %.1f s", self.name, left, rehearsal.SHARE * warm_time
+                "model %s: %d batch sizes were not run within %.1f s", self.name, left, self_test.SHARE * warm_time
             )
         scheduler = Scheduler(
             limits,
@@ -228,7 +229,7 @@ class Model:
         )
         mixer = None
         if self._paddings and examples:
-            mixer = mixing.of(engines[0], signature, self._paddings, examples[0], warm_time)
+            mixer = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
         if self._takeover is not None:
             self._takeover.start()
         served = (self.name, self.version, engines, signature, scheduler)

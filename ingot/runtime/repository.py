@@ -13,15 +13,15 @@ from ingot.errors import AlreadyExists, InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, served_name_from, written_name
-from ingot.runtime.admission import Gate
 from ingot.runtime.catalog import Catalog
+from ingot.runtime.loading.admission import Gate
+from ingot.runtime.loading.downloads import Pulls, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
-from ingot.runtime.pulls import Pulls, Transferring, logged
 from ingot.runtime.settings import Settings
 
 if TYPE_CHECKING:
-    from ingot.model_store.trust import Policy
+    from ingot.model_store.trust.policy import Policy
 
 _CODE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
 _INPUT = "'NAME:float32[batch,...]'"

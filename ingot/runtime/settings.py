@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.runtime import devices
-from ingot.runtime.scheduler import Limits
+from ingot.runtime.scheduling.scheduler import Limits
 
 VariantChoice = Literal["measured", "preferred"]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ingot import layout
+from ingot import units
 from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Settings
 from ingot.runtime.settings import VariantChoice
@@ -39,9 +39,9 @@ def _seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.strip()
-    found = layout.seconds(text.removeprefix("-"))
+    found = units.seconds(text.removeprefix("-"))
     if found is None:
-        raise PydanticCustomError("time", "no time; write it as {times}", {"times": layout.TIMES})
+        raise PydanticCustomError("time", "no time; write it as {times}", {"times": units.TIMES})
     return -found if text.startswith("-") else found  # no setting takes a negative one: its limits will say so
 
 
@@ -187,7 +187,7 @@ class ServerConfig(BaseModel):
     def told(self) -> str:
         """The same in one line, as they can be given."""
         changed = self.changed.items()
-        return ", ".join(f"{key} {layout.written(value) if key in TIMES else value}" for key, value in changed)
+        return ", ".join(f"{key} {units.written(value) if key in TIMES else value}" for key, value in changed)
 
     @property
     def max_body_bytes(self) -> int:
@@ -262,5 +262,5 @@ def _bounds(config: type[ServerConfig], name: str) -> str:
         for key in words
         if hasattr(item, key)
     ]
-    written = layout.written if name in TIMES else str
+    written = units.written if name in TIMES else str
     return " and ".join(f"{word} {written(bound) if bound else 0}" for word, bound in found)

@@ -14,9 +14,9 @@ import ingot
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import RateLimitFilter
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
-from ingot.runtime.entry import Outcome
-from ingot.runtime.statistics import Statistics
-from ingot.runtime.tally import Count
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.metrics import Count
+from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.recorder import Recorder
 from ingot.server.requests import InferRequest, InferResponse, Parameters, Route, Template
 from ingot.tensors import Array, Signature, TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.errors import Unavailable
 from ingot.runtime import Servable
-from ingot.runtime.statistics import Duration, Stages, Statistics
+from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.server.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
 

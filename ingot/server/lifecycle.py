@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 
-from ingot import layout
+from ingot import units
 from ingot.errors import DeadlineExceeded
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
@@ -94,7 +94,7 @@ class Server:
             if not scope.expired():  # a file system or a lock of the load itself timed out
                 raise
             raise DeadlineExceeded(
-                f"model '{model.name}' version {model.version} was not ready within {layout.written(limit)}: it was "
+                f"model '{model.name}' version {model.version} was not ready within {units.written(limit)}: it was "
                 f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 is "
                 "without a limit). A graph with a loop or with functions inside functions may never end"
             ) from None

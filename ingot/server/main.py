@@ -17,7 +17,7 @@ import uvloop
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.runtime import Repository
-from ingot.runtime.pulls import Transferring, logged
+from ingot.runtime.loading.downloads import Transferring, logged
 from ingot.server.config import ServerConfig
 from ingot.server.lifecycle import Server
 
@@ -209,7 +209,7 @@ def create(
     known = [_source(source) for source in sources]
     policy = None
     if config.trust is not None:
-        from ingot.model_store.trust import Policy  # which most servers start without
+        from ingot.model_store.trust.policy import Policy  # which most servers start without
 
         policy = Policy.load(config.trust)
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)

@@ -8,7 +8,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(dict[Key, Value]):
+class BoundedCache(dict[Key, Value]):
     """Forgets its oldest entry when a new one would be too many. Look up with ``get``; enter with :meth:`keep`.
 
     Args:

@@ -1,6 +1,6 @@
 """Writing some of the live requests and their answers to a folder, for calibration.
 
-    FOLDER/<model>/<version>/NNNNNN.safetensors     cases as ingot.model_store.goldens keeps them
+    FOLDER/<model>/<version>/NNNNNN.safetensors     cases as ingot.model_store.format.goldens keeps them
 
 A file is called by the number of cases that were recorded before it, so that a later run goes on counting.
 """
@@ -21,10 +21,11 @@ from threading import Lock, Thread
 from typing import IO
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import Golden, goldens
-from ingot.model_store.files import atomic_file
+from ingot.model_store import Golden
+from ingot.model_store.blobs.files import atomic_file
+from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
-from ingot.runtime.entry import size_of
+from ingot.runtime.scheduling.entry import size_of
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import Key
-from ingot.server.recent import Recent
+from ingot.runtime import InputKey
+from ingot.server.recent import BoundedCache
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
@@ -34,7 +34,7 @@ class Route:
         self.name = name
         self.version = version
         self.outputs = outputs
-        self.answers: Recent[Any, Any] = Recent(_FORMS)
+        self.answers: BoundedCache[Any, Any] = BoundedCache(_FORMS)
 
 
 class Template:
@@ -53,7 +53,7 @@ class Template:
         version: str = "",
         outputs: tuple[str, ...] = (),
         parameters: Parameters = _NONE,
-        key: Key | None = None,
+        key: InputKey | None = None,
     ):
         self.model = model
         self.version = version

@@ -22,7 +22,7 @@ threads = ThreadPoolExecutor(2, "ingot-bodies")
 Hold = Callable[[int], None]
 
 
-class Unfolding:
+class Decompression:
     """A request body on its way out of its ``Content-Encoding``, or a message of gRPC out of its ``grpc-encoding``.
 
     Args:
@@ -105,7 +105,7 @@ class Unfolding:
 
 
 async def unfolded(pieces: Iterator[bytes], size: int, hold: Hold) -> bytes:
-    """Return a whole body; :class:`Unfolding` as a coroutine, which no longer unfolds when it is cancelled.
+    """Return a whole body; :class:`Decompression` as a coroutine, which no longer unfolds when it is cancelled.
 
     Args:
         pieces: what :func:`ingot.server.compression.unfolded` yields.
@@ -121,7 +121,7 @@ async def unfolded(pieces: Iterator[bytes], size: int, hold: Hold) -> bytes:
         if not future.done():  # else the task was cancelled in this very tick
             future.set_result(body)
 
-    unfolding = Unfolding(pieces, hold, done)
+    unfolding = Decompression(pieces, hold, done)
     unfolding.start(size)
     try:
         body = await future

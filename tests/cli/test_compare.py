@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ingot.demo.digits import Data, Digits
-from ingot.model_store import Archive, BlobFolder, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, add_variant
+from ingot.model_store.format import manifest
 from ingot.quant.report import DOCUMENT, Candidate, Layer, Report
 from tests.model_store import samples
 from tests.support import RunIngot

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.model_store import Archive, BlobFolder, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, add_variant
+from ingot.model_store.format import manifest
 from tests import onnx_models
 from tests.model_store import samples
 from tests.support import ROOT, RequireTool, RunIngot

@@ -16,8 +16,9 @@ from torch._inductor import config as inductor
 
 from ingot.errors import ExportError, InvalidArchive, InvalidArgument, Unsupported
 from ingot.export.lower import aoti, partition
-from ingot.model_store import BlobFolder, Store, add_variant, manifest
-from ingot.model_store.plan import Plan
+from ingot.model_store import BlobFolder, Store, add_variant
+from ingot.model_store.format import manifest
+from ingot.model_store.format.plan import PartitionPlan
 from ingot.runtime import Metrics, Repository, Settings
 from tests.export.programs import Lowered, archive, capture
 from tests.model_store import forgeries
@@ -99,8 +100,8 @@ def lowered(module: nn.Module, *inputs: str) -> Lowered:
     return Lowered(case, partition.pack(case.program, blobs), blobs)
 
 
-def plan(made: Lowered) -> Plan:
-    return Plan.model_validate_json(made.blobs.path(made.packed.graph).read_bytes())
+def plan(made: Lowered) -> PartitionPlan:
+    return PartitionPlan.model_validate_json(made.blobs.path(made.packed.graph).read_bytes())
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from ingot.errors import InvalidArgument
-from ingot.export import rules
-from ingot.export.passes.manager import OnnxPass, PassManager
 from ingot.export.program import quiet
-from ingot.model_store import BlobFolder, onnx_graph
+from ingot.export.rewrite import rules
+from ingot.export.rewrite.passes.manager import OnnxPass, PassManager
+from ingot.model_store import BlobFolder
+from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.tensors import Array
 

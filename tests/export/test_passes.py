@@ -10,9 +10,9 @@ import torch
 from torch import fx, nn
 
 from ingot.errors import ExportError, InvalidArgument, ParityError
-from ingot.export import rules
-from ingot.export.passes.fx_graph import Memory
-from ingot.export.passes.manager import FxPass, PassManager, PassRecord, PassResult
+from ingot.export.rewrite import rules
+from ingot.export.rewrite.passes.fx_graph import Memory
+from ingot.export.rewrite.passes.manager import FxPass, PassManager, PassRecord, PassResult
 
 aten = torch.ops.aten
 X = torch.arange(4.0)

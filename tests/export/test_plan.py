@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.plan import Cost, Plan, Support, Weights, lines, plan
+from ingot.export.estimate import Cost, Estimate, Support, Weights, lines, plan
 from ingot.export.source import load_source
 from tests.export import models
 from tests.export.source.test_imported import torchscript
@@ -128,7 +128,7 @@ def test_huge_weights_are_never_allocated() -> None:
     program = (
         "import json\n"
         "from dataclasses import asdict\n"
-        "from ingot.export.plan import plan\n"
+        "from ingot.export.estimate import plan\n"
         "from tests.export.test_plan import Huge, on_meta_only\n"
         "found = [asdict(plan(make, inputs='x:float32[batch,16384]')) for make in (Huge, on_meta_only)]\n"
         "peak = next(row for row in open('/proc/self/status') if row.startswith('VmHWM'))\n"
@@ -240,7 +240,7 @@ def test_an_example_describes_the_inputs() -> None:
 
 
 def test_a_plan_as_text() -> None:
-    shown = Plan(
+    shown = Estimate(
         "meta",
         (Weights("parameters", "bfloat16", 1, 70_553_706_496, 141_107_412_992),),
         {"fp32": 282_214_825_984, "int4": 35_276_853_248},

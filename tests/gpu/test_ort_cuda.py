@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.runtime import devices, load_engine, pinned
+from ingot.runtime import devices, load_engine
+from ingot.runtime.engines import pinned
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.tensors import DType
 from tests import onnx_models

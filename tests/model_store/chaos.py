@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ingot.errors import AlreadyExists, InvalidArchive, NotFound, TagMoved
 from ingot.model_store import Archive, Store
-from ingot.model_store.fsck import check
-from ingot.model_store.gc import collect
+from ingot.model_store.store.fsck import check
+from ingot.model_store.store.gc import collect
 from tests.model_store.samples import archive
 
 WORKERS = 8

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ingot.model_store import Archive, BlobFolder, Serving, Variant, add_variant
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.descriptor import Descriptor
 
 
 def forged(blobs: BlobFolder, serving: Serving, graph: Descriptor, weights: Sequence[Descriptor] = ()) -> Archive:

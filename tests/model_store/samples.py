@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
+from ingot.model_store.format import manifest
 from ingot.tensors import DType, Range, Signature, TensorSpec
 
 SIGNATURE = Signature(

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from ingot.model_store import Archive
-from ingot.model_store.keys import PrivateKey
-from ingot.model_store.signing import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, encoding
+from ingot.model_store.trust.keys import PrivateKey
+from ingot.model_store.trust.signing import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, encoding
 
 KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import IngotError, InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import Archive, BlobFolder, Golden, add_variant, manifest
-from ingot.model_store.manifest import Index
+from ingot.model_store import Archive, BlobFolder, Golden, add_variant
+from ingot.model_store.format import manifest
+from ingot.model_store.format.manifest import Index
 from ingot.tensors import DType, Signature, TensorSpec
 from tests.model_store.samples import GOLDEN, SIGNATURE, archive, serving
 from tests.model_store.tars import members, rewritten

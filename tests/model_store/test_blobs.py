@@ -13,8 +13,8 @@ import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, Unavailable
 from ingot.model_store import BlobFolder
-from ingot.model_store.manifest import Descriptor
-from ingot.model_store.transfer import Cancelled, Transfer
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Cancelled, Transfer
 
 CONTENT = bytes(range(256)) * 20_000  # some chunks, and a part of one
 

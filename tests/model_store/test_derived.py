@@ -12,7 +12,7 @@ import pytest
 
 from ingot.errors import InvalidArchive
 from ingot.model_store import BlobFolder, Store
-from ingot.model_store.derived import DerivedCache, Entry
+from ingot.model_store.store.derived import CacheEntry, DerivedCache
 from tests.model_store.samples import archive
 from tests.support import ROOT
 
@@ -20,7 +20,7 @@ LARGE = 5 << 20  # over what is hashed whenever the entry is used
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Entry:
+def entry(tmp_path: Path) -> CacheEntry:
     return DerivedCache(tmp_path / "derived").entry("a" * 64, "engine-1")
 
 
@@ -33,12 +33,12 @@ def unused(folder: Path) -> None:
     pytest.fail("there was nothing to be made")
 
 
-def leftovers(entry: Entry) -> list[Path]:
+def leftovers(entry: CacheEntry) -> list[Path]:
     return [path for path in entry.path.parent.iterdir() if path.name not in (entry.key, f".{entry.key}.lock")]
 
 
 class TestBuild:
-    def test_what_was_built_is_found(self, entry: Entry) -> None:
+    def test_what_was_built_is_found(self, entry: CacheEntry) -> None:
         assert not entry.find()
         assert entry.build(fill, 1)
         assert entry.find()
@@ -47,17 +47,17 @@ class TestBuild:
         assert leftovers(entry) == []
         entry.verify()
 
-    def test_what_is_there_is_not_built_again(self, entry: Entry) -> None:
+    def test_what_is_there_is_not_built_again(self, entry: CacheEntry) -> None:
         entry.build(fill, 1)
         assert not entry.build(unused, 1)
 
-    def test_one_of_several_processes_builds_and_all_find_it(self, entry: Entry) -> None:
+    def test_one_of_several_processes_builds_and_all_find_it(self, entry: CacheEntry) -> None:
         code = (
-            "import sys, time; from pathlib import Path; from ingot.model_store.derived import Entry\n"
+            "import sys, time; from pathlib import Path; from ingot.model_store.store.derived import CacheEntry\n"
             "def fill(folder):\n"
             "    time.sleep(0.2)\n"
             "    (folder / 'graph').write_text('a graph')\n"
-            "entry = Entry(Path(sys.argv[1]))\n"
+            "entry = CacheEntry(Path(sys.argv[1]))\n"
             "print(entry.build(fill, 1), entry.find())"
         )
         command = [sys.executable, "-c", code, str(entry.path)]
@@ -65,7 +65,7 @@ class TestBuild:
         answers = sorted(process.communicate(timeout=60)[0].strip() for process in racing)
         assert answers == ["False True"] * 3 + ["True True"]
 
-    def test_a_build_that_fails_leaves_nothing(self, entry: Entry) -> None:
+    def test_a_build_that_fails_leaves_nothing(self, entry: CacheEntry) -> None:
         def fail(folder: Path) -> None:
             fill(folder)
             raise ValueError("no more")
@@ -75,14 +75,14 @@ class TestBuild:
         assert not entry.find()
         assert leftovers(entry) == []
 
-    def test_what_a_killed_process_left_is_cleared_away(self, entry: Entry) -> None:
+    def test_what_a_killed_process_left_is_cleared_away(self, entry: CacheEntry) -> None:
         left = entry.path.with_name(f".{entry.key}.0123.tmp")
         left.mkdir(parents=True)
         (left / "weights").write_bytes(b"half of them")
         entry.build(fill, 1)
         assert leftovers(entry) == []
 
-    def test_a_disk_without_room_is_left_alone(self, entry: Entry) -> None:
+    def test_a_disk_without_room_is_left_alone(self, entry: CacheEntry) -> None:
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             entry.build(unused, shutil.disk_usage(entry.path.parents[2]).free)
 
@@ -92,50 +92,50 @@ class TestBuild:
             DerivedCache(tmp_path / "derived").entry("a" * 64, "engine-1").build(unused, 1)
 
 
-def cut_short(entry: Entry) -> None:
+def cut_short(entry: CacheEntry) -> None:
     os.truncate(entry.path / "weights", 1 << 20)
 
 
-def written_over(entry: Entry) -> None:
+def written_over(entry: CacheEntry) -> None:
     path = entry.path / "weights"
     path.chmod(0o644)
     path.write_bytes(bytes([1]) * LARGE)
     os.utime(path, (0, 0))  # the test is faster than the whole seconds that are compared
 
 
-def changed_graph(entry: Entry) -> None:
+def changed_graph(entry: CacheEntry) -> None:
     (entry.path / "graph").chmod(0o644)
     (entry.path / "graph").write_bytes(b"A graph")
 
 
-def missing(entry: Entry) -> None:
+def missing(entry: CacheEntry) -> None:
     (entry.path / "graph").unlink()
 
 
-def linked(entry: Entry) -> None:
+def linked(entry: CacheEntry) -> None:
     elsewhere = entry.path.parent / "elsewhere"
     (entry.path / "graph").rename(elsewhere)
     (entry.path / "graph").symlink_to(elsewhere)
 
 
-def no_record(entry: Entry) -> None:
+def no_record(entry: CacheEntry) -> None:
     (entry.path / "entry.json").unlink()
 
 
-def damaged_record(entry: Entry) -> None:
+def damaged_record(entry: CacheEntry) -> None:
     (entry.path / "entry.json").write_text('{"schema_version": 1, "files": [')
 
 
-def newer_record(entry: Entry) -> None:
+def newer_record(entry: CacheEntry) -> None:
     (entry.path / "entry.json").write_text('{"schema_version": 2, "files": []}')
 
 
-def record_of_other_folders(entry: Entry) -> None:
+def record_of_other_folders(entry: CacheEntry) -> None:
     record = (entry.path / "entry.json").read_text()
     (entry.path / "entry.json").write_text(record.replace('"graph"', '"../graph"'))
 
 
-def huge_record(entry: Entry) -> None:
+def huge_record(entry: CacheEntry) -> None:
     os.truncate(entry.path / "entry.json", 1 << 30)
 
 
@@ -156,7 +156,7 @@ DAMAGES = [
 class TestDamage:
     @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
     def test_an_entry_that_is_damaged_is_removed_and_built_again(
-        self, entry: Entry, damage: Callable[[Entry], None]
+        self, entry: CacheEntry, damage: Callable[[CacheEntry], None]
     ) -> None:
         entry.build(fill, 1)
         damage(entry)
@@ -167,7 +167,7 @@ class TestDamage:
         assert entry.build(fill, 1)
         assert entry.find()
 
-    def test_changed_bits_of_a_large_file_are_found_by_reading_it(self, entry: Entry) -> None:
+    def test_changed_bits_of_a_large_file_are_found_by_reading_it(self, entry: CacheEntry) -> None:
         entry.build(fill, 1)
         weights = entry.path / "weights"
         status = weights.stat()
@@ -178,17 +178,17 @@ class TestDamage:
         with pytest.raises(InvalidArchive, match="weights is missing or damaged"):
             entry.verify()
 
-    def test_a_copy_of_the_store_keeps_its_entries(self, entry: Entry, tmp_path: Path) -> None:
+    def test_a_copy_of_the_store_keeps_its_entries(self, entry: CacheEntry, tmp_path: Path) -> None:
         entry.build(fill, 1)
         copy = tmp_path / "copy"
         shutil.copytree(entry.path, copy / entry.key)
         for path in (copy / entry.key).iterdir():
             os.utime(path, (path.stat().st_atime, int(path.stat().st_mtime)))  # as archives of files keep it
-        assert Entry(copy / entry.key).find()
+        assert CacheEntry(copy / entry.key).find()
 
 
 class TestRemoval:
-    def test_what_is_open_can_be_read_on(self, entry: Entry) -> None:
+    def test_what_is_open_can_be_read_on(self, entry: CacheEntry) -> None:
         entry.build(fill, 1)
         with (entry.path / "graph").open("rb") as stream:
             entry.remove()
@@ -196,11 +196,11 @@ class TestRemoval:
         assert not entry.find()
         assert leftovers(entry) == []
 
-    def test_removing_what_is_not_there_changes_nothing(self, entry: Entry) -> None:
+    def test_removing_what_is_not_there_changes_nothing(self, entry: CacheEntry) -> None:
         entry.remove()
         assert not entry.path.parent.exists()
 
-    def test_the_use_of_an_entry_is_noted(self, entry: Entry) -> None:
+    def test_the_use_of_an_entry_is_noted(self, entry: CacheEntry) -> None:
         assert entry.size == 0
         entry.build(fill, 1)
         os.utime(entry.record, (0, 0))

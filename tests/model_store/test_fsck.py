@@ -9,9 +9,9 @@ import pytest
 
 from ingot.errors import InvalidArchive
 from ingot.model_store import Store
-from ingot.model_store.fsck import check
-from ingot.model_store.gc import collect
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.store.fsck import check
+from ingot.model_store.store.gc import collect
 from tests.model_store.samples import archive
 
 FIRST, SECOND = archive(b"one"), archive(b"two", (b"other weights, of another size",) * 3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArchive
-from ingot.model_store.goldens import Golden, decode, encode
+from ingot.model_store.format.goldens import Golden, decode, encode
 from ingot.tensors import Array, DType
 
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.model_store.keys import MAX_KEY_BYTES, PrivateKey, PublicKey, read_file
+from ingot.model_store.trust.keys import MAX_KEY_BYTES, PrivateKey, PublicKey, read_file
 from tests.model_store.signers import KEY, OTHER
 from tests.support import RequireTool
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import manifest
-from ingot.model_store.blobs import read
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.format import manifest
 from tests.model_store.samples import archive, serving
 
 

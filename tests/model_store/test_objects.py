@@ -12,7 +12,7 @@ import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Archive, Store
-from ingot.model_store.objects import is_object
+from ingot.model_store.blobs.remote import is_object
 from tests.model_store.samples import archive
 from tests.support import RunIngot
 

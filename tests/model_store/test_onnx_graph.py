@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.model_store import BlobFolder, manifest, onnx_graph
+from ingot.model_store import BlobFolder
+from ingot.model_store.format import manifest, onnx_graph
 from ingot.tensors import Array
 from tests import onnx_models
 

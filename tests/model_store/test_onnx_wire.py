@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import onnx_wire
+from ingot.model_store.format import onnx_wire
 from ingot.runtime import load_engine
 from tests.model_store.outside import (
     EXTERNAL,

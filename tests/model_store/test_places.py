@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, Reference, Store, signing
-from ingot.model_store.keys import PrivateKey
+from ingot.model_store import Archive, Reference, Store
+from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.places import Place, locate, locate_file
 from ingot.model_store.registry import Registry
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.trust import signing
+from ingot.model_store.trust.keys import PrivateKey
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER
 

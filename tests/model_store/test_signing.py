@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.model_store import Archive, Store, attachments, manifest, signing
-from ingot.model_store.keys import PublicKey
+from ingot.model_store import Archive, Store
+from ingot.model_store.format import attachments, manifest
 from ingot.model_store.references import attachments_tag
-from ingot.model_store.signing import Claim, Finding
+from ingot.model_store.trust import signing
+from ingot.model_store.trust.keys import PublicKey
+from ingot.model_store.trust.signing import Claim, Finding
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER, dump, encode, envelope, statement
 from tests.support import RequireTool

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound
-from ingot.model_store import Archive, BlobFolder, Store, manifest
+from ingot.model_store import Archive, BlobFolder, Store
+from ingot.model_store.format import manifest
 from tests.model_store import forgeries, samples
 from tests.model_store.samples import archive
 from tests.support import ROOT

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, BlobFolder, Store, attachments, manifest
-from ingot.model_store.manifest import Descriptor
-from ingot.model_store.tags import Change
-from ingot.model_store.transfer import Transfer
+from ingot.model_store import Archive, BlobFolder, Store
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.format import attachments, manifest
+from ingot.model_store.store.tags import Change
 from tests.model_store.samples import archive
 from tests.support import ROOT
 

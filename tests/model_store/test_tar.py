@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import Archive, tar
+from ingot.model_store import Archive
+from ingot.model_store.format import tar
 from tests.model_store.samples import archive
 from tests.model_store.tars import Member, member, members, write
 from tests.support import RunIngot, refused

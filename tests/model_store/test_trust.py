@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArgument, NotFound, Untrusted
-from ingot.model_store import Archive, Reference, signing
-from ingot.model_store.keys import PrivateKey
-from ingot.model_store.trust import Policy, Verdict
+from ingot.model_store import Archive, Reference
+from ingot.model_store.trust import signing
+from ingot.model_store.trust.keys import PrivateKey
+from ingot.model_store.trust.policy import Policy, Verdict
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER
 

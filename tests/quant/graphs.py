@@ -12,15 +12,17 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Provenance, Serving, add_variant, onnx_graph
-from ingot.quant import audit, ranges
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan
-from ingot.quant.ranges import Observation
+from ingot.model_store import Archive, BlobFolder, Provenance, Serving, add_variant
+from ingot.model_store.format import onnx_graph
+from ingot.quant.data import ranges
+from ingot.quant.data.ranges import Observation
+from ingot.quant.data.samples import Samples
+from ingot.quant.graph.source import Source
+from ingot.quant.measure import audit
 from ingot.quant.report import Audit
-from ingot.quant.samples import Samples
+from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes import static
-from ingot.quant.source import Source
+from ingot.quant.schemes.plan import Plan
 from ingot.runtime import Engine, load_engine
 from ingot.tensors import Array
 

@@ -144,7 +144,7 @@ def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> dict[str
 def make_faster(patch: pytest.MonkeyPatch, speed: float = 2.0) -> None:
     """Let every candidate be so many times as fast as the original, on any machine, and try ONNX Runtime alone."""
     patch.setattr("ingot.runtime.profile.measure_together", timing(speed))
-    patch.setattr("ingot.quant.search.installed", lambda: ("onnxruntime",))
+    patch.setattr("ingot.quant.search.search.installed", lambda: ("onnxruntime",))
 
 
 def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLatency, ...]]]:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.model_store.evidence import Agreement
-from ingot.quant.agreement import agreement, by_output
-from ingot.quant.samples import Samples
+from ingot.model_store.format.evidence import Agreement
+from ingot.quant.data.samples import Samples
+from ingot.quant.metric.agreement import agreement, by_output
 from ingot.tensors import Array, DType, Signature, parse_spec
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan
+from ingot.quant.schemes import plan as plans
+from ingot.quant.schemes.plan import Plan
 from tests.quant import graphs
 from tests.quant.graphs import random
 from tests.quant.networks import BLOCKS, NETWORKS, PRODUCTS

@@ -12,7 +12,8 @@ import ingot
 from ingot.demo.digits import Data, Digits
 from ingot.errors import InvalidArgument, NotFound, QuantizationError, Unsupported
 from ingot.export import export_model
-from ingot.model_store import Archive, BlobFolder, Serving, add_variant, onnx_graph
+from ingot.model_store import Archive, BlobFolder, Serving, add_variant
+from ingot.model_store.format import onnx_graph
 from ingot.quant.report import ModelComparison
 from ingot.tensors import Array
 from tests import onnx_models

@@ -17,8 +17,8 @@ from ingot.export.program import Program
 from ingot.model_store import Archive, BatchLatency, BlobFolder
 from ingot.quant import BFloat16, Float16, PT2EInt8, QuantConfig, quantize
 from ingot.quant.config import Recipe
+from ingot.quant.measure.stopwatch import Race
 from ingot.quant.report import Report
-from ingot.quant.stopwatch import Race
 from ingot.runtime import load_engine
 from ingot.server.client import Client
 from ingot.tensors import Array

@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from ingot.errors import InvalidArgument, QuantizationError
-from ingot.model_store import BlobFolder, onnx_graph
+from ingot.model_store import BlobFolder
+from ingot.model_store.format import onnx_graph
 from ingot.quant.schemes import half
 from ingot.tensors import Array
 

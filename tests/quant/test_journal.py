@@ -10,12 +10,12 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.model_store.evidence import Agreement
-from ingot.quant.journal import Journal
+from ingot.model_store.format.evidence import Agreement
+from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison, Score
-from ingot.quant.plan import Plan
 from ingot.quant.report import Audit
-from ingot.quant.trial import Trial
+from ingot.quant.schemes.plan import Plan
+from ingot.quant.search.journal import Journal
 
 SEARCH = {"journal": 1, "model": "sha256:a", "batches": [1, 8]}
 FIRST = Trial(
@@ -168,7 +168,7 @@ def test_a_place_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch,
     def refuse(*arguments: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("ingot.quant.journal.os.open", refuse)
+    monkeypatch.setattr("ingot.quant.search.journal.os.open", refuse)
     for act in (lambda: journal.add(FIRST), lambda: Journal(path, SEARCH)):
         with pytest.raises(InvalidArgument, match=f"the journal {path} cannot be kept: "):
             act()

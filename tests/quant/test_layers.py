@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.quant import layers
-from ingot.quant.source import Source
+from ingot.quant.graph import layers
+from ingot.quant.graph.source import Source
 from tests.quant import graphs
 from tests.quant.graphs import random
 from tests.quant.networks import BLOCKS, NETWORKS

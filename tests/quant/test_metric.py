@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.data.samples import Samples
 from ingot.quant.metric import Comparison, parse_metric
-from ingot.quant.samples import Samples
 from ingot.tensors import Array, Signature, parse_spec
 
 RNG = np.random.default_rng(0)

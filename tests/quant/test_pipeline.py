@@ -16,10 +16,10 @@ from ingot.export import export_model
 from ingot.model_store import Archive, BatchLatency
 from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
-from ingot.quant.deadline import Deadline
-from ingot.quant.plan import EngineName
-from ingot.quant.search import Search
-from ingot.quant.trial import Trial, Workbench
+from ingot.quant.measure.deadline import Deadline
+from ingot.quant.measure.trial import Trial, Workbench
+from ingot.quant.schemes.plan import EngineName
+from ingot.quant.search.search import Search
 from ingot.tensors import Array
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run
@@ -205,7 +205,7 @@ class TestFailures:
         make_faster(monkeypatch)
         journal = str(tmp_path / "journal")
         with monkeypatch.context() as patch:
-            patch.setattr("ingot.quant.trial.onnx_graph.pack", fail)
+            patch.setattr("ingot.quant.measure.trial.onnx_graph.pack", fail)
             with pytest.raises(InvalidArgument, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
                 quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
         assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ingot.errors import QuantizationError
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan, Scheme
+from ingot.quant.schemes import plan as plans
+from ingot.quant.schemes.plan import Plan, Scheme
 from tests.quant import graphs
 from tests.quant.graphs import sqnr
 from tests.quant.networks import BLOCKS, NETWORKS, PRODUCTS

@@ -12,8 +12,8 @@ from torch import nn
 from ingot.errors import InvalidArgument, QuantizationError, Unsupported
 from ingot.export.lower import program as lower_program
 from ingot.model_store import BlobFolder
-from ingot.quant.programs import graph, half, pt2e
-from ingot.quant.samples import Samples
+from ingot.quant.data.samples import Samples
+from ingot.quant.variants.programs import graph, half, pt2e
 from tests.export.programs import Case, Lowered, archive, capture
 
 RNG = np.random.default_rng(0)

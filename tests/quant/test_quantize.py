@@ -12,12 +12,13 @@ import pytest
 import ingot
 from ingot.demo.digits import Data, Digits, predict
 from ingot.errors import InvalidArgument, QuantizationError, Unsupported
-from ingot.model_store import Archive, manifest
+from ingot.model_store import Archive
+from ingot.model_store.format import manifest
 from ingot.quant import DynamicInt8, QuantConfig, Quantized, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.config import RECIPES, Recipe
-from ingot.quant.plan import Plan
 from ingot.quant.report import DOCUMENT, Report
+from ingot.quant.schemes.plan import Plan
 from ingot.runtime import devices
 from ingot.tensors import Array
 from tests.quant import small_models
@@ -367,7 +368,7 @@ class TestMetric:
 
 
 def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.quant.trial import Built
+    from ingot.quant.measure.trial import Built
 
     load = Built.load
 
@@ -409,9 +410,9 @@ def test_for_openvino_too_where_it_is_installed(
 
 def test_the_best_are_timed_side_by_side_whatever_weights_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of weights that one model links is read for another."""
-    monkeypatch.setattr("ingot.model_store.onnx_graph.EXTERNAL_BYTES", 64)
+    monkeypatch.setattr("ingot.model_store.format.onnx_graph.EXTERNAL_BYTES", 64)
     plans = [Plan(f"{name} alone", {name: "dynamic"}) for name in ("first", "second")]
-    monkeypatch.setattr("ingot.quant.search.families", lambda *arguments: iter(plans))
+    monkeypatch.setattr("ingot.quant.search.search.families", lambda *arguments: iter(plans))
     found = quantize(small_models.classifier(), {"x": rows()}, config=QuantConfig(max_drop=0.1))
     assert found.verdict == "quantized"
     assert all(not item.rejected for item in found.report.candidates)

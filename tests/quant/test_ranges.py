@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ingot.quant import ranges
-from ingot.quant.ranges import Method, Observation
-from ingot.quant.samples import Samples
+from ingot.quant.data import ranges
+from ingot.quant.data.ranges import Method, Observation
+from ingot.quant.data.samples import Samples
 from ingot.tensors import Array
 from tests.quant import graphs
 from tests.quant.graphs import random

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ingot.errors import InvalidArgument, NotFound, Unsupported
-from ingot.model_store.goldens import Golden, encode
-from ingot.quant.samples import Samples
-from ingot.quant.synthetic import synthetic
+from ingot.model_store.format.goldens import Golden, encode
+from ingot.quant.data.samples import Samples
+from ingot.quant.data.synthetic import synthetic
 from ingot.tensors import Array, DType, Range, Signature, parse_spec
 
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.quant import sensitivity
 from ingot.quant.config import QuantConfig
-from ingot.quant.deadline import Deadline
-from ingot.quant.families import families, refinements
-from ingot.quant.journal import Journal
+from ingot.quant.graph.source import Source
+from ingot.quant.measure.deadline import Deadline
+from ingot.quant.measure.trial import FASTER, Trial, Workbench
 from ingot.quant.metric import Comparison, Score
-from ingot.quant.plan import Plan
-from ingot.quant.search import Found, Search, fewest
-from ingot.quant.sensitivity import Noise
-from ingot.quant.source import Source
-from ingot.quant.trial import FASTER, Trial, Workbench
+from ingot.quant.schemes.plan import Plan
+from ingot.quant.search import sensitivity
+from ingot.quant.search.families import families, refinements
+from ingot.quant.search.journal import Journal
+from ingot.quant.search.search import Found, Search, fewest
+from ingot.quant.search.sensitivity import Noise
 from tests.quant import graphs
 from tests.quant.graphs import random
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.quant import plan as plans
-from ingot.quant import sensitivity
-from ingot.quant.plan import Plan, Scheme
-from ingot.quant.samples import Samples
-from ingot.quant.sensitivity import Noise
+from ingot.quant.data.samples import Samples
+from ingot.quant.schemes import plan as plans
+from ingot.quant.schemes.plan import Plan, Scheme
+from ingot.quant.search import sensitivity
+from ingot.quant.search.sensitivity import Noise
 from ingot.runtime import load_engine
 from ingot.tensors import Array
 from tests.quant import graphs

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant, onnx_graph
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant
+from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.tensors import Array, Range, Signature
 from tests import onnx_models

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArchive, Untrusted
-from ingot.model_store import Archive, BlobFolder, Reference, Store, signing
-from ingot.model_store.trust import Policy
+from ingot.model_store import Archive, BlobFolder, Reference, Store
+from ingot.model_store.trust import signing
+from ingot.model_store.trust.policy import Policy
 from ingot.runtime import Metrics, Settings
-from ingot.runtime.admission import Gate, check_blobs
+from ingot.runtime.loading.admission import Gate, check_blobs
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime.batching import Batcher
-from ingot.runtime.entry import Entry, Outcome
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import DOUBLER, FunctionEngine
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.runtime.batching import Batcher
-from ingot.runtime.buffers import Buffers
-from ingot.runtime.entry import Entry
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.buffers import Buffers
+from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 

@@ -11,10 +11,11 @@ import pytest
 
 from ingot.errors import Unsupported
 from ingot.model_store import Archive, Evidence, Golden, Variant
-from ingot.runtime import Settings, comparison, devices
-from ingot.runtime.admission import Admission
-from ingot.runtime.choice import Choice, Chooser, obstacle
-from ingot.runtime.form import Form
+from ingot.runtime import Settings, devices
+from ingot.runtime.loading import comparison
+from ingot.runtime.loading.admission import Admission
+from ingot.runtime.loading.choice import Choice, Chooser, obstacle
+from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.tensors import Array
@@ -35,14 +36,14 @@ class Engines:
     def open(self) -> list[str]:
         return [name for name, engine in self.opened if not engine.closed]
 
-    def form(self, variant: Variant, settings: Settings) -> Form:
+    def form(self, variant: Variant, settings: Settings) -> Runnable:
         def start(device: str, threads: int) -> FunctionEngine:
             engine = FunctionEngine(lambda inputs: {"y": inputs["x"] * 2}, variant.signature)
             self.opened.append((variant.name, engine))
             self.most = max(self.most, len(self.open))
             return engine
 
-        return Form(start, variant.goldens(), variant.serving.golden_tolerance, variant.name)
+        return Runnable(start, variant.goldens(), variant.serving.golden_tolerance, variant.name)
 
     def name(self, engine: Any) -> str:
         return next(name for name, item in self.opened if item is engine)
@@ -51,7 +52,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     made = Engines()
-    monkeypatch.setattr(Form, "of_variant", made.form)
+    monkeypatch.setattr(Runnable, "of_variant", made.form)
     return made
 
 
@@ -191,11 +192,11 @@ def test_a_timing_that_fails_leaves_the_first(engines: Engines, caplog: pytest.L
             raise MemoryError("no room")
         return {"y": inputs["x"] * 2}
 
-    def form(variant: Variant, settings: Settings) -> Form:
-        return Form(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), 1e-3, variant.name)
+    def form(variant: Variant, settings: Settings) -> Runnable:
+        return Runnable(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), 1e-3, variant.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Form, "of_variant", form)
+        patch.setattr(Runnable, "of_variant", form)
         choice = choose(archive([Made("a"), Made("b", 2)]), Settings(device="cpu", choice_time=0.001))
     assert choice.form.variant == "a"
     assert "could not be timed: no room" in caplog.text

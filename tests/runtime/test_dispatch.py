@@ -13,11 +13,12 @@ import uvloop
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
-from ingot.runtime import Limits, Model, Settings, warmup
-from ingot.runtime.choice import only
-from ingot.runtime.entry import Outcome
-from ingot.runtime.form import Form
-from ingot.runtime.latency import Latency
+from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.loading import warmup
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 from tests.runtime.waiting import wait_until
@@ -30,7 +31,7 @@ WIDE = Signature(
 
 def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings: object) -> Model:
     made = Settings(**{"warm_time": 0, **settings})  # type: ignore[arg-type]
-    served = Model("m", "1", only(Form(lambda device, threads: engine, goldens), made), settings=made)
+    served = Model("m", "1", only(Runnable(lambda device, threads: engine, goldens), made), settings=made)
     served.load()
     return served
 
@@ -194,7 +195,7 @@ def test_a_request_that_cannot_be_taken_in_is_not_in_flight(monkeypatch: pytest.
     async def work() -> None:
         served = loaded(FunctionEngine())
         with monkeypatch.context() as patch:
-            patch.setattr("ingot.runtime.scheduler.Scheduler.offer", fail)
+            patch.setattr("ingot.runtime.scheduling.scheduler.Scheduler.offer", fail)
             with pytest.raises(MemoryError):
                 await served.infer(ONE)
         assert (await served.infer(ONE))["y"].tolist() == [[2, 2]]
@@ -232,7 +233,7 @@ def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
         first = asyncio.create_task(served.infer(ONE, timeout=0.01))
         second = asyncio.create_task(served.infer(ONE, timeout=0.03))
         await asyncio.sleep(0)
-        remove = "ingot.runtime.lanes.Lanes.remove"
+        remove = "ingot.runtime.scheduling.queue.Lanes.remove"
         with monkeypatch.context() as patch:
             patch.setattr(remove, lambda lanes, entry: 1 / 0)
             with pytest.raises(DeadlineExceeded):
@@ -275,7 +276,7 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
             return super().acquire(blocking, timeout)
 
     gate = threading.Event()
-    monkeypatch.setattr("ingot.runtime.dispatch.Semaphore", Watched)
+    monkeypatch.setattr("ingot.runtime.dispatch.dispatcher.Semaphore", Watched)
     monkeypatch.setattr("ingot.runtime.model.cpu_count", lambda: cores)
 
     async def work() -> None:

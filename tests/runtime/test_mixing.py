@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.padding import Padder, Padding
-from ingot.runtime import mixing
-from ingot.runtime.batching import Batcher
-from ingot.runtime.entry import Entry
-from ingot.runtime.mixing import Mixer
+from ingot.runtime.dispatch import padding
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 
@@ -42,11 +42,11 @@ def entry(length: int, rows: int = 1, first: int = 1) -> Entry:
     return Entry(request(length, rows, first), rows, lambda outcome: None, 0.0)
 
 
-def mixer(worth: float | None, paddings: Mapping[str, Padding] = PADDINGS, *, rounded: bool = False) -> Mixer:
-    return Mixer(Padder(SIGNATURE, paddings), worth, request(5), rounded=rounded)
+def mixer(worth: float | None, paddings: Mapping[str, Padding] = PADDINGS, *, rounded: bool = False) -> PaddingPolicy:
+    return PaddingPolicy(Padder(SIGNATURE, paddings), worth, request(5), rounded=rounded)
 
 
-def ask(made: Mixer | None, entries: Sequence[Entry]) -> tuple[FunctionEngine, Batcher]:
+def ask(made: PaddingPolicy | None, entries: Sequence[Entry]) -> tuple[FunctionEngine, Batcher]:
     """Run a batch, and check that every answer is the one that the request would have got alone."""
     engine = FunctionEngine(masked_sum, SIGNATURE)
     batcher = Batcher(engine, SIGNATURE, made)
@@ -116,7 +116,7 @@ def test_what_cannot_be_padded_still_separates_requests() -> None:
     def inputs(length: int, width: int, scale: float) -> dict[str, Array]:
         return {"x": np.ones((1, length, width), np.float32), "scale": np.array([scale], np.float32)}
 
-    made = Mixer(Padder(wide, {"seq": Padding({"x": 0})}), math.inf, inputs(5, 3, 1))
+    made = PaddingPolicy(Padder(wide, {"seq": Padding({"x": 0})}), math.inf, inputs(5, 3, 1))
     first = made.group(inputs(5, 3, 1))
     assert made.group(inputs(9, 3, 1)) == first
     assert made.group(inputs(5, 4, 1)) != first
@@ -161,13 +161,13 @@ def test_what_a_call_costs_beside_its_elements_is_measured(kind: str, monkeypatc
         now += 0.02 if kind == "calls" else 2e-4 * inputs["ids"].size
         return masked_sum(inputs)
 
-    worth = mixing.measure(FunctionEngine(timed, SIGNATURE), Padder(SIGNATURE, PADDINGS), request(10), 1.0)
+    worth = padding.measure(FunctionEngine(timed, SIGNATURE), Padder(SIGNATURE, PADDINGS), request(10), 1.0)
     assert worth is not None
     assert worth > 100 if kind == "calls" else worth < 100
 
 
 def test_nothing_is_measured_where_no_time_is_given_or_no_size_is_larger() -> None:
     engine = FunctionEngine(masked_sum, SIGNATURE)
-    assert mixing.measure(engine, Padder(SIGNATURE, PADDINGS), request(10), 0) is None
-    assert mixing.measure(engine, Padder(SIGNATURE, PADDINGS), request(90), 1.0) is None
+    assert padding.measure(engine, Padder(SIGNATURE, PADDINGS), request(10), 0) is None
+    assert padding.measure(engine, Padder(SIGNATURE, PADDINGS), request(90), 1.0) is None
     assert engine.calls == []

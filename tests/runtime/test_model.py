@@ -11,9 +11,9 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
-from ingot.runtime.choice import only
-from ingot.runtime.form import Form
-from ingot.runtime.latency import Latency
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine
 from tests.runtime.waiting import wait_until
@@ -24,7 +24,7 @@ ONE = {"x": np.ones((1, 2), np.float32)}
 def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), **options: Any) -> Model:
     made = engine or FunctionEngine()
     options.setdefault("settings", Settings(warm_time=0))
-    form = Form(lambda device, threads: made, goldens)
+    form = Runnable(lambda device, threads: made, goldens)
     return Model("m", "1", only(form, options["settings"]), **options)
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     def refuse(device: str, threads: int) -> FunctionEngine:
         raise InvalidArgument("no such file")
 
-    served = Model("m", "1", only(Form(refuse)))
+    served = Model("m", "1", only(Runnable(refuse)))
     with pytest.raises(InvalidArgument):
         served.load()
     assert (served.state, served.reason) == (State.FAILED, "no such file")
@@ -81,7 +81,9 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
 
 def test_requests_that_wait_form_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # Batches pay, whatever would be measured on a busy machine.
-    monkeypatch.setattr("ingot.runtime.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001, 8: 0.001}))
+    monkeypatch.setattr(
+        "ingot.runtime.loading.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001, 8: 0.001})
+    )
 
     async def work() -> None:
         gate = threading.Event()
@@ -191,7 +193,7 @@ def test_instances_run_side_by_side() -> None:
             engines.append(FunctionEngine(gate=gate))
             return engines[-1]
 
-        served = Model("m", "1", only(Form(open_engine)), settings=Settings(instances=2, warm_time=0))
+        served = Model("m", "1", only(Runnable(open_engine)), settings=Settings(instances=2, warm_time=0))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
@@ -259,7 +261,7 @@ def test_an_unforeseen_failure_at_load_is_ours_and_said() -> None:
     def explode(device: str, threads: int) -> FunctionEngine:
         raise MemoryError("no room")
 
-    served = Model("m", "1", only(Form(explode)))
+    served = Model("m", "1", only(Runnable(explode)))
     with pytest.raises(InternalError, match="no room"):
         served.load()
     assert served.state is State.FAILED

@@ -19,7 +19,7 @@ from ingot.demo.digits import Data, Digits
 from ingot.errors import InternalError, InvalidArgument, Unsupported
 from ingot.model_store import Archive
 from ingot.runtime import Engine, Settings, load_engine
-from ingot.runtime.choice import obstacle
+from ingot.runtime.loading.choice import obstacle
 from ingot.server.client import Client
 from ingot.tensors import Array, DType
 from tests import onnx_models
@@ -267,7 +267,7 @@ class TestArchives:
     @pytest.mark.usefixtures("missing")
     def test_where_it_is_missing_another_is_served(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         made = archive([Made("int8", 1, requires=OPENVINO), Made("fp32", 2)])
-        caplog.set_level("INFO", "ingot.runtime.choice")
+        caplog.set_level("INFO", "ingot.runtime.loading.choice")
         with ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
             told = client.metadata("double")
         assert (told["platform"], told["properties"]["variant"]) == ("onnxruntime_onnx", "fp32")

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
-from ingot.model_store import manifest
-from ingot.model_store.plan import Plan, Segment
+from ingot.model_store.format import manifest
+from ingot.model_store.format.plan import PartitionPlan, Segment
 from ingot.runtime import load_engine
 from ingot.runtime.engine import Engine
 from ingot.tensors import DType, Signature, TensorSpec
@@ -49,7 +49,7 @@ def plan(folder: Path, **changes: Any) -> Path:
         "outputs": ("z", "x"),
     }
     path = folder / "plan"
-    path.write_bytes(manifest.encode(Plan.model_construct(**{"schema_version": 1, **fields, **changes})))
+    path.write_bytes(manifest.encode(PartitionPlan.model_construct(**{"schema_version": 1, **fields, **changes})))
     return path
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.runtime import load_engine, pinned
+from ingot.runtime import load_engine
+from ingot.runtime.engines import pinned
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.engines.ort_binding import Binding
 from tests import onnx_models

@@ -15,10 +15,11 @@ import pytest
 
 from ingot.errors import InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
-from ingot.model_store.derived import Entry
-from ingot.runtime import Metrics, Model, Repository, Settings, prepacked
+from ingot.model_store.store.derived import CacheEntry
+from ingot.runtime import Metrics, Model, Repository, Settings
 from ingot.runtime.engine import Engine
-from ingot.runtime.prepacked import Prepacked
+from ingot.runtime.loading import prepacked
+from ingot.runtime.loading.prepacked import Prepacked
 from ingot.tensors import Array
 from tests.runtime import large_models
 from tests.runtime.large_models import MODELS
@@ -93,9 +94,9 @@ def check(answers: Answers, expected: Answers) -> None:
         np.testing.assert_array_equal(answer, right, strict=True)
 
 
-def entry(store: Store) -> Entry:
+def entry(store: Store) -> CacheEntry:
     (path,) = (path for path in store.root.glob("derived/*/*") if path.is_dir())
-    return Entry(path)
+    return CacheEntry(path)
 
 
 class TestAnswers:
@@ -107,7 +108,7 @@ class TestAnswers:
     def test_they_are_the_goldens_from_the_first_moment(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ingot.runtime.takeover.Takeover.start", lambda self: None)
+        monkeypatch.setattr("ingot.runtime.loading.engine_swap.EngineSwap.start", lambda self: None)
         expected = whole(store)
         with Served(store) as served:
             for answer, right in zip(served.answers(), expected, strict=True):
@@ -133,7 +134,8 @@ class TestAnswers:
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "ingot.runtime.form.Form.start", lambda form, device, threads, model: (form.open(device, threads), False)
+            "ingot.runtime.loading.runnable.Runnable.start",
+            lambda form, device, threads, model: (form.open(device, threads), False),
         )
         expected = whole(store)
         with Served(store) as served:
@@ -180,7 +182,7 @@ class TestWhereItIsUsed:
         assert len(set(keys)) == 5
 
 
-def cut_short(found: Entry) -> None:
+def cut_short(found: CacheEntry) -> None:
     os.truncate(found.path / "weights", 1 << 20)
 
 
@@ -188,7 +190,7 @@ def no_model(folder: Path) -> None:
     (folder / "model.onnx").write_text("no model")
 
 
-def no_graph(found: Entry) -> None:
+def no_graph(found: CacheEntry) -> None:
     (found.path / "model.onnx").unlink()
 
 
@@ -199,7 +201,7 @@ class TestFaults:
             served.settle()
 
     @pytest.mark.parametrize("damage", [cut_short, no_graph], ids=lambda damage: damage.__name__)
-    def test_an_entry_that_is_damaged_is_made_anew(self, store: Store, damage: Callable[[Entry], None]) -> None:
+    def test_an_entry_that_is_damaged_is_made_anew(self, store: Store, damage: Callable[[CacheEntry], None]) -> None:
         damage(entry(store))
         assert result(store) == "built"
         entry(store).verify()

@@ -9,10 +9,10 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Model, Settings, load_engine
-from ingot.runtime.choice import only
-from ingot.runtime.form import Form
-from ingot.runtime.latency import Latency
-from ingot.runtime.rehearsal import rehearse
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.self_test import rehearse
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.engines import DOUBLER, FunctionEngine
@@ -57,7 +57,7 @@ def test_what_there_is_no_time_for_is_counted(monkeypatch: pytest.MonkeyPatch) -
         now += 1.0
         return {"y": inputs["x"]}
 
-    monkeypatch.setattr("ingot.runtime.rehearsal.time.perf_counter", lambda: now)
+    monkeypatch.setattr("ingot.runtime.loading.self_test.time.perf_counter", lambda: now)
     engine = Compiler(run)
     assert rehearse([FunctionEngine(), engine], DOUBLER, [], PAYS, 64, 2.5) == 13
     assert len(engine.calls) == 3
@@ -77,7 +77,7 @@ def test_a_model_that_rejects_a_size_is_left_alone() -> None:
 def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
     engine = Compiler()
     settings = Settings(limits=Limits(max_batch=6), warm_time=6)
-    model = Model("m", "1", only(Form(lambda device, threads: engine), settings), settings=settings)
+    model = Model("m", "1", only(Runnable(lambda device, threads: engine), settings), settings=settings)
     model.load()
     assert set(engine.calls) >= {1, 2, 4}
     before = len(engine.calls)

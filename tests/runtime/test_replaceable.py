@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from ingot.runtime.replaceable import Replaceable
+from ingot.runtime.loading.engine_swap import Replaceable
 from tests.runtime.engines import DOUBLER, FunctionEngine
 
 X = {"x": np.ones((1, 2), np.float32)}

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import Unavailable
-from ingot.runtime.entry import Entry, group_of
-from ingot.runtime.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.entry import Entry, group_of
+from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 from ingot.tensors import DType, Signature, TensorSpec
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.derived import DerivedCache, Entry
+from ingot.model_store.store.derived import CacheEntry, DerivedCache
 from ingot.runtime.engine import Engine
-from ingot.runtime.prepacked import Prepacked
-from ingot.runtime.takeover import Takeover
+from ingot.runtime.loading.engine_swap import EngineSwap
+from ingot.runtime.loading.prepacked import Prepacked
 from ingot.tensors import DType, TensorSpec
 from tests.runtime.engines import DOUBLER, FunctionEngine
 
@@ -30,10 +30,10 @@ class Saved:
         self._entry = DerivedCache(folder).entry("a" * 64, "test")
         self._entry.build(lambda folder: (folder / "model.onnx").touch(), 1)
 
-    def entry(self) -> Entry:
+    def entry(self) -> CacheEntry:
         return self._entry
 
-    def open_saved(self, entry: Entry, threads: int) -> Engine:
+    def open_saved(self, entry: CacheEntry, threads: int) -> Engine:
         self.opened.append(self.opens())
         return self.opened[-1]  # type: ignore[no-any-return]
 
@@ -44,8 +44,8 @@ class Saved:
 
 def takeover(
     saved: Saved, engines: list[FunctionEngine], done: list[str], test: Callable[[Engine], None] = lambda engine: None
-) -> Takeover:
-    return Takeover(cast("Prepacked", saved), engines, 1, test, done.append, "net")
+) -> EngineSwap:
+    return EngineSwap(cast("Prepacked", saved), engines, 1, test, done.append, "net")
 
 
 def closed(engines: list[Any]) -> list[bool]:

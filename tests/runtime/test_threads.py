@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import Metrics, Model, Settings, devices, threads
-from ingot.runtime.admission import Admission
+from ingot.runtime import Metrics, Model, Settings, devices
+from ingot.runtime.loading import threads
+from ingot.runtime.loading.admission import Admission
+from ingot.runtime.loading.threads import Tuned
 from ingot.runtime.profile import zeros
-from ingot.runtime.threads import Tuned
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.engines import DOUBLER, FunctionEngine
@@ -24,7 +25,7 @@ class Machine:
         self.now = 0.0
         self.cost = cost
         self.opened: dict[int, FunctionEngine] = {}
-        monkeypatch.setattr("ingot.runtime.threads.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("ingot.runtime.loading.threads.time.perf_counter", lambda: self.now)
 
     def open(self, count: int) -> FunctionEngine:
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:

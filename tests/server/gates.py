@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime import form
+from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
-from ingot.runtime.instance import Instance
-from ingot.runtime.loader import load_engine
+from ingot.runtime.loading import runnable
+from ingot.runtime.loading.loader import load_engine
 from ingot.tensors import Array
 
 
@@ -65,19 +65,19 @@ def _sign(gate: Path) -> Path:
 
 def hold(gate: Path, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Make the engines of this process wait at a gate. A test passes ``monkeypatch.setattr``."""
-    run = Instance.run
+    run = Worker.run
 
     def load_held(path: Path, **options: Any) -> Engine:
         engine = load_engine(path, **options)
         return _Held(engine, gate) if path.stem == "held" else engine
 
-    def run_without_the_wait(self: Instance, entries: Any) -> Any:
+    def run_without_the_wait(self: Worker, entries: Any) -> Any:
         # Else the scheduler learns that the model is slow, and refuses requests that have a deadline.
         outcomes, seconds, spent = run(self, entries)
         return outcomes, seconds - getattr(self._engine, "waited", 0), spent
 
-    patch(form, "load_engine", load_held)
-    patch(Instance, "run", run_without_the_wait)
+    patch(runnable, "load_engine", load_held)
+    patch(Worker, "run", run_without_the_wait)
 
 
 class _Held:

@@ -14,11 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot.arrays import departure
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant, manifest
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
+from ingot.model_store.format import manifest
 from ingot.padding import Padder, Padding
 from ingot.runtime import Entry, load_engine
-from ingot.runtime.batching import Batcher
-from ingot.runtime.mixing import Mixer
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests import onnx_models
@@ -128,7 +129,7 @@ def test_a_sentence_encoder_answers_the_same_among_sentences_of_other_lengths(tm
         sentences.append({"input_ids": ids, "attention_mask": np.ones_like(ids)})
     engine = load_engine(archive.variant().path(), device="cpu")
     alone = [engine.run(item) for item in sentences]
-    mixer = Mixer(Padder(archive.signature, archive.variant().serving.padding), math.inf, sentences[0])
+    mixer = PaddingPolicy(Padder(archive.signature, archive.variant().serving.padding), math.inf, sentences[0])
     batcher = Batcher(engine, archive.signature, mixer)
     padded = batcher.run([Entry(item, 1, lambda outcome: None, 0.0) for item in sentences])
     engine.close()

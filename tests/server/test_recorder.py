@@ -14,7 +14,8 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument
-from ingot.model_store import Golden, goldens
+from ingot.model_store import Golden
+from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
 from ingot.server import recorder
 from ingot.server.client import Client

@@ -19,8 +19,8 @@ import pytest
 
 import ingot
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime import form
-from ingot.runtime.latency import Latency
+from ingot.runtime.loading import runnable
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
@@ -111,9 +111,9 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
     gate = threading.Event()
     gate.set()
     engine = FunctionEngine(scaled, SIGNATURE, gate)
-    monkeypatch.setattr(form, "load_engine", lambda path, **options: engine)
+    monkeypatch.setattr(runnable, "load_engine", lambda path, **options: engine)
     # Batches pay, whatever would be measured on a busy machine.
-    monkeypatch.setattr("ingot.runtime.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001}))
+    monkeypatch.setattr("ingot.runtime.loading.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001}))
     path = onnx_models.affine(tmp_path, "scaled")  # whose name alone counts
     with ingot.serve(str(path), http_port=0, grpc_port=0, max_batch=4) as server:
         made = Gated(server, engine, gate)
@@ -203,7 +203,7 @@ def test_a_full_queue_takes_no_request_and_a_large_one_is_queued_a_few_parts_at_
 ) -> None:
     gate = threading.Event()
     engine = FunctionEngine(scaled, SIGNATURE, gate)
-    monkeypatch.setattr(form, "load_engine", lambda path, **options: engine)
+    monkeypatch.setattr(runnable, "load_engine", lambda path, **options: engine)
     path = onnx_models.affine(tmp_path, "scaled")
     gate.set()
     with ingot.serve(str(path), http_port=0, grpc_port=0, max_batch=4, max_queue=2) as server:

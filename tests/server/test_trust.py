@@ -14,12 +14,15 @@ from prometheus_client import CollectorRegistry
 
 import ingot
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
-from ingot.model_store import Archive, BlobFolder, Store, manifest, signing
-from ingot.model_store.keys import PrivateKey
+from ingot.model_store import Archive, BlobFolder, Store
+from ingot.model_store.format import manifest
 from ingot.model_store.registry import Registry
-from ingot.model_store.trust import Policy
-from ingot.runtime import Repository, Settings, load_engine, prepacked
-from ingot.runtime.prepacked import Prepacked
+from ingot.model_store.trust import signing
+from ingot.model_store.trust.keys import PrivateKey
+from ingot.model_store.trust.policy import Policy
+from ingot.runtime import Repository, Settings, load_engine
+from ingot.runtime.loading import prepacked
+from ingot.runtime.loading.prepacked import Prepacked
 from ingot.server.client import Client
 from tests import onnx_models
 from tests.model_store import forgeries, samples
@@ -211,7 +214,7 @@ def test_what_is_let_in_unsigned_is_logged(policy: Path, caplog: pytest.LogCaptu
     policy.write_text("require_signature = false\n")
     with ingot.serve(PLAIN, trust=policy, **FREE):
         pass
-    told = [record for record in caplog.records if record.name == "ingot.runtime.admission"]
+    told = [record for record in caplog.records if record.name == "ingot.runtime.loading.admission"]
     assert [record.levelno for record in told if "is unsigned, which the trust policy allows" in record.message] == [
         logging.WARNING
     ]

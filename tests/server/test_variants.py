@@ -15,8 +15,8 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, Unsupported
-from ingot.runtime import comparison, form
-from ingot.runtime.loader import load_engine
+from ingot.runtime.loading import comparison, runnable
+from ingot.runtime.loading.loader import load_engine
 from ingot.server.client import Client
 from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
@@ -41,7 +41,7 @@ def work_is_time() -> Iterator[None]:
         return [{1: 1e-3 * cost[engine]} for engine in engines]
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(form, "load_engine", loaded)
+        patching.setattr(runnable, "load_engine", loaded)
         patching.setattr(comparison, "measured", measured)
         yield
 
@@ -94,7 +94,7 @@ def test_a_bare_file_has_no_variant(http: httpx.Client) -> None:
 def test_the_log_says_which_and_why_and_what_is_left_out(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot"), ingot.serve(str(saved), **FREE):
         pass
-    (line,) = [record.message for record in caplog.records if record.name == "ingot.runtime.choice"]
+    (line,) = [record.message for record in caplog.records if record.name == "ingot.runtime.loading.choice"]
     assert line.startswith("model double: variant int8, measured: int8 is ")
     assert line.endswith("left out: bf16: it is made for GPUs, and the device is 'cpu'")
 

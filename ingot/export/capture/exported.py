@@ -15,8 +15,8 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
-from ingot.export.passes.dead_code import drop_unused
 from ingot.export.program import Program, quiet, user_path
+from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
 _CONFIG: Any = importlib.import_module("torch.fx.experimental._config")

@@ -17,7 +17,7 @@ from ingot.export.program import Program
 from ingot.export.proof.parity import tolerance
 from ingot.export.proof.probe import unchanged
 from ingot.export.report import Progress
-from ingot.export.subject import describe, prepare
+from ingot.export.source.subject import describe, prepare
 from ingot.tensors import TensorSpec
 
 

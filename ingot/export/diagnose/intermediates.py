@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ingot.errors import InvalidArgument
 from ingot.export.program import Eager
 from ingot.export.torch_arrays import from_torch
-from ingot.model_store import BlobFolder, onnx_graph
+from ingot.model_store import BlobFolder
+from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.tensors import Array, DType
 

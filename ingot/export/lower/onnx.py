@@ -23,8 +23,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from ingot.errors import ExportError
 from ingot.export.explain import places
 from ingot.export.lower import complex_numbers, contiguous
-from ingot.export.ops import functions
 from ingot.export.program import Program, quiet, user_path
+from ingot.export.rewrite.ops import functions
 
 log = logging.getLogger(__name__)
 

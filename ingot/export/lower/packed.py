@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 
 from ingot.export.program import Program
-from ingot.model_store import BlobFolder, manifest
-from ingot.model_store.manifest import Descriptor, Format
-from ingot.model_store.plan import TorchHeader
+from ingot.model_store import BlobFolder
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.format import manifest
+from ingot.model_store.format.manifest import Format
+from ingot.model_store.format.plan import TorchHeader
 from ingot.tensors import Signature
 
 

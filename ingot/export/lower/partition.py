@@ -23,9 +23,10 @@ from ingot.export.lower.onnx import Translations
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.segments import Cut, Part, cut
 from ingot.export.program import Program, quiet
-from ingot.model_store import BlobFolder, manifest, onnx_graph
-from ingot.model_store.manifest import Descriptor
-from ingot.model_store.plan import Plan, Segment
+from ingot.model_store import BlobFolder
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.format import manifest, onnx_graph
+from ingot.model_store.format.plan import PartitionPlan, Segment
 from ingot.runtime import load_engine
 
 
@@ -168,6 +169,6 @@ def _assemble(made: Cut, packed: Sequence[Packed], program: Program, blobs: Blob
     for name in ("engine", "operators"):  # of all parts, not of the last
         if name in requires:
             requires[name] = ", ".join(sorted({item.requires[name] for item in packed if name in item.requires}))
-    plan = Plan(signature=program.signature, segments=tuple(segments), outputs=made.outputs)
+    plan = PartitionPlan(signature=program.signature, segments=tuple(segments), outputs=made.outputs)
     graph = blobs.put(manifest.encode(plan), manifest.WEIGHT, {manifest.FILEPATH: "plan.json"})
     return Packed(graph, tuple(weights.values()), "partitioned", requires)

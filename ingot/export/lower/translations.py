@@ -16,7 +16,7 @@ from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
 from ingot.export.lower import missing_forms
-from ingot.export.rules.fx import onnx_forms
+from ingot.export.rewrite.rules.fx import onnx_forms
 
 aten = torch.ops.aten
 op: Any = opset18

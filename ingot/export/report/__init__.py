@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.model_store.evidence import ParityEvidence
-from ingot.model_store.manifest import Serving
+from ingot.model_store.format.evidence import ParityEvidence
+from ingot.model_store.format.manifest import Serving
 
 Progress = Callable[[str], None]
 """Called with what begins now, for a progress display."""
@@ -32,7 +32,7 @@ class Attempt(_Record):
 
 
 class Rewrite(_Record):
-    """One rewrite rule; see :class:`ingot.export.passes.manager.PassRecord`."""
+    """One rewrite rule; see :class:`ingot.export.rewrite.passes.manager.PassRecord`."""
 
     rule: str
     kind: str
@@ -90,7 +90,7 @@ class Report(_Record):
 
 
 @dataclass
-class Entry:
+class StageRecord:
     """A stage that is being done; its detail and proof are filled in on the way."""
 
     detail: str = ""
@@ -114,12 +114,12 @@ class Journal:
         self._stages: list[Stage] = []
 
     @contextlib.contextmanager
-    def stage(self, name: str, step: str = "") -> Iterator[Entry]:
+    def stage(self, name: str, step: str = "") -> Iterator[StageRecord]:
         """Time a stage, and record it when it succeeds."""
         if step:
             self.progress(step)
         begin = time.perf_counter()
-        entry = Entry()
+        entry = StageRecord()
         yield entry
         seconds = time.perf_counter() - begin
         self._stages.append(Stage(name=name, seconds=round(seconds, 3), detail=entry.detail, parity=entry.parity))

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ingot import pages
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
-from ingot.layout import size
+from ingot.units import size
 
 # As many operators as a glance takes in; the rest is folded away.
 _MOST_BARS = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.export.report import GraphView, Node, Report, Stage
 from ingot.export.report.page import html as html
-from ingot.layout import size, table
+from ingot.units import size, table
 
 
 def text(report: Report, nodes: bool = False) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ingot.errors import missing_package
-from ingot.model_store import manifest
-from ingot.model_store.archive import Archive
 from ingot.model_store.diff import facts, measured
 from ingot.model_store.diff.records import Diff, Side, VariantDiff
 from ingot.model_store.diff.tensors import about, compare
-from ingot.model_store.variant import Variant
+from ingot.model_store.format import manifest
+from ingot.model_store.format.archive import Archive
+from ingot.model_store.format.variant import Variant
 
 Progress = Callable[[str], None]
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ingot.model_store import manifest
-from ingot.model_store.archive import Archive
 from ingot.model_store.diff.records import Change
-from ingot.model_store.variant import Variant
+from ingot.model_store.format import manifest
+from ingot.model_store.format.archive import Archive
+from ingot.model_store.format.variant import Variant
 from ingot.tensors import Signature, TensorSpec
 
 _SERVING = {

@@ -16,12 +16,12 @@ import onnx
 import onnx_ir as ir
 
 from ingot.errors import InvalidArchive
-from ingot.layout import one_line
-from ingot.model_store.blobs import chunks
+from ingot.model_store.blobs.blobs import chunks
+from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.diff.records import TensorInfo
 from ingot.model_store.diff.tensors import Graph, Tensor, about
-from ingot.model_store.manifest import Descriptor
-from ingot.model_store.variant import Variant
+from ingot.model_store.format.variant import Variant
+from ingot.units import one_line
 
 
 def read_graph(variant: Variant, where: str) -> Graph:

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ingot import arrays
-from ingot.layout import one_line
 from ingot.model_store.diff.records import GoldenChange, LatencyChange, Measure
-from ingot.model_store.evidence import Evidence
-from ingot.model_store.goldens import Golden
+from ingot.model_store.format.evidence import Evidence
+from ingot.model_store.format.goldens import Golden
 from ingot.tensors import Array, DType
+from ingot.units import one_line
 
 
 def measures(before: Evidence, after: Evidence) -> Iterator[Measure]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ingot import layout, pages
-from ingot.layout import one_line, size
+from ingot import pages, units
 from ingot.model_store.diff.records import Diff, GraphDiff, TensorChange, VariantDiff
+from ingot.units import one_line, size
 
 # Of facts, too: a recipe has one for each layer.
 SHOWN = 20
@@ -23,11 +23,11 @@ def text(diff: Diff, shown: int = SHOWN) -> str:
         verdict(diff),
     ]
     for title, rows in _sections(_changes(diff)):
-        lines += ["", title, *layout.table(_cut(rows, shown))]
+        lines += ["", title, *units.table(_cut(rows, shown))]
     for variant in diff.variants:
         lines += ["", f"variant {one_line(variant.name)}: {_state(variant)}"]
         for title, rows in _sections(_variant(variant)):
-            lines += [f"  {title}", *layout.table(_cut(rows, shown), "    ")]
+            lines += [f"  {title}", *units.table(_cut(rows, shown), "    ")]
         lines += [f"  note: {one_line(note, 1000)}" for note in variant.notes]
     return "\n".join([*lines, ""])
 
@@ -193,7 +193,7 @@ def _number(value: float | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return _NONE if value is None else layout.duration(value)
+    return _NONE if value is None else units.duration(value)
 
 
 def _times(value: float | None) -> str:

@@ -9,14 +9,14 @@ from io import BytesIO
 from typing import BinaryIO, Final
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import manifest
-from ingot.model_store.blobs import Blobs, damaged, read_document
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.blobs import Blobs, damaged, read_document
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.format import manifest
 from ingot.model_store.registry.auth import DELETE, PUSH, Scope
 from ingot.model_store.registry.client import Client, Request
 from ingot.model_store.registry.download import open_download
 from ingot.model_store.registry.upload import Upload
-from ingot.model_store.transfer import Transfer
 
 DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"

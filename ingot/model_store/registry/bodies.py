@@ -9,7 +9,7 @@ import time
 import httpx
 
 from ingot.errors import InvalidArgument, Transient
-from ingot.model_store.manifest import MAX_DOCUMENT_BYTES
+from ingot.model_store.blobs.descriptor import MAX_DOCUMENT_BYTES
 from ingot.model_store.references import RegistryAddress
 
 DOCUMENT_SECONDS = 120.0

@@ -16,13 +16,13 @@ import httpx
 
 import ingot
 from ingot.errors import IngotError, InvalidArgument, NotFound, Transient, Unavailable
+from ingot.model_store.blobs.transfer import Cancelled, Transfer
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
 from ingot.model_store.registry.connections import Connections
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries
-from ingot.model_store.transfer import Cancelled, Transfer
 
 MAX_REDIRECTS = 5
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RegistryResponse:
     """A response that was read whole."""
 
     status: int
@@ -92,7 +92,7 @@ class Client:
         """Return the address of something below ``/v2/``."""
         return str(self._base.copy_with(raw_path=f"/v2/{path}".encode()))
 
-    def call(self, request: Request, allow: Collection[int] = ()) -> Answer:
+    def call(self, request: Request, allow: Collection[int] = ()) -> RegistryResponse:
         """Make a request, again and again if need be, and read the response.
 
         Args:
@@ -106,7 +106,7 @@ class Client:
         """
         return self.retries.run(lambda: self.once(request, allow))
 
-    def once(self, request: Request, allow: Collection[int] = ()) -> Answer:
+    def once(self, request: Request, allow: Collection[int] = ()) -> RegistryResponse:
         """Make a request once and read the response.
 
         Raises:
@@ -116,7 +116,7 @@ class Client:
         try:
             with self.errors():
                 content = b"" if request.method == "HEAD" else read_document(response, self.address)
-                return Answer(response.status_code, response.headers, content, str(response.url))
+                return RegistryResponse(response.status_code, response.headers, content, str(response.url))
         finally:
             response.close()
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.blobs.transfer import Transfer
 
 _OPENED = (".connect_tcp.complete", ".start_tls.complete")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import httpx
 
 from ingot.errors import InvalidArchive, NotFound, Transient
-from ingot.model_store.blobs import CHUNK_BYTES
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.blobs import CHUNK_BYTES
+from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.registry.auth import Scope
 from ingot.model_store.registry.client import Client, Request
 

@@ -12,14 +12,14 @@ import httpx
 from ingot.errors import InvalidArgument
 from ingot.model_store.references import Reference, is_version, version_key
 from ingot.model_store.registry.auth import Scope
-from ingot.model_store.registry.client import Answer, Client, Request
+from ingot.model_store.registry.client import Client, RegistryResponse, Request
 
 MAX_PAGES = 200
 MAX_ITEMS = 10_000
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
 
 
-def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iterator[Answer]:
+def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iterator[RegistryResponse]:
     """Yield the answers to a request and to those for the pages after it.
 
     Raises:

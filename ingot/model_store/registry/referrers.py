@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArchive, Unavailable, Unsupported
-from ingot.model_store import attachments, manifest
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.format import attachments, manifest
 from ingot.model_store.references import attachments_tag
 from ingot.model_store.registry.auth import Scope
 from ingot.model_store.registry.blobs import RegistryBlobs

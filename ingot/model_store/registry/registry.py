@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, Unsupported
-from ingot.model_store import manifest
-from ingot.model_store.archive import Archive
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.format import manifest
+from ingot.model_store.format.archive import Archive
 from ingot.model_store.references import (
     Reference,
     RegistryAddress,
@@ -26,8 +27,7 @@ from ingot.model_store.registry.blobs import RegistryBlobs
 from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries
-from ingot.model_store.tags import ANY, check_expected
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.store.tags import ANY, check_expected
 
 _WORKERS = 8
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ingot.errors import Transient, Unavailable
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.blobs.transfer import Transfer
 
 Result = TypeVar("Result")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from ingot.errors import InvalidArchive, InvalidArgument, Transient
-from ingot.model_store.blobs import CHUNK_BYTES, Blobs, damaged
-from ingot.model_store.manifest import Descriptor
+from ingot.model_store.blobs.blobs import CHUNK_BYTES, Blobs, damaged
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.registry.auth import Scope
-from ingot.model_store.registry.client import Answer, Client, Content, Request
-from ingot.model_store.transfer import Transfer
+from ingot.model_store.registry.client import Client, Content, RegistryResponse, Request
 
 _RECEIVED = re.compile(r"(?:bytes=)?0-(\d{1,19})")
 _BINARY = "application/octet-stream"
@@ -75,7 +75,7 @@ class Upload:
         size = max(self._chunk_bytes, int(least) if least.isdecimal() and len(least) < 12 else 0)
         self._finish(self._send_chunks(location, size), {"Content-Length": "0"}, b"")
 
-    def _begin(self) -> Answer:
+    def _begin(self) -> RegistryResponse:
         url = self._client.url(f"{self._scope.name}/blobs/uploads/")
         if self._scope.source:
             url += f"?mount={quote(self._descriptor.digest, safe='')}&from={quote(self._scope.source, safe='')}"
@@ -119,7 +119,7 @@ class Upload:
         }
         return Request("PATCH", location, self._scope, headers, lambda: self._bytes(at, end))
 
-    def _location(self, answer: Answer, before: str | None = None) -> str:
+    def _location(self, answer: RegistryResponse, before: str | None = None) -> str:
         location = answer.headers.get("Location")
         if location is None and before is not None:
             return before
@@ -155,7 +155,7 @@ class Upload:
             self._transfer.advance(-back)
 
 
-def _received(answer: Answer, otherwise: int) -> int:
+def _received(answer: RegistryResponse, otherwise: int) -> int:
     """Return how much of an upload has arrived, if the registry says so. It writes ``0-0`` for nothing, too."""
     match = _RECEIVED.fullmatch(answer.headers.get("Range", ""))
     return int(match[1]) + 1 if match and int(match[1]) else otherwise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
-from ingot.quant.samples import Samples
+from ingot.quant.data.samples import Samples
 from ingot.tensors import Array, DType, Signature
 
 _ROUNDING = 1e-9

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot.errors import InvalidArgument
+from ingot.quant.data.samples import Samples
 from ingot.quant.metric import bootstrap
 from ingot.quant.metric.base import (
     Comparison,
@@ -23,7 +24,6 @@ from ingot.quant.metric.base import (
 )
 from ingot.quant.metric.centre import find_centre, move
 from ingot.quant.metric.ranks import rank
-from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
 
 Pairs = list[tuple[Array, Array]]

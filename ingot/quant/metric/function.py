@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.data.samples import Samples
 from ingot.quant.metric import bootstrap
 from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, rows_of
-from ingot.quant.samples import Samples
 from ingot.tensors import Array, Signature
 
 Column = Array | list[Array]

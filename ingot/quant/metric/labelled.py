@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.errors import InvalidArgument, QuantizationError
+from ingot.quant.data.samples import Samples
 from ingot.quant.metric import bootstrap
 from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, comparable_pairs, find_output, flat_rows
 from ingot.quant.metric.fidelity import decide, threshold
 from ingot.quant.metric.ranks import spearman
-from ingot.quant.samples import Samples
 from ingot.tensors import Array, DType, Signature
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ingot.errors import InvalidArgument
+from ingot.quant.data.sources.items import LABELS
 from ingot.quant.metric import fidelity
 from ingot.quant.metric.base import Metric, float_outputs
 from ingot.quant.metric.function import Function, load_function
 from ingot.quant.metric.labelled import Classes, Errors, Labelled, RankCorrelation
-from ingot.quant.sources.items import LABELS
 from ingot.tensors import Signature
 
 _AGREEMENT: dict[str, Callable[[Signature, str | None], Metric]] = {

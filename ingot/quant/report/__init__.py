@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from ingot.model_store.evidence import BatchLatency, Count, Number, OutputAgreement
+from ingot.model_store.format.evidence import BatchLatency, Count, Number, OutputAgreement
 
 DOCUMENT = "quantization.json"
 """The name of the report in an archive."""
@@ -212,7 +212,7 @@ class Side(_Record):
 
 
 class ModelComparison(_Record):
-    """Two models with the same inputs and outputs, asked the same; see :func:`ingot.quant.comparison.compare`.
+    """Two models with the same inputs and outputs, asked the same; see :func:`ingot.quant.measure.comparison.compare`.
 
     Attributes:
         model: the first archive's name.

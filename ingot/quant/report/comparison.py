@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from ingot import pages
-from ingot.layout import duration, size, table
-from ingot.model_store.evidence import BatchLatency
+from ingot.model_store.format.evidence import BatchLatency
 from ingot.quant.report import ModelComparison, Score, plots, words
 from ingot.quant.report.plots import Curve, Kind, Point
+from ingot.units import duration, size, table
 
 _LATENCY = ("Batch", "Before", "After", "Speed-up")
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 
 from ingot import pages
-from ingot.layout import duration, size
-from ingot.model_store.evidence import BatchLatency
+from ingot.model_store.format.evidence import BatchLatency
 from ingot.quant.report import Audit, Candidate, Layer, Report, Score, plots, words
 from ingot.quant.report.plots import Bar, Curve, Kind, Point
+from ingot.units import duration, size
 
 # A longer table of layers is folded.
 _LONGEST = 40

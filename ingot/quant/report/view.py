@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import pages
-from ingot.layout import size, table
 from ingot.quant.report import Audit, Candidate, Layer, Report, words
 from ingot.quant.report.page import html as html
+from ingot.units import size, table
 
 # As many layers as a terminal shows at a glance; the page shows all.
 _MOST_LAYERS = 10

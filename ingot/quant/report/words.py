@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ingot.layout import size
-from ingot.model_store.evidence import Agreement, BatchLatency
+from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant.report import Candidate, DataRecord, Report, Score
+from ingot.units import size
 
 
 def number(value: float) -> str:

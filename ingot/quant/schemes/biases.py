@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, shape, tensor
+from ingot.quant.graph.layers import Layer, constant, integer, shape, tensor
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.rounding import along
 from ingot.tensors import Array

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, weights
+from ingot.quant.graph.layers import Layer, constant, integer, weights
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import along, channel_scales, to_int8

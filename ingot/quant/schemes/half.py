@@ -30,8 +30,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from ingot.errors import InvalidArgument, QuantizationError
-from ingot.quant import layers
-from ingot.quant.layers import constant, tensor
+from ingot.quant.graph import layers
+from ingot.quant.graph.layers import constant, tensor
 from ingot.quant.schemes import edit, half_graph
 
 

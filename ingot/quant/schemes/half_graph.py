@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import constant, tensor
+from ingot.quant.graph.layers import constant, tensor
 from ingot.quant.schemes import edit
 from ingot.tensors import Array
 

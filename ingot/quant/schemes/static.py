@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, constant, integer, is_float, shape, tensor, weights
+from ingot.quant.graph.layers import Layer, constant, integer, is_float, shape, tensor, weights
 from ingot.quant.schemes import biases, edit
 from ingot.quant.schemes.rounding import Affine, as_kept, channel_scales, to_int8
 from ingot.tensors import Array

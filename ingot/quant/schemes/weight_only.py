@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ingot.quant.layers import Layer, integer, tensor, weights
+from ingot.quant.graph.layers import Layer, integer, tensor, weights
 from ingot.quant.schemes import edit
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import as_kept

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import devices, pinned
-from ingot.runtime.engines import ort_session, ort_zipmap
+from ingot.runtime import devices
+from ingot.runtime.engines import ort_session, ort_zipmap, pinned
 from ingot.runtime.engines.ort_binding import Binding
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
 

@@ -12,8 +12,8 @@ class Binding:
     """An ``onnxruntime.IOBinding`` that is used again for every call.
 
     Inputs are copied to the GPU as they are bound, directly from pinned memory if they lie there (see
-    :mod:`ingot.runtime.pinned`). Outputs stay on the GPU, in memory that ONNX Runtime takes from its arena, until all
-    of them are computed, and are then copied back into new arrays, which are the caller's.
+    :mod:`ingot.runtime.engines.pinned`). Outputs stay on the GPU, in memory of ONNX Runtime's arena, until all of them
+    are computed, and are then copied back into new arrays, which are the caller's.
 
     Not for CPUs: buffers that are kept for every shape would save 1 us of the 6 that one row of the smallest models
     takes, and nothing that can be measured from 8 rows on.

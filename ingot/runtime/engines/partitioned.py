@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.model_store import manifest
-from ingot.model_store.plan import Plan, Segment
+from ingot.model_store.format import manifest
+from ingot.model_store.format.plan import PartitionPlan, Segment
 from ingot.runtime.engine import Engine
 from ingot.tensors import Array, Signature
 
@@ -27,7 +27,7 @@ class PartitionedEngine:
             raw = path.read_bytes()
         except OSError as error:
             raise InvalidArgument(f"the plan {path} cannot be read: {error.strerror}") from error
-        self._plan = manifest.decode(Plan, raw, "the plan")
+        self._plan = manifest.decode(PartitionPlan, raw, "the plan")
         self._engines: list[Engine] = []
         try:
             for segment in self._plan.segments:

@@ -12,12 +12,12 @@ from torch import fx, nn
 from torch.export.passes import move_to_device_pass
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.model_store import manifest
-from ingot.model_store.plan import TorchHeader
+from ingot.model_store.format import manifest
+from ingot.model_store.format.plan import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
 
 HEADER = "ingot.json"
-"""The extra file that holds the program's :class:`~ingot.model_store.plan.TorchHeader`."""
+"""The extra file that holds the program's :class:`~ingot.model_store.format.plan.TorchHeader`."""
 
 
 class TorchProgramEngine(TorchEngine):

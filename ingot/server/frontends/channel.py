@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from ingot.runtime import Key, key_of
+from ingot.runtime import InputKey, key_of
 from ingot.server.frontends.arena import THRESHOLD, Incoming, Outgoing
-from ingot.server.frontends.records import HEADER, INLINE, NUMBER, TENSORS, Kind, Layout, Splitter
+from ingot.server.frontends.records import HEADER, INLINE, NUMBER, TENSORS, Kind, Splitter, TensorLayout
 from ingot.tensors import Array
 
 # Shapes that either end remembers of the other; when they are more, it begins anew.
@@ -36,8 +36,8 @@ class Channel(asyncio.Protocol):
         self._lost = lost
         self._splitter = Splitter()
         self._out: list[bytes] = []
-        self._sent: dict[Key, tuple[int, Layout]] = {}
-        self._known: list[Layout] = []
+        self._sent: dict[InputKey, tuple[int, TensorLayout]] = {}
+        self._known: list[TensorLayout] = []
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._over = False
@@ -61,7 +61,7 @@ class Channel(asyncio.Protocol):
         self._out.append(HEADER.pack(sum(map(len, body)), kind))
         self._out += body
 
-    def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array], key: Key | None = None) -> None:
+    def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array], key: InputKey | None = None) -> None:
         """Send a record that ends in tensors; ``key`` is :func:`ingot.runtime.key_of` them, if it is known."""
         if self._over:
             return
@@ -72,7 +72,7 @@ class Channel(asyncio.Protocol):
         else:
             self.send(kind, head, TENSORS.pack(number, INLINE), *layout.dump(values))
 
-    def tensors(self, body: memoryview) -> tuple[dict[str, Array], Key]:
+    def tensors(self, body: memoryview) -> tuple[dict[str, Array], InputKey]:
         """Return the tensors at the end of a record, and their key."""
         number, start = TENSORS.unpack_from(body)
         layout = self._known[number]
@@ -89,7 +89,7 @@ class Channel(asyncio.Protocol):
             if kind == Kind.LAYOUT:
                 if body[0]:
                     self._known = []
-                self._known.append(Layout.loads(bytes(body[1:])))
+                self._known.append(TensorLayout.loads(bytes(body[1:])))
             elif kind == Kind.FREE:
                 self._outgoing.free(*NUMBER.unpack(body))
             else:
@@ -103,13 +103,13 @@ class Channel(asyncio.Protocol):
         del self._outgoing, self._incoming
         self._lost()
 
-    def _layout(self, key: Key, values: Mapping[str, Array]) -> tuple[int, Layout]:
+    def _layout(self, key: InputKey, values: Mapping[str, Array]) -> tuple[int, TensorLayout]:
         found = self._sent.get(key)
         if found is None:
             anew = len(self._sent) >= _MAX_LAYOUTS
             if anew:
                 self._sent = {}
-            layout = Layout.of_arrays(values)
+            layout = TensorLayout.of_arrays(values)
             found = self._sent[key] = len(self._sent), layout
             self.send(Kind.LAYOUT, b"\1" if anew else b"\0", layout.dumps())
         return found

@@ -16,7 +16,7 @@ from ingot.errors import InternalError
 from ingot.runtime import Model
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import arena, records
-from ingot.server.frontends.desk import Desk
+from ingot.server.frontends.desk import EngineSession
 from ingot.server.frontends.records import Kind
 
 # A front imports and listens; it takes a second or two of a free core.
@@ -45,7 +45,7 @@ class Child:
         arenas = arena.create(arena_bytes), arena.create(arena_bytes)
         try:
             self._process = _start(theirs.fileno(), arenas[1], arenas[0])
-            self.desk = Desk(plane, models, arenas, render, self.ended.set)
+            self.desk = EngineSession(plane, models, arenas, render, self.ended.set)
         except BaseException:
             ours.close()
             raise

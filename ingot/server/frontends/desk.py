@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ingot.errors import IngotError
 from ingot.runtime import Cancellable, Model
-from ingot.runtime.entry import Outcome
+from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _ANSWERED = frozenset((Kind.REQUEST, Kind.RENDER, Kind.STATISTICS))
 
 
-class Desk:
+class EngineSession:
     """Takes the requests of one front process.
 
     Args:

@@ -18,7 +18,7 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import CLASSES, Code, IngotError
-from ingot.runtime import Key, key_of
+from ingot.runtime import InputKey, key_of
 from ingot.tensors import Array, DType
 
 
@@ -58,7 +58,7 @@ _CODES = tuple(Code)
 
 
 @dataclass
-class Layout:
+class TensorLayout:
     """The names, datatypes and shapes of some tensors, and where each lies in their joint data.
 
     ``size`` is that data's, in bytes; of tensors with text it is only known from the values, and is -1.
@@ -66,10 +66,10 @@ class Layout:
 
     tensors: tuple[tuple[str, DType, tuple[int, ...], int], ...]  # the last is an offset
     size: int
-    key: Key = ()
+    key: InputKey = ()
 
     @classmethod
-    def of(cls, tensors: Iterator[tuple[str, DType, tuple[int, ...]]]) -> Layout:
+    def of(cls, tensors: Iterator[tuple[str, DType, tuple[int, ...]]]) -> TensorLayout:
         placed, end, text = [], 0, False
         for name, dtype, shape in tensors:
             placed.append((name, dtype, shape, end))
@@ -78,14 +78,14 @@ class Layout:
         return cls(tuple(placed), -1 if text else end)
 
     @classmethod
-    def of_arrays(cls, values: Mapping[str, Array]) -> Layout:
+    def of_arrays(cls, values: Mapping[str, Array]) -> TensorLayout:
         return cls.of((name, DType.of(array), array.shape) for name, array in values.items())
 
     def dumps(self) -> bytes:
         return orjson.dumps([[name, dtype.value, shape] for name, dtype, shape, _ in self.tensors])
 
     @classmethod
-    def loads(cls, raw: bytes) -> Layout:
+    def loads(cls, raw: bytes) -> TensorLayout:
         return cls.of((name, DType(dtype), tuple(shape)) for name, dtype, shape in orjson.loads(raw))
 
     def write(self, values: Mapping[str, Array], place: Array) -> None:

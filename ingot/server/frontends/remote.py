@@ -12,9 +12,9 @@ from typing import Any
 
 from ingot import tensors
 from ingot.errors import Unavailable
-from ingot.runtime import Catalog, Key, Metrics, key_of
-from ingot.runtime.entry import Outcome, Reply, size_of
-from ingot.runtime.statistics import Statistics
+from ingot.runtime import Catalog, InputKey, Metrics, key_of
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
@@ -71,7 +71,7 @@ class EngineEnd:
         self,
         model: int,
         inputs: Mapping[str, Array],
-        key: Key,
+        key: InputKey,
         reply: Reply,
         timeout: float | None,
         priority: int,
@@ -149,7 +149,7 @@ class RemoteModel:
     def __init__(self, index: int, state: ModelState, engine: EngineEnd):
         self._index = index
         self._engine = engine
-        self._fits: set[Key] = set()
+        self._fits: set[InputKey] = set()
         self.state = state
 
     @property
@@ -184,7 +184,7 @@ class RemoteModel:
         reply: Reply,
         timeout: float | None = None,
         priority: int = 0,
-        key: Key | None = None,
+        key: InputKey | None = None,
     ) -> RemotePending:
         """Take a request in, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
         if not self.state.ready:

@@ -10,7 +10,7 @@ import orjson
 
 from ingot.errors import IngotError
 from ingot.runtime import Model
-from ingot.runtime.statistics import Duration, Stages, Statistics
+from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.tensors import DType, Range, Signature, TensorSpec
 
 

@@ -113,7 +113,7 @@ def create_app(
     async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
-            asked = exchange.Asked.of(model, _version(request), request.headers)
+            asked = exchange.RequestHead.of(model, _version(request), request.headers)
             work = exchange.infer(service, asked, body, reservation.add)
             return _response(await _unless_gone(request, work))
 
@@ -129,7 +129,7 @@ def _version(request: Request) -> str:
     return str(request.path_params.get("version", ""))
 
 
-async def _unless_gone(request: Request, work: Awaitable[exchange.Answer]) -> exchange.Answer:
+async def _unless_gone(request: Request, work: Awaitable[exchange.HttpResponse]) -> exchange.HttpResponse:
     """Await an answer, but stop when its client closes the connection, so that the engine can skip it.
 
     Raises:
@@ -177,7 +177,7 @@ async def _read(request: Request, limit: int, reservation: Reservation) -> bytes
     return b"".join(parts)
 
 
-def _response(answer: exchange.Answer) -> Response:
+def _response(answer: exchange.HttpResponse) -> Response:
     return Response(answer.body, answer.status, dict(answer.headers), answer.media_type)
 
 

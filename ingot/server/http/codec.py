@@ -16,7 +16,7 @@ from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.dataplane import MAX_TENSORS, check_parameters
 from ingot.server.http import data, large
-from ingot.server.http.plans import Layout, Plans
+from ingot.server.http.plans import Plans, ResponseFormat
 from ingot.server.requests import InferRequest, InferResponse, Route, Template, named
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -41,12 +41,12 @@ _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
-_JSON = Layout()
+_JSON = ResponseFormat()
 
 
 def decode_request(
     plans: Plans | None, model: str, version: str, body: bytes, header_length: int | None
-) -> tuple[InferRequest, Layout]:
+) -> tuple[InferRequest, ResponseFormat]:
     """Parse an inference request.
 
     Args:
@@ -83,7 +83,7 @@ def decode_request(
     return request, layout
 
 
-def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) -> tuple[InferRequest, Layout]:
+def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) -> tuple[InferRequest, ResponseFormat]:
     buffers = _Buffers(rest)
     inputs = named([_input(item, buffers) for item in _list(header, "inputs")])
     buffers.check_empty()
@@ -97,12 +97,14 @@ def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) 
             outputs[name] = _flag(options, "binary_data", default)
         if len(outputs) < len(wanted):
             raise InvalidArgument("an output is asked for twice")
-    layout = Layout(default, outputs) if default or outputs else _JSON
+    layout = ResponseFormat(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
     return InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier), layout
 
 
-def decode_raw_request(model: str, version: str, body: bytes, signature: Signature) -> tuple[InferRequest, Layout]:
+def decode_raw_request(
+    model: str, version: str, body: bytes, signature: Signature
+) -> tuple[InferRequest, ResponseFormat]:
     """Return a request whose whole body is the one input's raw data, batch 1 (header length 0 says so).
 
     Raises:
@@ -123,10 +125,10 @@ def decode_raw_request(model: str, version: str, body: bytes, signature: Signatu
             raise InvalidArgument(f"the shape of '{spec.name}' cannot be told from a raw body of {len(body)} bytes")
         shape = [len(body) // row if isinstance(dim, str) else dim for dim in shape]
     array = arrays.from_bytes(spec.name, spec.dtype, [int(dim) for dim in shape], raw)
-    return InferRequest(Template(model, version), {spec.name: array}), Layout(default=True)
+    return InferRequest(Template(model, version), {spec.name: array}), ResponseFormat(default=True)
 
 
-def encode_response(response: InferResponse, layout: Layout) -> tuple[bytes, Headers]:
+def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[bytes, Headers]:
     """Return the body, and the headers that tell how long its JSON is if raw buffers follow it.
 
     Raises:
@@ -170,7 +172,7 @@ class _Form(NamedTuple):
     headers: Headers
 
 
-def _learn(route: Route, layout: Layout, form: tuple[Any, ...]) -> _Form:
+def _learn(route: Route, layout: ResponseFormat, form: tuple[Any, ...]) -> _Form:
     """Return the JSON of answers without their values, and remember it.
 
     Args:

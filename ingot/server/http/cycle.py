@@ -6,7 +6,7 @@ import functools
 
 from ingot.errors import IngotError, Unavailable
 from ingot.server.http import exchange
-from ingot.server.http.exchange import Answer, Work
+from ingot.server.http.exchange import Decoding, HttpResponse
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
 from ingot.server.http.shared import Shared
@@ -44,7 +44,7 @@ class Cycle:
         self._protocol = protocol
         self._shared = shared
         self._held = 0
-        self._ticket: Work | None = None
+        self._ticket: Decoding | None = None
 
     @property
     def response_started(self) -> bool:
@@ -85,7 +85,7 @@ class Cycle:
         self._shared.budget.change(size, self._held)
         self._held += size
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: HttpResponse) -> None:
         """Send the answer, and let the connection go on."""
         if self.disconnected or self.response_complete:
             return

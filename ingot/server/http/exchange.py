@@ -15,10 +15,10 @@ from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.http import codec, large
 from ingot.server.http.codec import Headers
-from ingot.server.http.plans import Layout, Plans
+from ingot.server.http.plans import Plans, ResponseFormat
 from ingot.server.limits import BODY_PACE, Budget
 from ingot.server.requests import InferRequest, InferResponse
-from ingot.server.unfolding import Hold, Unfolding
+from ingot.server.unfolding import Decompression, Hold
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitFilter())
@@ -27,7 +27,7 @@ log.addFilter(RateLimitFilter())
 _RETRY: Headers = (("Retry-After", "1"),)
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """An HTTP answer."""
 
     status: int
@@ -36,11 +36,11 @@ class Answer(NamedTuple):
     media_type: str = "application/json"
 
 
-Done = Callable[[Answer], None]
-Probe = Callable[[DataPlane], Answer]
+Done = Callable[[HttpResponse], None]
+Probe = Callable[[DataPlane], HttpResponse]
 
 
-class Asked(NamedTuple):
+class RequestHead(NamedTuple):
     """What path and headers say of an inference request. ``header_length`` is text if it is no number."""
 
     model: str
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     answer_encoding: str | None
 
     @classmethod
-    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> Asked:
+    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> RequestHead:
         """Return it.
 
         Args:
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
         )
 
 
-NOTHING = Asked("", "", None, "", None)
+NOTHING = RequestHead("", "", None, "", None)
 
 
 class Service(NamedTuple):
@@ -83,14 +83,14 @@ class Service(NamedTuple):
     budget: Budget
 
 
-class Work(Protocol):
+class Decoding(Protocol):
     """A request that is not answered yet."""
 
     def cancel(self) -> None:
         """Forget it, as its client left; does nothing once it is answered."""
 
 
-def begin(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -> Work | None:
+def begin(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Decoding | None:
     """Take an inference request in.
 
     Args:
@@ -109,7 +109,7 @@ def begin(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -
     return _submit(service, asked, body, hold, done)
 
 
-def _submit(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done) -> Work | None:
+def _submit(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Decoding | None:
     plane = service.plane
     try:
         length = asked.header_length
@@ -133,17 +133,17 @@ def _submit(service: Service, asked: Asked, body: bytes, hold: Hold, done: Done)
 class _Decoding:
     """A request with JSON so large that it is decoded in a thread: in the event loop, all others would wait for it."""
 
-    def __init__(self, service: Service, asked: Asked, hold: Hold, done: Done):
+    def __init__(self, service: Service, asked: RequestHead, hold: Hold, done: Done):
         self._service = service
         self._asked = asked
         self._hold = hold
         self._done = done
-        self._work: Work | None = None
-        self._decoding: Future[tuple[InferRequest, Layout]] | None = None
+        self._work: Decoding | None = None
+        self._decoding: Future[tuple[InferRequest, ResponseFormat]] | None = None
         self._size = 0
         self._cancelled = False
 
-    def start(self, body: bytes, header_length: int | None) -> Work:
+    def start(self, body: bytes, header_length: int | None) -> Decoding:
         self._size = len(body)
         self._decoding = unfolding.threads.submit(
             codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
@@ -161,7 +161,7 @@ class _Decoding:
         if work is not None:
             work.cancel()
 
-    def _decoded(self, future: asyncio.Future[tuple[InferRequest, Layout]]) -> None:
+    def _decoded(self, future: asyncio.Future[tuple[InferRequest, ResponseFormat]]) -> None:
         self._decoding = None
         if future.cancelled():
             return
@@ -181,14 +181,14 @@ class _Decoding:
 class _Packed:
     """A request with a ``Content-Encoding``."""
 
-    def __init__(self, service: Service, asked: Asked, hold: Hold, done: Done):
+    def __init__(self, service: Service, asked: RequestHead, hold: Hold, done: Done):
         self._service = service
         self._asked = asked
         self._hold = hold
         self._done = done
-        self._work: Work | None = None
+        self._work: Decoding | None = None
 
-    def start(self, body: bytes) -> Work | None:
+    def start(self, body: bytes) -> Decoding | None:
         try:
             encoding = compression.known(self._asked.encoding)
         except InvalidArgument as error:
@@ -197,7 +197,7 @@ class _Packed:
         if not encoding:
             return _submit(self._service, self._asked, body, self._hold, self._done)
         pieces = compression.unfolded(body, encoding, self._service.max_body_bytes)
-        self._work = body_to_be = Unfolding(pieces, self._hold, self._go_on)
+        self._work = body_to_be = Decompression(pieces, self._hold, self._go_on)
         body_to_be.start(len(body))
         return self if self._work is not None else None
 
@@ -214,7 +214,9 @@ class _Packed:
             self._work = _submit(self._service, self._asked, body, self._hold, self._done)
 
 
-def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: InferResponse | IngotError) -> None:
+def _reply(
+    plane: DataPlane, asked: RequestHead, layout: ResponseFormat, done: Done, outcome: InferResponse | IngotError
+) -> None:
     if isinstance(outcome, IngotError):
         done(refusal(plane, outcome))
         return
@@ -225,17 +227,19 @@ def _reply(plane: DataPlane, asked: Asked, layout: Layout, done: Done, outcome: 
         done(failure(plane, error))
         return
     if asked.answer_encoding is None:
-        done(Answer(200, body, headers, media_type))
+        done(HttpResponse(200, body, headers, media_type))
     else:
         headers += (("Content-Encoding", asked.answer_encoding),)
-        unfolding.compress(body, asked.answer_encoding, lambda packed: done(Answer(200, packed, headers, media_type)))
+        unfolding.compress(
+            body, asked.answer_encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type))
+        )
 
 
-async def infer(service: Service, asked: Asked, body: bytes, hold: Hold) -> Answer:
+async def infer(service: Service, asked: RequestHead, body: bytes, hold: Hold) -> HttpResponse:
     """Answer an inference request; :func:`begin` as a coroutine."""
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
 
-    def done(answer: Answer) -> None:
+    def done(answer: HttpResponse) -> None:
         if not future.done():  # else its client left in this very tick
             future.set_result(answer)
 
@@ -247,30 +251,30 @@ async def infer(service: Service, asked: Asked, body: bytes, hold: Hold) -> Answ
             work.cancel()  # which does nothing unless its client left
 
 
-def live(plane: DataPlane) -> Answer:
+def live(plane: DataPlane) -> HttpResponse:
     """Answer whether the process runs."""
-    return Answer(200, codec.dumps({"live": True}))
+    return HttpResponse(200, codec.dumps({"live": True}))
 
 
-def ready(plane: DataPlane) -> Answer:
+def ready(plane: DataPlane) -> HttpResponse:
     """Answer whether requests would be served."""
-    return Answer(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
+    return HttpResponse(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
 
 
-def refusal(plane: DataPlane, error: IngotError) -> Answer:
+def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
     """Return an error as an answer, and count it."""
     plane.count_error("http", error)
     headers = _RETRY if error.code is Code.UNAVAILABLE else ()
-    return Answer(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+    return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
 
 
-def too_slow(plane: DataPlane) -> Answer:
+def too_slow(plane: DataPlane) -> HttpResponse:
     """Answer that a body comes too slowly, and count it."""
     error = DeadlineExceeded(f"the rest of the request's body did not come in time; {BODY_PACE}")
     return refusal(plane, error)._replace(status=codec.TOO_SLOW)
 
 
-def failure(plane: DataPlane, error: Exception) -> Answer:
+def failure(plane: DataPlane, error: Exception) -> HttpResponse:
     """Return any error as an answer; what is not ours to tell is logged."""
     if not isinstance(error, IngotError):
         log.error("a request failed", exc_info=error)

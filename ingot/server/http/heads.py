@@ -25,7 +25,7 @@ class Head(NamedTuple):
     ``length`` is the body's, None where it is chunked. A health check has a ``probe``; all others are inference.
     """
 
-    asked: exchange.Asked
+    asked: exchange.RequestHead
     length: int | None
     expects: bool = False
     probe: exchange.Probe | None = None
@@ -83,7 +83,7 @@ def read(method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> 
         length = first.get("content-length")
         chunked = length is None and "transfer-encoding" in first
         return Head(
-            exchange.Asked.of(route["model"], route["version"] or "", first),
+            exchange.RequestHead.of(route["model"], route["version"] or "", first),
             None if chunked else int(length or 0),
             first.get("expect", "").lower() == "100-continue",
         )

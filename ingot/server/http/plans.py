@@ -13,7 +13,7 @@ import orjson
 
 from ingot.runtime import key_of
 from ingot.server.http import data
-from ingot.server.recent import Recent
+from ingot.server.recent import BoundedCache
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import DType
 
@@ -28,7 +28,7 @@ _ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
 _MARK = 123454321
 
 
-class Layout(NamedTuple):
+class ResponseFormat(NamedTuple):
     """Which outputs the client wants as raw buffers."""
 
     default: bool = False
@@ -38,14 +38,14 @@ class Layout(NamedTuple):
         return self.by_name.get(name, self.default)
 
 
-Decoded = tuple[InferRequest, Layout]
+Decoded = tuple[InferRequest, ResponseFormat]
 
 
 class _Raw(NamedTuple):
     """A JSON header whose tensors are raw data behind it, as (name, shape, type, offset in the data)."""
 
     template: Template
-    layout: Layout
+    layout: ResponseFormat
     tensors: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
     size: int
 
@@ -54,7 +54,7 @@ class _Text(NamedTuple):
     """A JSON text in which the values of the one tensor are a flat list, or one row of a nested one."""
 
     template: Template
-    layout: Layout
+    layout: ResponseFormat
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -65,9 +65,9 @@ class Plans:
     """The bodies that are known of one server; each is learnt when the like of it comes for the second time."""
 
     def __init__(self) -> None:
-        self._raws: Recent[tuple[str, str, bytes], _Raw] = Recent(_MOST)
-        self._texts: Recent[tuple[str, str, bytes, bytes], _Text] = Recent(_MOST)
-        self._seen: Recent[int, None] = Recent(_MOST)
+        self._raws: BoundedCache[tuple[str, str, bytes], _Raw] = BoundedCache(_MOST)
+        self._texts: BoundedCache[tuple[str, str, bytes, bytes], _Text] = BoundedCache(_MOST)
+        self._seen: BoundedCache[int, None] = BoundedCache(_MOST)
 
     def read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
         """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
@@ -83,7 +83,7 @@ class Plans:
             inputs[name] = np.ndarray(shape, dtype, body, start + offset)
         return InferRequest(plan.template, inputs, identifier), plan.layout
 
-    def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: Layout) -> None:
+    def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
         """Remember what a header means, if that is all that there is to know of requests that begin with it."""
         template = request.template
         identifier, rest = _cut_id(raw)
@@ -121,7 +121,7 @@ class Plans:
         inputs = {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}
         return InferRequest(plan.template, inputs, identifier), plan.layout
 
-    def learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: Layout) -> None:
+    def learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
         """Remember what a JSON text means beside its values, if it has one tensor. ``header`` is used up."""
         if len(request.inputs) != 1:
             return

@@ -9,11 +9,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.exchange import Answer, Service
+from ingot.server.http.exchange import HttpResponse, Service
 from ingot.server.http.heads import Head
 from ingot.server.http.plans import Plans
 from ingot.server.limits import Budget
-from ingot.server.recent import Recent
+from ingot.server.recent import BoundedCache
 
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
@@ -33,10 +33,10 @@ class Shared:
     def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int):
         self.budget = Budget(max_bodies_bytes)
         self.service = Service(plane, Plans(), max_body_bytes, self.budget)
-        self.heads: Recent[bytes, Head] = Recent(_MAX_HEADS)
+        self.heads: BoundedCache[bytes, Head] = BoundedCache(_MAX_HEADS)
         self._app: Any = None
         self._importing: asyncio.Lock | None = None
-        self._heads: Recent[tuple[Any, ...], bytes] = Recent(_MAX_HEADS)
+        self._heads: BoundedCache[tuple[Any, ...], bytes] = BoundedCache(_MAX_HEADS)
         self._defaults: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -60,7 +60,7 @@ class Shared:
 
         return create_app(self.service.plane, self.service.max_body_bytes, budget=self.budget)
 
-    def render(self, answer: Answer, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> list[bytes]:
+    def render(self, answer: HttpResponse, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> list[bytes]:
         """Return an answer as bytes, in one piece or two.
 
         Args:
@@ -80,7 +80,7 @@ class Shared:
         return [head + body] if len(body) < _JOIN_BELOW else [head, body]
 
 
-def _head(answer: Answer, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
+def _head(answer: HttpResponse, defaults: list[tuple[bytes, bytes]], *, keep_alive: bool) -> bytes:
     """Return all that stands before the body."""
     lines = [STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in defaults)]
     if not keep_alive:

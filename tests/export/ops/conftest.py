@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.export.ops import definition
+from ingot.export.rewrite.ops import definition
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ingot
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import ops as package
+from ingot.export.rewrite import ops as package
 from tests.export.ops import operators as ops
 
 

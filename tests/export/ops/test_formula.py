@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import ingot
 from ingot.errors import InvalidArgument
-from ingot.export.passes.manager import FxPass, PassManager, PassRecord
 from ingot.export.program import quiet
+from ingot.export.rewrite.passes.manager import FxPass, PassManager, PassRecord
 from tests.export.models import Function
 from tests.export.ops import operators as ops
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
-from ingot.export.ops import Op, build_ort_library
+from ingot.export.rewrite.ops import Op, build_ort_library
 from tests.support import ROOT, RequireTool
 
 SOURCE = """

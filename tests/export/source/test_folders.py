@@ -14,7 +14,7 @@ from torch import nn
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export import export_model, load_source
-from ingot.export.subject import describe
+from ingot.export.source.subject import describe
 from ingot.runtime import load_engine
 from tests.export import models
 from tests.support import RunIngot

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import Archive, BlobFolder, add_variant, manifest, onnx_graph
+from ingot.model_store import Archive, BlobFolder, add_variant
 from ingot.model_store.diff import diff, view
+from ingot.model_store.format import manifest, onnx_graph
 from tests.model_store import forgeries, samples
 from tests.model_store.diff.models import EVIL, LARGE, graph, graphs, one, tensor
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ingot.model_store import BatchLatency, Evidence, Golden, Serving
 from ingot.model_store.diff import diff, measured
-from ingot.model_store.evidence import Agreement, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.format.evidence import Agreement, Interval, MetricEvidence, ParityEvidence
 from tests.model_store.diff.models import one, variants, with_evidence
 
 

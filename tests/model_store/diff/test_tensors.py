@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from ingot.model_store import Archive, BlobFolder
+from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.diff import diff
 from ingot.model_store.diff.records import Values
-from ingot.model_store.manifest import Descriptor
 from ingot.tensors import Array
 from tests.model_store.diff.models import LARGE, graph, graphs, one, tensor, values
 

@@ -7,8 +7,9 @@ import json
 import re
 from collections.abc import Callable
 
-from ingot.model_store import Archive, manifest
-from ingot.model_store.blobs import read
+from ingot.model_store import Archive
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.format import manifest
 from tests.model_store.registry.proxy import Asked, Reply
 
 Handler = Callable[[Asked], "Reply | None"]

@@ -12,9 +12,9 @@ import pytest
 
 from ingot.errors import InvalidArchive, Unavailable
 from ingot.model_store import Archive, Store
-from ingot.model_store.blobs import CHUNK_BYTES
+from ingot.model_store.blobs.blobs import CHUNK_BYTES
+from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.registry import Registry, Retries
-from ingot.model_store.transfer import Transfer
 from tests.model_store.registry.proxy import Fault, Server, serving
 from tests.model_store.samples import archive
 

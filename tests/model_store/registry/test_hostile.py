@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Unavailable, Unsupported
-from ingot.model_store import manifest
+from ingot.model_store.format import manifest
 from ingot.model_store.registry import Credentials, Registry, Retries
 from tests.model_store.registry.fake import Fake, digest
 from tests.model_store.registry.proxy import Asked, Reply, Server, serving

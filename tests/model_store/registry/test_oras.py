@@ -8,8 +8,8 @@ from pathlib import Path
 import oras.client
 import oras.container
 
-from ingot.model_store import manifest
-from ingot.model_store.blobs import read
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.format import manifest
 from ingot.model_store.registry import Registry
 from tests.model_store.samples import archive
 

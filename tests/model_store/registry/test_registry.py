@@ -11,9 +11,9 @@ import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved, Unsupported
 from ingot.model_store import Store
+from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.places import Place, open_place
 from ingot.model_store.registry import Credentials, Registry
-from ingot.model_store.transfer import Transfer
 from tests.model_store.registry.servers import docker_registry
 from tests.model_store.samples import archive
 from tests.support import RequireTool

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan
+from ingot.quant.schemes import plan as plans
+from ingot.quant.schemes.plan import Plan
 from ingot.tensors import Array
 from tests.quant import graphs
 from tests.quant.graphs import random, sqnr

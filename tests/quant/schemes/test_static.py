@@ -8,9 +8,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan
+from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes import static
+from ingot.quant.schemes.plan import Plan
 from ingot.quant.schemes.rounding import Affine, channel_scales, to_int8
 from ingot.tensors import Array
 from tests.quant import graphs

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.quant import plan as plans
-from ingot.quant.plan import Plan
+from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes import weight_only
+from ingot.quant.schemes.plan import Plan
 from ingot.tensors import Array
 from tests.quant import graphs
 from tests.quant.graphs import random, sqnr

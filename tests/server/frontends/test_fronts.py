@@ -323,7 +323,7 @@ def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
         for url in (server.http_url, server.grpc_url) * 3:
             with ingot.Client(url) as client:
                 client.infer("affine", {"x": x})
-    from ingot.model_store import goldens
+    from ingot.model_store.format import goldens
 
     files = sorted((folder / "traffic" / "affine" / "1").iterdir())
     cases = [case for file in files for case in goldens.decode(file.read_bytes())]

@@ -21,7 +21,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import arena, records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.child import Child
-from ingot.server.frontends.desk import Desk
+from ingot.server.frontends.desk import EngineSession
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.remote import EngineEnd
 from ingot.server.frontends.supervisor import FrontProcesses
@@ -60,7 +60,7 @@ class Pair:
         self.told: list[tuple[int, bytes]] = []
         self.lost = False
         with arenas() as handles:
-            self.desk = Desk(DataPlane(FakeCatalog()), models, handles, render, self._lost)  # type: ignore[arg-type]
+            self.desk = EngineSession(DataPlane(FakeCatalog()), models, handles, render, self._lost)  # type: ignore[arg-type]
             self.front = Channel(handles[1], handles[0], self._receive, lambda: None)
         self.engine = EngineEnd(self.front, 1 << 20)
 

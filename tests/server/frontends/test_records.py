@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ingot.errors import CLASSES, Code, DeadlineExceeded
 from ingot.runtime import key_of
 from ingot.server.frontends import records
-from ingot.server.frontends.records import HEADER, Layout, Splitter
+from ingot.server.frontends.records import HEADER, Splitter, TensorLayout
 from ingot.tensors import Array, DType
 from tests.server.samples import sample
 
@@ -33,7 +33,7 @@ ARRAYS["columns"] = np.arange(12, dtype=np.float64).reshape(3, 4).T
 
 
 def test_tensors_of_all_kinds_survive_the_stream() -> None:
-    layout = Layout.loads(Layout.of_arrays(ARRAYS).dumps())
+    layout = TensorLayout.loads(TensorLayout.of_arrays(ARRAYS).dumps())
     got = layout.read(memoryview(b"".join(layout.dump(ARRAYS))))
     assert list(got) == list(ARRAYS)
     for name, array in ARRAYS.items():
@@ -45,7 +45,7 @@ def test_tensors_of_all_kinds_survive_the_stream() -> None:
 
 def test_tensors_of_fixed_size_survive_a_block() -> None:
     plain = {name: array for name, array in ARRAYS.items() if array.dtype != object}
-    layout = Layout.of_arrays(plain)
+    layout = TensorLayout.of_arrays(plain)
     block = np.zeros(layout.size + 100, np.uint8)
     layout.write(plain, block)
     got = layout.map(block)

@@ -192,7 +192,7 @@ class Connection(Control, asyncio.Protocol):
         elif kind == HEADERS and self.settled:
             self._headers(flags, stream_id, data, start, stop)
         elif kind == SETTINGS or self.settled:
-            self.steer(kind, flags, stream_id, data[start:stop])
+            self.handle_control_frame(kind, flags, stream_id, data[start:stop])
         else:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
 

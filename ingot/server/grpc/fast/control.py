@@ -27,7 +27,7 @@ from ingot.server.grpc.fast.frames import (
     reset,
     window_update,
 )
-from ingot.server.grpc.fast.outlet import Outlet
+from ingot.server.grpc.fast.outlet import FrameWriter
 from ingot.server.grpc.fast.stream import Stream
 
 # What a client may send that brings no call forward: so much at once, so much a second, and some more for each call.
@@ -48,7 +48,7 @@ _SMALL_UPDATE = 1024
 _DRAINING = b"draining"
 
 
-class Control(Outlet):
+class Control(FrameWriter):
     """The half of a connection that holds both sides to the protocol.
 
     ``last_id`` is the highest stream that the client opened; ``leaving`` says that either side takes no new ones,
@@ -71,7 +71,7 @@ class Control(Outlet):
     def failed(self, code: ErrorCode) -> None:
         """Note that the client broke the protocol."""
 
-    def steer(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def handle_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Take a frame that is neither DATA nor a part of headers.
 
         Raises:

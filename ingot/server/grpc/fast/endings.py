@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from ingot.server.grpc.fast.outlet import Outlet
+from ingot.server.grpc.fast.outlet import FrameWriter
 
 # Each may cancel a task, with what that works on: some 0.1 ms.
 _A_TICK = 64
@@ -15,10 +15,10 @@ class StreamCleanup:
     """The connections of one event loop that are over, and still have calls."""
 
     def __init__(self) -> None:
-        self._outlets: deque[Outlet] = deque()
+        self._outlets: deque[FrameWriter] = deque()
         self._due = False
 
-    def add(self, outlet: Outlet) -> None:
+    def add(self, outlet: FrameWriter) -> None:
         """End the calls of a connection: the first of them now, unless this tick has ended enough already."""
         self._outlets.append(outlet)
         if not self._due:

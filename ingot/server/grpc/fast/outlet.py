@@ -31,7 +31,7 @@ _MOST_QUEUED = 256 << 20
 _RECENT = 256
 
 
-class Outlet:
+class FrameWriter:
     """Sends frames within the client's windows, in turn where several streams have more than one frame to send.
 
     ``queued`` is how many bytes of DATA wait, ``progress`` how many calls were answered and frames that waited sent,

@@ -13,10 +13,10 @@ from torch import fx, nn
 
 from ingot.export.capture import exported
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.passes.fx_graph import is_assert, is_identity
-from ingot.export.passes.manager import FxPass
 from ingot.export.program import Captured, Program, Runner, quiet
-from ingot.export.rules.fx import TRANSLATIONS
+from ingot.export.rewrite.passes.fx_graph import is_assert, is_identity
+from ingot.export.rewrite.passes.manager import FxPass
+from ingot.export.rewrite.rules.fx import TRANSLATIONS
 from ingot.tensors import Array
 from tests.export.programs import Case, capture
 

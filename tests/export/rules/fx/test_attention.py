@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.rules.fx import TRANSLATIONS
-from ingot.export.rules.fx.attention import SDPA, Attention
+from ingot.export.rewrite.rules.fx import TRANSLATIONS
+from ingot.export.rewrite.rules.fx.attention import SDPA, Attention
 from tests.export.programs import capture
 from tests.export.rules.fx.support import Session, lower, onnx_operators, operators, rewrite, trace
 

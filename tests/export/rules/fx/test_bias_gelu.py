@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ingot.export.rules.fx.bias_gelu import BiasGelu
+from ingot.export.rewrite.rules.fx.bias_gelu import BiasGelu
 from tests.export.models import Function
 from tests.export.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
 

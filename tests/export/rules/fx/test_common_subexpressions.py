@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.export.rules.fx.common_subexpressions import CommonSubexpressions
+from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpressions
 from tests.export.models import Function
 from tests.export.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 

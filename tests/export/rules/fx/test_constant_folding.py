@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ingot.export.rules.fx.constant_folding import GROWTH, ConstantFolding
-from ingot.export.rules.fx.conv_bn import ConvBn
+from ingot.export.rewrite.rules.fx.constant_folding import GROWTH, ConstantFolding
+from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
 from tests.export.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 
 X = "x:float32[batch,8]"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ingot.export.program import quiet
-from ingot.export.rules.fx.conv_bn import ConvBn
+from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
 from tests.export.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 
 IMAGE = "x:float32[batch,3,8,8]"

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from ingot.export.program import quiet
-from ingot.export.rules.fx.constant_folding import ConstantFolding
-from ingot.export.rules.fx.dequant_matmul import DequantMatmul
+from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
+from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
 from tests.export.rules.fx.support import lower, operators, rewrite, trace
 
 with quiet():  # defines the operators quantized_decomposed::*

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ingot.export.rules.fx.layer_norm import LayerNorm
+from ingot.export.rewrite.rules.fx.layer_norm import LayerNorm
 from tests.export.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
 
 SIZE = 12

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from ingot.export.passes.fx_graph import Memory, aten, insert
-from ingot.export.passes.fx_pattern import Dim, Match, Number, Op, Pattern, PatternPass, Var
+from ingot.export.rewrite.passes.fx_graph import Memory, aten, insert
+from ingot.export.rewrite.passes.fx_pattern import Dim, Match, Number, Op, Pattern, PatternPass, Var
 from tests.export.models import Function
 from tests.export.rules.fx.support import Each, lower, onnx_operators, operators, rewrite, trace
 

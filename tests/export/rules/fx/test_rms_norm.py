@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rules.fx.rms_norm import RmsNorm
+from ingot.export.rewrite.rules.fx.rms_norm import RmsNorm
 from tests.export.rules.fx.support import Each, lower, operators, rewrite, trace
 
 SIZE = 16

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ingot.export.program import quiet
-from ingot.export.rules.fx.rotary import ROTARY, Rotary
+from ingot.export.rewrite.rules.fx.rotary import ROTARY, Rotary
 from tests.export.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 
 SIZE, HEADS = 8, 2

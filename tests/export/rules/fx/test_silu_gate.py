@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ingot.export.rules.fx.silu_gate import SiluGate
+from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
 from tests.export.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
 
 X = "x:float32[batch,seq,8]"

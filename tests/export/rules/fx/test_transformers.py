@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.passes.manager import PassManager, PassRecord
 from ingot.export.program import Captured, quiet
 from ingot.export.proof.parity import prove
-from ingot.export.rules.fx import RULES, TRANSLATIONS
+from ingot.export.rewrite.passes.manager import PassManager, PassRecord
+from ingot.export.rewrite.rules.fx import RULES, TRANSLATIONS
 from tests.export.programs import Case, capture
 from tests.export.rules.fx.support import Session, assert_equal, onnx_operators, recapture
 

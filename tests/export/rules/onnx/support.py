@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from torch import nn
 from torch.export import Dim
 
-from ingot.export.passes.manager import OnnxPass
 from ingot.export.program import quiet
+from ingot.export.rewrite.passes.manager import OnnxPass
 from ingot.tensors import Array
 
 SIZES = ({"batch": 2, "seq": 5}, {"batch": 3, "seq": 8})

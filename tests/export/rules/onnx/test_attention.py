@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ingot.export.rules.onnx.attention import Attention
+from ingot.export.rewrite.rules.onnx.attention import Attention
 from tests.export.rules.onnx.support import Several, apply, export, floats, operators, parse, untouched
 
 EXAMPLE = torch.randn(2, 5, 16)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rules.onnx.bias_gelu import BiasGelu
+from ingot.export.rewrite.rules.onnx.bias_gelu import BiasGelu
 from tests.export.rules.onnx.support import Several, apply, export, floats, operators, parse, untouched
 
 

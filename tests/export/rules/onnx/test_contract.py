@@ -8,10 +8,10 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import ExportError
-from ingot.export import rules
-from ingot.export.passes.manager import PassManager
-from ingot.export.passes.onnx import OnnxRule, PatternRule, Replacement
-from ingot.export.rules.onnx import RULES
+from ingot.export.rewrite import rules
+from ingot.export.rewrite.passes.manager import PassManager
+from ingot.export.rewrite.passes.onnx import OnnxRule, PatternRule, Replacement
+from ingot.export.rewrite.rules.onnx import RULES
 from tests.export.rules.onnx.support import apply, contract, operators, parse
 from tests.support import ROOT
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rules.onnx.constant_folding import ConstantFolding
-from ingot.export.rules.onnx.conv_bn import ConvBn
+from ingot.export.rewrite.rules.onnx.constant_folding import ConstantFolding
+from ingot.export.rewrite.rules.onnx.conv_bn import ConvBn
 from tests.export.rules.onnx.support import apply, export, floats, operators, parse, untouched
 
 

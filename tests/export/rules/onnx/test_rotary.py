@@ -8,8 +8,8 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import nn
 
-from ingot.export.rules.onnx.rotary import Rotary
-from ingot.export.rules.onnx.rotary_cache import RotaryCache
+from ingot.export.rewrite.rules.onnx.rotary import Rotary
+from ingot.export.rewrite.rules.onnx.rotary_cache import RotaryCache
 from tests.export.rules.onnx.support import SIZES, Several, apply, export, floats, operators, parse, run, untouched
 
 

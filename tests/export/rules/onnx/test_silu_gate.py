@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ingot.export.rules.onnx.silu_gate import SiluGate
+from ingot.export.rewrite.rules.onnx.silu_gate import SiluGate
 from tests.export.rules.onnx.support import apply, export, operators, parse, untouched
 
 

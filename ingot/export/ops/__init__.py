@@ -1,6 +1,0 @@
-"""Operators of one's own. One definition is eager code, shapes, a rewrite rule, and an ONNX function; see ``op``."""
-
-from ingot.export.ops.definition import Op, defined, op, rules
-from ingot.export.ops.kernels import build_ort_library
-
-__all__ = ["Op", "build_ort_library", "defined", "op", "rules"]

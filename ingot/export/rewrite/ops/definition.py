@@ -1,0 +1,205 @@
+"""The definition of an operator, and those that this process has defined."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from onnxscript.values import OnnxFunction
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.rewrite.ops import kernels
+from ingot.export.rewrite.ops.formula import FormulaRule
+from ingot.export.rewrite.passes.manager import FxPass
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_NATIVE = re.compile(r"[A-Za-z_][\w.]*::[A-Za-z_]\w*")
+_DEFINED: dict[str, Op[Any, Any]] = {}
+
+
+class Op(Generic[P, R]):
+    """An operator; calling it runs its body, or a compiled kernel if one was given. Made by :func:`op`.
+
+    Attributes:
+        name: such as ``acme::gated_rms_norm``; in ONNX, the domain is ``acme``.
+        body: the Python function that defines it.
+        example: arguments to call it with, or empty.
+        spellings: further functions that its rewrite rule looks for.
+        onnx: its ONNX function, or None where that is derived from the body.
+        native: the operator of ONNX Runtime that it becomes instead, or None.
+        attributes: names that its arguments have as ONNX attributes, where they differ.
+        outputs: how many tensors it returns.
+        tensors: the parameters that take a tensor, a list of tensors, or a tensor or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        body: Callable[P, R],
+        example: Sequence[Any],
+        spellings: Sequence[Callable[..., Any]],
+        fake: Callable[..., Any] | None,
+        onnx: OnnxFunction[..., Any] | None,
+        native: str | None,
+        attributes: Mapping[str, str],
+    ):
+        self.name, self.body = name, body
+        self.example, self.spellings = tuple(example), tuple(spellings)
+        self.onnx, self.native, self.attributes = onnx, native, dict(attributes)
+        self._signature = inspect.signature(body)
+        functools.update_wrapper(self, body)
+        schema = _read_schema(name, body)
+        self.outputs = len(schema.returns)
+        self.tensors = frozenset(item.name for item in schema.arguments if "Tensor" in str(item.type))
+        torch.library.custom_op(name, body, mutates_args=()).register_fake(fake or body)
+
+    @property
+    def overload(self) -> torch._ops.OpOverload:
+        """What stands in FX graphs."""
+        namespace, _, name = self.name.partition("::")
+        return getattr(getattr(torch.ops, namespace), name).default  # type: ignore[no-any-return]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.overload(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return every argument of a call by its parameter's name, defaults included."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Run ``torch.library.opcheck``: schema, shapes, autograd registration, tracing with dynamic shapes.
+
+        Args:
+            args: those of a call; by default the example.
+            kwargs: likewise.
+
+        Raises:
+            ExportError: a check fails, such as for an output that is a view of an input.
+        """
+        if not args and not kwargs:
+            args = self._example()
+        try:
+            torch.library.opcheck(self.overload, args, kwargs)
+        except Exception as error:  # the body may raise anything, and opcheck raises many kinds
+            reason = " ".join(str(error).split())[:500]
+            raise ExportError(f"operator '{self.name}' fails torch.library.opcheck: {reason}") from error
+
+    def rule(self) -> FxPass:
+        """Return the rewrite rule that finds the formula in a captured model and puts the operator in its place.
+
+        Raises:
+            InvalidArgument: the operator has no example.
+        """
+        return self._rule
+
+    @functools.cached_property  # it traces the formula once
+    def _rule(self) -> FxPass:
+        class Rule(FormulaRule):
+            name = self.name
+
+        return Rule(self.overload, (self.body, *self.spellings), self.bind(self._example(), {}))
+
+    def kernel(self, device: str, *sources: str | Path) -> None:
+        """Compile a kernel, which then runs in place of the body on one kind of device, in this process.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+            sources: C++ or CUDA files that register it: ``TORCH_LIBRARY_IMPL(acme, CPU, m) { m.impl("name", &f); }``.
+
+        Raises:
+            NotFound: a source file is missing.
+            Unsupported: the device is not here.
+            InvalidArgument: the operator has no example, or the sources cannot be built or register nothing for it.
+            ParityError: the kernel answers the example otherwise than the body.
+        """
+        kernels.load(self.overload, self.body, self.bind(self._example(), {}), device, sources)
+
+    def _example(self) -> tuple[Any, ...]:
+        if not self.example:
+            raise InvalidArgument(f"operator '{self.name}' has no example; give one: @ingot.op(..., example=(...))")
+        return self.example
+
+
+def op(
+    name: str,
+    *,
+    example: Sequence[Any] = (),
+    spellings: Sequence[Callable[..., Any]] = (),
+    fake: Callable[..., Any] | None = None,
+    onnx: OnnxFunction[..., Any] | None = None,
+    native: str | None = None,
+    attributes: Mapping[str, str] | None = None,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an operator of a Python function of tensors.
+
+    The function's parameters and result must have type annotations that ``torch.library.custom_op`` knows. It must not
+    change its arguments, nor return one of them or a view of one.
+
+    Args:
+        name: ``namespace::name``.
+        example: arguments to call it with: what its rewrite rule is traced with, and what it is checked with.
+        spellings: functions of the same parameters and meaning, which the rewrite rule finds beside the body.
+        fake: gives a result of the right shape and type without the values; by default the body itself does.
+        onnx: an onnxscript function that it is in ONNX, with parameters of the same names; by default derived.
+        native: an operator of ONNX Runtime that takes the same inputs in the same order, such as
+            ``com.microsoft::BiasGelu``; the model then runs in ONNX Runtime only.
+        attributes: names of ONNX attributes by parameter, where they differ, such as ``{"eps": "epsilon"}``.
+
+    Raises:
+        InvalidArgument: the name, the parameters or the result are not fit for an operator.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(f"'{name}' cannot name an operator; write namespace::name, such as acme::gated_rms_norm")
+    if native is not None and not _NATIVE.fullmatch(native):
+        raise InvalidArgument(f"'{native}' is no ONNX operator; write domain::Name, such as com.microsoft::BiasGelu")
+
+    def define(body: Callable[P, R]) -> Op[P, R]:
+        made = Op(name, body, example, spellings, fake, onnx, native, attributes or {})
+        _DEFINED[name] = made
+        return made
+
+    return define
+
+
+def _read_schema(name: str, body: Callable[..., Any]) -> torch._C.FunctionSchema:
+    """Return PyTorch's view of a function's parameters and result.
+
+    Raises:
+        InvalidArgument: they are not fit for an operator, or PyTorch has one of that name.
+    """
+    namespace, _, short = name.partition("::")
+    if name not in _DEFINED and hasattr(getattr(torch.ops, namespace), short):
+        raise InvalidArgument(f"PyTorch has an operator '{name}' already; take another namespace")
+    try:
+        schema = torch._C.parse_schema(f"{name}{torch.library.infer_schema(body, mutates_args=())}")
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        reason = " ".join(str(error).removeprefix("infer_schema(func): ").split())
+        raise InvalidArgument(f"'{name}' cannot be an operator: {reason}") from error
+    if {str(item.type) for item in schema.returns} != {"Tensor"}:
+        raise InvalidArgument(f"'{name}' cannot be an operator: it must return a tensor or a tuple of tensors")
+    return schema
+
+
+def defined(target: Any) -> Op[Any, Any] | None:
+    """Return the operator that a node of an FX graph calls, or None if it is not one of these."""
+    return _DEFINED.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+
+
+def operators() -> tuple[Op[Any, Any], ...]:
+    """Return all operators that this process has defined."""
+    return tuple(_DEFINED.values())
+
+
+def rules() -> tuple[FxPass, ...]:
+    """Return the rewrite rules of all operators that this process has defined with an example."""
+    return tuple(item.rule() for item in operators() if item.example)

@@ -1,0 +1,121 @@
+"""Compiled kernels of operators: C++ or CUDA for PyTorch, and libraries of custom operators for ONNX Runtime.
+
+Both are native code of the user's. Nothing of it goes into an archive, and nothing loads it unless told to.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ingot import arrays
+from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
+from ingot.export.proof.parity import TOLERANCE
+from ingot.export.torch_arrays import from_torch
+from ingot.tensors import DType
+
+_HEADER = "onnxruntime_c_api.h"
+_OPTIONS = ("-std=c++20", "-O3", "-shared", "-fPIC")
+
+
+def load(
+    overload: torch._ops.OpOverload,
+    body: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    device: str,
+    sources: Sequence[str | Path],
+) -> None:
+    """Compile sources that register a kernel of a PyTorch operator; see :meth:`ingot.export.rewrite.ops.Op.kernel`."""
+    from torch.utils import cpp_extension  # slow to import, and few need it
+
+    name = overload._schema.name
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgument(f"a kernel is for 'cpu' or 'cuda', not for '{device}'")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Unsupported(f"a CUDA kernel of '{name}' needs a GPU, and PyTorch with CUDA")
+    paths = [str(_existing(source)) for source in sources]
+    try:
+        # The result is kept in PyTorch's own cache (TORCH_EXTENSIONS_DIR), so that it is compiled once.
+        cpp_extension.load(name.replace("::", "_"), paths, extra_cflags=["-O3"], is_python_module=False)
+    except (RuntimeError, OSError) as error:
+        raise InvalidArgument(f"the kernel of '{name}' cannot be built: {_errors(str(error))}") from error
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()):
+        namespace, _, short = name.partition("::")
+        raise InvalidArgument(
+            f"the sources register no kernel of '{name}' for '{device}'; they must hold: "
+            f'TORCH_LIBRARY_IMPL({namespace}, {device.upper()}, m) {{ m.impl("{short}", &function); }}'
+        )
+    arguments = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(arguments))
+    _compare(name, body(**arguments), overload(**arguments))
+
+
+def _compare(name: str, expected: Any, actual: Any) -> None:
+    for left, right in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
+        error = arrays.departure(from_torch(left), from_torch(right))
+        if error > TOLERANCE.get(DType.of(from_torch(left)), 0.0):
+            raise ParityError(
+                f"the kernel of '{name}' answers its example otherwise than the body, by {error:.1e} of the largest "
+                "value; it stays registered in this process, so start a new one once it is mended"
+            )
+
+
+def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: str | Path) -> Path:
+    """Compile a library of custom operators, which replaces the ONNX functions of operators of the same names.
+
+    Args:
+        sources: C++ files; one defines ``RegisterCustomOps``.
+        headers: a folder that holds the headers of ONNX Runtime, of the installed version or an older one.
+        out: the library to write, such as ``libacme.so``.
+
+    Returns:
+        The library's absolute path, for ``SessionOptions.register_custom_ops_library``.
+
+    Raises:
+        NotFound: a source is missing, or the headers are.
+        Unsupported: there is no C++ compiler.
+        InvalidArgument: the sources do not compile, or the result is no library of custom operators.
+    """
+    paths = [_existing(source) for source in sources]
+    found = next(Path(headers).rglob(_HEADER), None)
+    if found is None:
+        raise NotFound(
+            f"{headers} holds no {_HEADER}. No wheel of ONNX Runtime has its headers: take the archive "
+            "onnxruntime-linux-x64-<version>.tgz of https://github.com/microsoft/onnxruntime/releases, and give its "
+            "folder 'include'"
+        )
+    library = Path(out).resolve()
+    compiler = os.environ.get("CXX", "g++")
+    options = [*_OPTIONS, f"-I{found.parent}", "-o", str(library)]
+    try:
+        subprocess.run([compiler, *options, *map(str, paths)], check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise Unsupported(f"there is no C++ compiler '{compiler}' here; install one, or name it by CXX") from error
+    except subprocess.CalledProcessError as error:
+        raise InvalidArgument(f"{paths[0].name} does not compile: {_errors(error.stderr)}") from error
+    import onnxruntime  # the only use of it here
+
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+    except Exception as error:  # ONNX Runtime's exceptions share no base
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidArgument(f"ONNX Runtime cannot load {library.name}: {reason}") from error
+    return library
+
+
+def _existing(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise NotFound(f"there is no source file {source}")
+    return path
+
+
+def _errors(text: str) -> str:
+    """Return what a compiler calls errors in its output, or the end of it."""
+    lines = [line.strip() for line in text.splitlines() if "error: " in line]
+    return " ".join(" | ".join(lines[:3]).split())[:600] or " ".join(text.split())[-600:]

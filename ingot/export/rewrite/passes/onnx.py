@@ -1,0 +1,194 @@
+"""What rules over ONNX graphs share: a rewrite that keeps the model's contract, and questions about its values."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript.rewriter import pattern
+
+from ingot.errors import ExportError
+from ingot.export.rewrite.passes.manager import OnnxPass, PassResult
+from ingot.tensors import Array
+
+Dims = tuple[int | str | None, ...]
+"""A shape: sizes, names, and None for what is not known."""
+
+RANDOM = frozenset(
+    ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
+"""Operators that may give something else each time."""
+
+
+class OnnxRule(OnnxPass):
+    """An ONNX pass that keeps the names, order, types and shapes of the model's inputs and outputs.
+
+    Nodes and weights that nothing uses after the rewrite are removed. Bodies of local functions are left as they are:
+    they have operator sets of their own, and are how custom operators stay visible.
+    """
+
+    @abstractmethod
+    def rewrite(self, model: ir.Model) -> int:
+        """Rewrite the model in place and return how many places were changed."""
+
+    def call(self, graph: ir.Model) -> PassResult[ir.Model]:
+        with _without_functions(graph), _same_contract(graph):
+            matches = self.rewrite(graph)
+            if matches:
+                common.RemoveUnusedNodesPass()(graph)
+        return PassResult(graph, matches)
+
+
+class Replacement(Protocol):
+    """A pattern and what takes its place, in the form that onnxscript's rewriter has for classes.
+
+    ``check`` and ``rewrite`` get what the pattern's variables and named outputs stand for, by their names.
+    """
+
+    @property
+    def pattern(self) -> Callable[..., Any]:
+        """Builds the pattern out of ``op`` and variables."""
+
+    @property
+    def check(self) -> Callable[..., bool]:
+        """Tells whether a place that fits may be replaced."""
+
+    @property
+    def rewrite(self) -> Callable[..., Any]:
+        """Builds the nodes that take its place."""
+
+
+class PatternRule(OnnxRule):
+    """A rule made of patterns and their replacements, which onnxscript's rewriter looks for.
+
+    Operands of commutative operators match in either order. A match whose inner values are used elsewhere is left.
+    """
+
+    anchors: ClassVar[tuple[str, ...]]
+    """Operators without any of which no pattern can match; looking for every pattern at every node takes long."""
+
+    @abstractmethod
+    def patterns(self, opset: int) -> Sequence[Replacement]:
+        """Return the patterns for a model of this operator set, none if the rule does not apply to it.
+
+        Each is looked for in the whole graph before the next.
+        """
+
+    def rewrite(self, model: ir.Model) -> int:
+        if not any(node.op_type in self.anchors for node in model.graph.all_nodes()):
+            return 0
+        return sum(_apply(found, model) for found in self.patterns(model.opset_imports.get("", 0)))
+
+
+def _apply(found: Replacement, model: ir.Model) -> int:
+    rule = pattern.RewriteRule(found.pattern, found.rewrite, found.check)
+    return pattern.RewriteRuleSet([rule], commute=True).apply_to_model(model)
+
+
+@contextlib.contextmanager
+def _without_functions(model: ir.Model) -> Iterator[None]:
+    functions = dict(model.functions)
+    model.functions.clear()
+    try:
+        yield
+    finally:
+        model.functions.update(functions)
+
+
+@contextlib.contextmanager
+def _same_contract(model: ir.Model) -> Iterator[None]:
+    """Restore types and shapes of inputs and outputs, which rewrites lose or infer anew, and check their names."""
+    inputs, outputs = _given(model), list(model.graph.outputs)
+    before = [(value.name, value.type, value.shape and value.shape.copy()) for value in (*inputs, *outputs)]
+    yield
+    after = (*_given(model), *model.graph.outputs)
+    if [value.name for value in after] != [name for name, _, _ in before]:
+        raise ExportError("the rewrite has renamed, added or removed inputs or outputs of the model")
+    for value, (_, kind, shape) in zip(after, before, strict=True):
+        value.type, value.shape = kind, shape
+
+
+def _given(model: ir.Model) -> list[ir.Value]:
+    """Return the inputs without those that have a default value, which engines here never override."""
+    return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """Return the value that is known before the model runs, or None."""
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """Return a constant of one element, whose rank cannot raise that of what it is combined with; or None."""
+    array = constant(value)
+    return float(array.item()) if array is not None and array.size == 1 and array.ndim <= 1 else None
+
+
+def producer(value: ir.Value) -> ir.Node:
+    """Return the node that computes a value.
+
+    Raises:
+        ExportError: it is an input or a weight.
+    """
+    node = value.producer()
+    if node is None:
+        raise ExportError(f"'{value.name}' is not computed by any node")
+    return node
+
+
+def dims(value: ir.Value | None) -> Dims | None:
+    """Return a value's shape, or None if not even its rank is known."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+def same(*sizes: int | str | None) -> bool:
+    """Tell whether dimensions are known to be equal."""
+    return None not in sizes and len(set(sizes)) == 1
+
+
+def reduces_last(value: ir.Value, x: ir.Value) -> bool:
+    """Tell whether a reduction of what has the rank of ``x`` is over the last axis alone, and keeps it with size 1."""
+    node = producer(value)
+    axes: Sequence[int] = node.attributes.get_ints("axes", ())
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None  # since opset 18
+    if given is not None:
+        axes = given.tolist()
+    rank = len(dims(x) or ())
+    return node.attributes.get_int("keepdims", 1) == 1 and list(axes) in ([-1], [rank - 1])
+
+
+def spans_last(weight: ir.Value, value: ir.Value) -> bool:
+    """Tell whether ``weight`` is a vector with one element for each of the last axis of ``value``."""
+    shape, vector = dims(value) or (), dims(weight) or ()
+    return len(vector) == 1 and len(shape) > 0 and same(vector[0], shape[-1])
+
+
+def shape_of(vector: ir.Value | None) -> Dims | None:
+    """Return the sizes and names that a vector of sizes is computed from, or None if that is not plain."""
+    array = constant(vector)
+    if array is not None:
+        return tuple(array.reshape(-1).tolist())
+    node = vector.producer() if vector is not None else None
+    if node is None:
+        return None
+    if node.op_type == "Shape":
+        shape = dims(node.inputs[0])
+        bounds = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", None))
+        return None if shape is None else shape[bounds]
+    parts = [shape_of(value) for value in node.inputs]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if node.op_type == "Concat":
+        return tuple(itertools.chain.from_iterable(known))
+    if node.op_type == "Slice" and all(len(part) == 1 for part in known[1:]) and known[4:] in ([], [(1,)]):
+        start, end = known[1][0], known[2][0]
+        return known[0][start:end] if isinstance(start, int) and isinstance(end, int) else None
+    return None

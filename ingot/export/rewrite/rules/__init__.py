@@ -1,0 +1,57 @@
+"""Rewrite rules, one a file, for both kinds of graph; and the choice among them, the user's own included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from ingot.errors import InvalidArgument
+from ingot.export.rewrite import ops
+from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
+from ingot.export.rewrite.rules import fx, onnx
+
+ENTRY_POINTS = "ingot.rules"
+"""The entry-point group of a user's rules: each entry is a pass, or a sequence of passes."""
+
+
+def select(wanted: Sequence[str | FxPass | OnnxPass] = ("default",)) -> tuple[tuple[FxPass, ...], tuple[OnnxPass, ...]]:
+    """Return the rules of each kind, in the order in which they run.
+
+    Args:
+        wanted: names of rules; ``default`` stands for those that run without being asked for, ``all`` for all,
+            ``none`` for none. Passes among them run first.
+
+    Raises:
+        InvalidArgument: there is no rule of that name, or an entry point gives none.
+    """
+    # The user's come first: ours would eat parts of what they look for.
+    own = [item for item in wanted if not isinstance(item, str)]
+    known = (*own, *ops.rules(), *_installed(), *fx.RULES, *onnx.RULES)
+    names = {rule.name for rule in known}
+    for name in (item for item in wanted if isinstance(item, str)):
+        if name not in names | {"default", "all", "none"}:
+            raise InvalidArgument(f"there is no rule '{name}'; there are: {', '.join(sorted(names))}")
+    chosen = [
+        rule
+        for rule in known
+        if rule in own or rule.name in wanted or "all" in wanted or ("default" in wanted and rule.default)
+    ]
+    return (
+        tuple(rule for rule in chosen if isinstance(rule, FxPass)),
+        tuple(rule for rule in chosen if isinstance(rule, OnnxPass)),
+    )
+
+
+def _installed() -> list[FxPass | OnnxPass]:
+    found: list[FxPass | OnnxPass] = []
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded: Any = entry.load()
+        except Exception as error:  # the user's package may raise anything
+            raise InvalidArgument(f"the rules of entry point '{entry.name}' cannot be loaded: {error}") from error
+        for rule in loaded if isinstance(loaded, Sequence) else [loaded]:
+            if not isinstance(rule, FxPass | OnnxPass):
+                raise InvalidArgument(f"entry point '{entry.name}' gives a {type(rule).__name__}, not a pass")
+            found.append(rule)
+    return found

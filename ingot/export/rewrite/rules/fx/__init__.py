@@ -1,0 +1,30 @@
+"""Rules for the FX graph, in the order in which they run."""
+
+from ingot.export.rewrite.passes.manager import FxPass
+from ingot.export.rewrite.rules.fx.attention import Attention
+from ingot.export.rewrite.rules.fx.bias_gelu import BiasGelu
+from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpressions
+from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
+from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
+from ingot.export.rewrite.rules.fx.dead_branches import DeadBranches
+from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
+from ingot.export.rewrite.rules.fx.layer_norm import LayerNorm
+from ingot.export.rewrite.rules.fx.onnx_forms import TRANSLATIONS as TRANSLATIONS
+from ingot.export.rewrite.rules.fx.rms_norm import RmsNorm
+from ingot.export.rewrite.rules.fx.rotary import Rotary
+from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
+
+# Constants first: they decide branches, and layers whose weights are computed become plain ones.
+RULES: tuple[FxPass, ...] = (
+    ConstantFolding(),
+    DeadBranches(),
+    CommonSubexpressions(),
+    ConvBn(),
+    DequantMatmul(),
+    RmsNorm(),
+    LayerNorm(),
+    BiasGelu(),
+    SiluGate(),
+    Rotary(),
+    Attention(),
+)

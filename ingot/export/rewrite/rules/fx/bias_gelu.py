@@ -1,0 +1,32 @@
+"""GELU written out becomes ``aten.gelu``, and a bias that is added before it goes into the linear layer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import fx
+from torch.nn import functional
+
+from ingot.export.rewrite.passes.fx_function import Elementwise
+from ingot.export.rewrite.passes.fx_graph import Memory, aten, insert, tensor
+from ingot.export.rewrite.passes.fx_pattern import ANY, Either, Match, Op, PatternPass, Var
+
+WRITTEN_OUT = Elementwise(none=functional.gelu, tanh=partial(functional.gelu, approximate="tanh"))
+LINEAR = Op(aten.linear.default, Var("input"), Var("weight"))
+BIASED = Op(aten.gelu.default, Op(aten.add.Tensor, LINEAR, Var("bias"), name="sum"), approximate=ANY)
+
+
+class BiasGelu(PatternPass):
+    """Replaces any formula of GELU, by the error function or by tanh; and ``gelu(linear(x, w) + b)`` by one layer."""
+
+    name = "bias-gelu"
+    pattern = Either(WRITTEN_OUT, BIASED)
+
+    def replace(self, root: fx.Node, match: Match, memory: Memory) -> fx.Node | None:
+        if "x" in match.values:
+            return insert(root, aten.gelu.default, match["x"], approximate=match["function"])
+        weight, bias, total = tensor(match["weight"]), tensor(match["bias"]), match["sum"]
+        if weight is None or bias is None or tuple(bias.shape) != (weight.shape[0],) or bias.dtype is not weight.dtype:
+            return None
+        layer = insert(total, aten.linear.default, match["input"], match["weight"], match["bias"])
+        return insert(root, aten.gelu.default, layer, **root.kwargs)

@@ -1,0 +1,111 @@
+"""How operators that the rules make are expressed in ONNX, where the exporter has no form, or a poor one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+from onnx.defs import OpSchema
+from onnxscript.function_libs.torch_lib.ops import nn
+from torch._ops import OpOverload
+
+from ingot.export.rewrite.rules.fx.attention import SDPA
+from ingot.export.rewrite.rules.fx.rotary import ROTARY
+
+# The methods of an opset are typed for onnxscript's own tensors, not for the symbolic ones of the exporter.
+op: Any = onnxscript.opset18
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Express ``aten.scaled_dot_product_attention`` as two products and a softmax, of queries of any rank.
+
+    The exporter's own form before opset 23 takes shapes apart to transpose the keys, which doubles the nodes, it lets a
+    row in which a Boolean mask hides everything attend to all keys alike, where PyTorch gives zeros, and it takes 4-D
+    queries only (https://github.com/microsoft/onnxscript/pull/2558). It stays in use for grouped heads and dropout.
+    The rule for the ONNX graph makes one operator of it, if wanted.
+    """
+    if enable_gqa or dropout_p:
+        return nn.aten_scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    rank = len(key.shape)
+    product = op.MatMul(query, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    scores = op.Mul(product, _scale(query, scale))
+    if is_causal:
+        attn_mask = _causal(query, key)
+    if attn_mask is None:
+        return op.MatMul(op.Softmax(scores, axis=-1), value)
+    if attn_mask.dtype is not ir.DataType.BOOL:
+        return op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value)
+    least, zero = (op.CastLike(op.Constant(value_float=number), query) for number in (-math.inf, 0.0))
+    weights = op.Softmax(op.Where(attn_mask, scores, least), axis=-1)
+    return op.MatMul(op.Where(op.IsNaN(weights), zero, weights), value)
+
+
+def _scale(query: Any, scale: float | None) -> Any:
+    size = query.shape[-1]
+    if scale is not None or isinstance(size, int):
+        return op.CastLike(op.Constant(value_float=size**-0.5 if scale is None else scale), query)
+    return op.Reciprocal(op.Sqrt(op.CastLike(op.Shape(query, start=len(query.shape) - 1), query)))
+
+
+def _causal(query: Any, key: Any) -> Any:
+    """Return which keys each query attends to: those up to its own position."""
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    rows, columns = (
+        op.Range(zero, op.Squeeze(op.Shape(x, start=len(x.shape) - 2, end=len(x.shape) - 1)), one) for x in (query, key)
+    )
+    mask = op.GreaterOrEqual(op.Unsqueeze(rows, [1]), op.Unsqueeze(columns, [0]))
+    mask.dtype = ir.DataType.BOOL
+    return mask
+
+
+_KERNEL = onnxscript.values.Op(
+    onnxscript.values.Opset("com.microsoft", 1),
+    "RotaryEmbedding",
+    OpSchema(
+        "RotaryEmbedding",
+        "com.microsoft",
+        1,
+        inputs=[
+            OpSchema.FormalParameter("input", "T"),
+            OpSchema.FormalParameter("position_ids", "M"),
+            OpSchema.FormalParameter("cos_cache", "T"),
+            OpSchema.FormalParameter("sin_cache", "T"),
+        ],
+        outputs=[OpSchema.FormalParameter("output", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)"], ""), ("M", ["tensor(int64)"], "")],
+    ),
+)
+
+
+def rotary_embedding(x: Any, cos: Any, sin: Any) -> Any:
+    """Express ``ingot::rotary`` by ONNX Runtime's kernel, which finds the angles of each place in a table.
+
+    The table has a row for each place of ``cos``: for each position, and each place in the batch if they differ there.
+    """
+    places = op.Shape(cos, start=0, end=2)
+    count = op.ReduceProd(places, keepdims=0)
+    rows = op.Reshape(op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1)), places)
+    positions = op.Expand(rows, op.Concat(op.Shape(x, start=0, end=1), op.Shape(x, start=2, end=3), axis=0))
+    table = op.Constant(value_ints=[-1, cos.shape[2]])
+    return _KERNEL(x, positions, op.Reshape(cos, table), op.Reshape(sin, table))
+
+
+TRANSLATIONS: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    SDPA: attention,
+    ROTARY: rotary_embedding,
+}
+"""The forms by operator, for the ONNX exporter's ``custom_translation_table``."""

@@ -1,0 +1,216 @@
+"""The subject of an export: the module, its described inputs and examples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export import arguments
+from ingot.export.arguments import Arguments
+from ingot.export.program import Eager, States
+from ingot.export.proof import caches, indices, misdeclared, probe, sizes
+from ingot.export.proof.examples import Examples, infer_specs
+from ingot.export.source import defaults
+from ingot.export.torch_arrays import from_torch
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported and how it is called; ``notes`` say what was found out about it."""
+
+    eager: Eager
+    inputs: tuple[TensorSpec, ...]
+    ranges: Mapping[str, Range]
+    examples: Examples
+    output_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def example(self) -> dict[str, Array]:
+        """Inputs with every dimension at its default size."""
+        return self.examples.make(self.examples.default_sizes)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the user, or else the model itself, says of a model's inputs; ``notes`` are remarks on that."""
+
+    example: Any
+    inputs: tuple[TensorSpec, ...]
+    ranges: Mapping[str, Range]
+    constants: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def describe(
+    module: nn.Module,
+    example_inputs: Any,
+    inputs: str | Sequence[str | TensorSpec],
+    constants: Mapping[str, Any] | None,
+) -> Description:
+    """Return what is said of a model's inputs; the arguments are those of :func:`ingot.export.export_model`.
+
+    Raises:
+        InvalidArgument: a description is malformed, or there is none.
+    """
+    own = defaults.of(module)
+    specs, ranges = parse_inputs(inputs)
+    if example_inputs is None and not specs:
+        example_inputs = own.example
+        specs, ranges = parse_inputs(own.inputs)
+    if example_inputs is None and not specs:
+        raise InvalidArgument(
+            "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
+            "or example inputs (--example)"
+        )
+    notes: tuple[str, ...] = ()
+    if specs or not arguments.takes_any_keyword(module):
+        known = [spec.name for spec in specs] or arguments.parameters(module)
+        example_inputs, notes = arguments.inputs_among(example_inputs, known)
+    if specs or isinstance(example_inputs, Mapping):
+        notes = (*notes, *own.left_out([spec.name for spec in specs] or list(example_inputs)))
+    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})}, notes)
+
+
+def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
+    """Return the descriptions of inputs, and the ranges that they state.
+
+    Raises:
+        InvalidArgument: one is malformed, an input is described twice, or a dimension has two ranges.
+    """
+    specs: list[TensorSpec] = []
+    ranges: dict[str, Range] = {}
+    for item in [inputs] if isinstance(inputs, str) else inputs:
+        spec, stated = parse_spec(item) if isinstance(item, str) else (item, {})
+        for symbol, bounds in stated.items():
+            if ranges.setdefault(symbol, bounds) != bounds:
+                raise InvalidArgument(f"dimension '{symbol}' has two ranges: {ranges[symbol]} and {bounds}")
+        if spec.name in {other.name for other in specs}:
+            raise InvalidArgument(f"input '{spec.name}' is described twice")
+        specs.append(spec)
+    return tuple(specs), ranges
+
+
+def prepare(
+    module: nn.Module, description: Description, output_names: Sequence[str] = (), *, lift_state: bool = False
+) -> Subject:
+    """Bind a description to a module, and run it. Caches that the module fills when it is called stay filled.
+
+    Raises:
+        InvalidArgument: the description does not fit the module, or its parts each other.
+        ExportError: the module does not run, or changes its state and ``lift_state`` is not set.
+        ParityError: it does not repeat itself.
+    """
+    inputs, ranges, constants = description.inputs, description.ranges, description.constants
+    given: dict[str, Array] | None = None
+    if description.example is None:
+        call = arguments.from_names(module, [spec.name for spec in inputs], constants)
+        described = inputs
+    else:
+        call, tensors = arguments.from_example(module, description.example, constants)
+        call, given = _called_as_described(call, tensors, inputs, by_name=isinstance(description.example, Mapping))
+        described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
+    eager = Eager(module, call, output_names)
+    examples, notes = Examples(described, ranges, given), list[str]()
+    with probe.unchanged(module):
+        if given is None:
+            examples, notes = _fitted(eager, examples)
+        else:  # before anything else: this failure is the user's, and reads best by itself
+            examples = _weighed(eager, examples)
+    example = examples.make(examples.default_sizes)
+    found = caches.find(eager, examples)
+    states = _states(eager, example, found, lift_state)
+    if states:
+        values = {name: from_torch(module.get_buffer(name)) for name in states.buffers}
+        described += tuple(TensorSpec(name, DType.of(value), value.shape) for name, value in values.items())
+        eager = Eager(module, call, output_names, states)
+        examples = examples.with_states(described, values)
+    if found:
+        eager = caches.fill(eager, found, examples.make(examples.default_sizes))
+        notes.append(f"the model fills {', '.join(found)} when it is first called; the graph holds the result")
+    probe.check_repeats(eager, examples)
+    named = eager.run(examples.make(examples.default_sizes))
+    taken = {spec.name for spec in described} & set(named)
+    if taken:
+        raise InvalidArgument(f"'{min(taken)}' names an input and an output; give the outputs other names")
+    ranges = {dim: bounds for dim, bounds in examples.ranges.items() if dim in ranges or bounds != Range()}
+    return Subject(eager, described, ranges, examples, tuple(named), tuple(notes))
+
+
+def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
+    """Return examples that a model runs on, of those that can be made up, and what was found out about its sizes.
+
+    Raises:
+        ExportError: it runs on none.
+    """
+    notes = []
+    try:
+        examples = _weighed(eager, examples)
+    except ExportError as error:
+        if "does not run" not in str(error):
+            raise
+        fitting = _running(eager, examples)
+        if fitting is None:
+            raise ExportError(f"{error}; {misdeclared.remedy(eager, examples)}") from error
+        changed = [dim for dim, bounds in fitting.ranges.items() if bounds != examples.ranges[dim]]
+        if changed:
+            shown = sizes.declared(fitting.ranges, changed)
+            notes.append(f"the model does not run at all sizes; found by trying, the archive takes {shown}")
+        examples = _weighed(eager, fitting)
+    known = probe.index_limits(eager, examples.make(examples.default_sizes))
+    examples = examples.limited(known)
+    if eager.device.type == "cpu":  # elsewhere an index that is out of range ends the process's use of the device
+        examples = examples.limited(indices.find(eager, examples, known))
+    examples, more = sizes.narrowed(eager, examples)
+    return examples, [*notes, *more]
+
+
+def _weighed(eager: Eager, examples: Examples) -> Examples:
+    """Run a model at the examples' default, and return examples that know the work of that call."""
+    with probe.counting(eager.module) as flops:
+        eager.run(examples.make(examples.default_sizes))
+    return examples.with_work(sum(flops))
+
+
+def _running(eager: Eager, examples: Examples) -> Examples | None:
+    """Return examples at whose default a model runs: with zeros for integers, or with other sizes; None if none is."""
+    zeros = indices.zeros(examples)
+    if indices.failure(eager, zeros, zeros.default_sizes) is None:
+        return zeros
+    return sizes.stepped(eager, examples)
+
+
+def _called_as_described(
+    call: Arguments, tensors: Mapping[str, torch.Tensor], inputs: Sequence[TensorSpec], by_name: bool
+) -> tuple[Arguments, dict[str, Array]]:
+    """Return the example under the names of the description; arguments given in order take its names in order."""
+    arrays = {name: from_torch(tensor) for name, tensor in tensors.items()}
+    names = [spec.name for spec in inputs]
+    if not inputs or set(names) == set(arrays):
+        return call, arrays
+    if by_name or len(names) != len(arrays):
+        check_inputs(Signature(tuple(inputs), ()), arrays)  # says which is missing or unknown
+    return replace(call, names=tuple(names)), dict(zip(names, arrays.values(), strict=True))
+
+
+def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    by_name = {spec.name: spec for spec in inputs}
+    return tuple(by_name[name] for name in names)
+
+
+def _states(eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool) -> States:
+    """Return what the module changes, without the caches that it fills once, or refuse it."""
+    found = probe.find_states(eager, example)
+    states = States(tuple(name for name in found.buffers if name not in constant), found.inputs)
+    if states and not lift:
+        raise ExportError(
+            f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
+            "drop; return the new value as an output and take the old one as an input, or let --lift-state do that"
+        )
+    return states

@@ -1,0 +1,178 @@
+"""The documents of an archive: OCI index and manifest, ModelPack configuration, and our own ``serving.json``.
+
+An archive is an OCI index that lists one manifest a variant. A manifest's layers are raw blobs:
+
+    index (tag or archive file)
+    └── manifest of a variant        artifactType: ModelPack
+        ├── config                   ModelPack configuration (schema-strict)
+        ├── model.onnx               the graph; tensors of 1 MiB and more live outside it
+        ├── <hex>, <hex>, ...        one blob a large tensor; the graph names each by its digest
+        ├── serving.json             what ModelPack cannot say: signature, requirements, evidence, provenance
+        └── goldens.safetensors      inputs and outputs that the server replays before it reports ready
+
+All are parsed into strict models before anything is allocated or written. Specification: docs/archive-format.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store.blobs.descriptor import Descriptor, Digest, OCIDocument
+from ingot.model_store.format.evidence import Evidence, Provenance, Record
+from ingot.model_store.references import valid_name
+from ingot.padding import Padding
+from ingot.tensors import Signature
+
+INDEX: Final = "application/vnd.oci.image.index.v1+json"
+MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+MODEL_MANIFEST: Final = "application/vnd.cncf.model.manifest.v1+json"
+MODEL_CONFIG = "application/vnd.cncf.model.config.v1+json"
+WEIGHT = "application/vnd.cncf.model.weight.v1.raw"
+DOCUMENT = "application/vnd.cncf.model.doc.v1.raw"
+SERVING = "application/vnd.ingot.serving.v1+json"
+GOLDENS = "application/vnd.ingot.goldens.v1+safetensors"
+
+LAYOUT = b'{"imageLayoutVersion": "1.0.0"}'
+
+REF_NAME = "org.opencontainers.image.ref.name"
+FILEPATH = "org.cncf.model.filepath"
+VARIANT = "ai.ingot.variant"
+
+MAX_LAYERS = 100_000
+
+Format = Literal["onnx", "aoti", "pt2", "partitioned"]
+"""What a variant's first weight layer is: an ONNX graph, an AOTInductor package, a PyTorch program,
+or a :class:`~ingot.model_store.format.plan.PartitionPlan`.
+
+All but the first can run code of the file's author where they are loaded.
+"""
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class OCILayout(OCIDocument):
+    """The file ``oci-layout``."""
+
+    image_layout_version: Literal["1.0.0"]
+
+
+class Index(OCIDocument):
+    """An OCI image index: the variants of an archive, or the tags of a repository.
+
+    It has only those fields that every registry tool knows: skopeo writes an index anew without the others when it
+    copies, which would change the archive's digest.
+    """
+
+    schema_version: Literal[2] = 2
+    media_type: Literal["application/vnd.oci.image.index.v1+json"] = INDEX
+    manifests: tuple[Descriptor, ...] = Field((), max_length=10_000)
+
+
+class Manifest(OCIDocument):
+    """An OCI image manifest that holds one variant."""
+
+    schema_version: Literal[2] = 2
+    media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = MANIFEST
+    artifact_type: Literal["application/vnd.cncf.model.manifest.v1+json"] = MODEL_MANIFEST
+    config: Descriptor
+    layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
+
+    def layer(self, media_type: str) -> Descriptor | None:
+        return next((layer for layer in self.layers if layer.media_type == media_type), None)
+
+
+class ModelDescriptor(OCIDocument):
+    """ModelPack: what the model is called."""
+
+    name: str
+    created_at: str
+
+
+class ModelDetails(OCIDocument):
+    """ModelPack: what kind of model it is."""
+
+    format: str
+    precision: str
+    quantization: str | None = None
+
+
+class ModelFS(OCIDocument):
+    """ModelPack: the layers; raw ones are their own diff ids."""
+
+    type: Literal["layers"] = "layers"
+    diff_ids: tuple[Digest, ...]
+
+
+class ModelConfig(OCIDocument):
+    """The ModelPack configuration; its schema allows no field of our own."""
+
+    descriptor: ModelDescriptor
+    config: ModelDetails
+    modelfs: ModelFS
+
+
+class Serving(Record):
+    """``serving.json``: everything that the runtime must know and ModelPack cannot say.
+
+    ``joins`` tells whether requests may be joined into one batch. The signature, which all variants share, says what
+    the model allows; a variant that takes ranges from each call makes rows of one call depend on each other.
+    ``padding`` tells, by dimension, how inputs may be made larger without another answer.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    variant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    format: Format
+    precision: str
+    signature: Signature
+    requires: dict[str, str] = Field(default_factory=dict)
+    recipe: dict[str, Any] | None = None
+    parents: tuple[Digest, ...] = ()
+    golden_tolerance: float = Field(1e-3, gt=0, le=1)
+    joins: bool = True
+    padding: dict[str, Padding] = Field(default_factory=dict)
+    provenance: Provenance
+    evidence: Evidence = Evidence()
+    features: tuple[str, ...] = ()
+
+    @field_validator("name")
+    @classmethod
+    def _nameable(cls, name: str) -> str:
+        return valid_name(name)
+
+    @field_validator("features")
+    @classmethod
+    def _known(cls, features: tuple[str, ...]) -> tuple[str, ...]:
+        # What a reader must understand to serve rightly goes here, so that an old one refuses what it does not.
+        if features:
+            raise ValueError(f"it needs a newer Ingot, for: {', '.join(features)}")
+        return features
+
+    @model_validator(mode="after")
+    def _padded(self) -> Serving:
+        for dim, padding in self.padding.items():
+            padding.check(dim, self.signature)
+        return self
+
+
+def encode(document: BaseModel) -> bytes:
+    """Return a document's JSON; the same document always gives the same bytes, so the same digest."""
+    return document.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def decode(kind: type[Document], raw: bytes, where: str) -> Document:
+    """Parse and validate a document.
+
+    Raises:
+        InvalidArchive: it is not a valid document of that kind; the message names ``where`` and the first fault.
+    """
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in fault["loc"])
+        raise InvalidArchive(f"{where} is not valid{f' at {path!r}' if path else ''}: {fault['msg']}") from error
+    except InvalidArgument as error:
+        raise InvalidArchive(f"{where} is not valid: {error}") from error

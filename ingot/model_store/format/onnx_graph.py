@@ -1,0 +1,112 @@
+"""The form that ONNX models have inside an archive: a small graph, and a blob for each large tensor.
+
+This module and diff/graphs.py alone of the store need the onnx_ir package; they are never imported to serve archives.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ingot.errors import InvalidArgument, NotFound
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.folder import BlobFolder
+from ingot.model_store.format import manifest
+
+# Tensors of this many bytes and more become blobs of their own, shared by every graph that holds the same values.
+EXTERNAL_BYTES = 1 << 20
+
+
+def load(path: Path, called: str | None = None) -> ir.Model:
+    """Read an ``.onnx`` file with its external data.
+
+    Args:
+        path: the file.
+        called: what messages call it; by default its path.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: it is not an ONNX model.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no file {called or path}")
+    try:
+        return ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
+        raise InvalidArgument(f"{called or path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
+
+
+def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:
+    """Put each large tensor of a model into ``blobs``, where the model then finds it. Those that are there stay.
+
+    Those of ``shared``, whose content is known to have its digest, are linked instead of copied.
+
+    A tensor's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
+    """
+    weights: dict[str, Descriptor] = {}
+    for part in (model.graph, *model.graph.subgraphs()):
+        for value in part.initializers.values():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            if tensor.nbytes < EXTERNAL_BYTES:
+                if isinstance(tensor, ir.ExternalTensor):  # beside the source file, where the archive cannot reach
+                    value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
+                continue
+            blob = _stored(tensor, blobs, shared)
+            weights[blob.digest] = blob
+            value.const_value = ir.ExternalTensor(
+                blob.hex,
+                0,
+                blob.size,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=tensor.name or value.name or "",
+                base_dir=blobs.folder,
+            )
+    return tuple(weights.values())
+
+
+def _stored(tensor: ir.TensorProtocol, blobs: BlobFolder, shared: BlobFolder | None) -> Descriptor:
+    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == blobs.folder:
+        digest = f"sha256:{tensor.location}"
+        blob = Descriptor(media_type=manifest.WEIGHT, digest=digest, size=tensor.nbytes)
+    elif isinstance(tensor, ir.ExternalTensor) and shared is not None and Path(tensor.base_dir) == shared.folder:
+        blob = blobs.link(Path(tensor.path), manifest.WEIGHT)
+    else:
+        blob = blobs.put(tensor.tobytes(), manifest.WEIGHT)
+    return blob.model_copy(update={"annotations": {manifest.FILEPATH: blob.hex}})
+
+
+def pack(
+    model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None
+) -> tuple[Descriptor, tuple[Descriptor, ...]]:
+    """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
+
+    See :func:`externalize` for ``shared``.
+
+    Returns:
+        The graph's descriptor, and those of the tensors.
+    """
+    weights = externalize(model, blobs, shared)
+    _strip(model)
+    graph = ir.serde.serialize_model(model).SerializeToString()
+    return blobs.put(graph, manifest.WEIGHT, {manifest.FILEPATH: "model.onnx"}), weights
+
+
+def _strip(model: ir.Model) -> None:
+    """Remove what exporters note for debugging: it names files of the user's machine, and can outweigh the model."""
+    model.metadata_props.clear()
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in bodies:
+        graph.metadata_props.clear()
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+        for value in (*graph.inputs, *graph.outputs):
+            value.metadata_props.clear()
+    for value in model.graph.initializers.values():
+        value.metadata_props.clear()

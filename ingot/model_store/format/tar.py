@@ -1,0 +1,222 @@
+"""Archive files: an OCI layout in an uncompressed tar, read in place."""
+
+from __future__ import annotations
+
+import io
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.model_store.blobs.blobs import CHUNK_BYTES
+from ingot.model_store.blobs.descriptor import MAX_DOCUMENT_BYTES, Descriptor
+
+_BUFFER_BYTES = 4096
+MAX_MEMBERS = 200_000
+_MAX_HEADER_BYTES = 1 << 20
+"""What the headers of one member may have, its long name and extended attributes included."""
+_MAX_HEADERS_BYTES = MAX_MEMBERS * 2048
+"""What the headers of all members may have together: an extended header each, and some to spare."""
+
+
+class TarSource(Protocol):
+    """A file of bytes that can be read anywhere: on disk, or an object in a bucket."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    def size(self) -> int:
+        """Return its length in bytes.
+
+        Raises:
+            NotFound: there is no such file.
+            InvalidArgument: it is no file, or cannot be read.
+        """
+        ...
+
+    def open(self) -> io.RawIOBase:
+        """Open it from its beginning, unbuffered and seekable."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file on disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def size(self) -> int:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {self.path}") from None
+        except OSError as error:
+            raise InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise InvalidArgument(f"{self.path} is a folder, not an archive file")
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidArgument(f"{self.path} is not a regular file")
+        return status.st_size
+
+    def open(self) -> io.RawIOBase:
+        try:
+            return self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise InvalidArgument(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+class TarBlobs:
+    """The blobs of an archive file: an OCI layout in an uncompressed tar, read in place.
+
+    Only what an OCI layout consists of is accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
+    regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
+    """
+
+    def __init__(self, source: TarSource):
+        self._source = source
+        self.name = name = source.name
+        self._spans: dict[str, tuple[int, int]] = {}
+        file_size = source.size()
+        try:
+            # Headers are small and far apart: a large buffer would read most of the weights between them.
+            with io.BufferedReader(source.open(), _BUFFER_BYTES) as stream:
+                for count, member in enumerate(members(stream, name)):
+                    if count >= MAX_MEMBERS:
+                        raise InvalidArchive(f"{name} has over {MAX_MEMBERS} members")
+                    self._add(member, file_size)
+        except OSError as error:
+            raise InvalidArgument(f"{name} cannot be read: {error.strerror or error}") from error
+        except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+            # The last three are what tarfile makes of long chains and lying sizes of extension headers.
+            raise InvalidArchive(f"{name} is not an Ingot archive, or is damaged") from error
+        for needed in ("oci-layout", "index.json"):
+            if needed not in self._spans:
+                raise InvalidArchive(f"{name} is not an Ingot archive, or is truncated: it has no {needed}")
+
+    def _add(self, member: tarfile.TarInfo, file_size: int) -> None:
+        name = member.name.removeprefix("./")
+        if member.isdir() and name in ("", ".", "blobs", "blobs/sha256"):
+            return
+        digest = name.removeprefix("blobs/sha256/")
+        is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        if not (is_blob or name in ("oci-layout", "index.json")):
+            raise InvalidArchive(f"{self.name} holds '{name}', which is no part of an archive")
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+            raise InvalidArchive(f"{self.name} holds '{name}' as a link or special file; only plain files may be")
+        if name in self._spans:
+            raise InvalidArchive(f"{self.name} holds '{name}' twice")
+        if not 0 <= member.size <= file_size - member.offset_data:
+            raise InvalidArchive(f"{self.name} is truncated: it ends inside '{name}'")
+        self._spans[name] = (member.offset_data, member.size)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading it costs no network."""
+        return isinstance(self._source, LocalFile)
+
+    def open_member(self, name: str, skip: int = 0) -> BinaryIO:
+        start, size = self._spans[name]
+        return span(self._source, start + skip, size - skip)
+
+    def document(self, name: str) -> bytes:
+        """Return ``oci-layout`` or ``index.json``."""
+        if self._spans[name][1] > MAX_DOCUMENT_BYTES:
+            raise InvalidArchive(f"{self.name}: {name} is larger than 4 MiB")
+        with self.open_member(name) as stream:
+            return stream.read()
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        name = f"blobs/sha256/{descriptor.hex}"
+        if name not in self._spans:
+            raise InvalidArchive(f"{self.name}: blob {descriptor.digest} is missing")
+        if (size := self._spans[name][1]) != descriptor.size:
+            raise InvalidArchive(
+                f"{self.name}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
+            )
+        return self.open_member(name, start)
+
+
+def members(stream: BinaryIO, name: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an uncompressed tar, in order and without their extended attributes.
+
+    Args:
+        stream: the file, at its beginning.
+        name: what messages call it.
+
+    Raises:
+        InvalidArchive: its headers are larger than those of any archive.
+        tarfile.TarError, EOFError, ValueError, RecursionError, OverflowError: it is no tar, or is damaged.
+    """
+    headers = _Headers(stream, name)
+    with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload] # reads, seeks and tells
+        while (member := tar.next()) is not None:
+            headers.start_member()
+            yield member
+            # tarfile keeps every member, and what global headers say for all of them.
+            tar.members, tar.pax_headers = [], {}
+
+
+def span(source: TarSource, start: int, size: int) -> BinaryIO:
+    """Open a stretch of a file, as a file."""
+    return io.BufferedReader(_Span(source, start, size), CHUNK_BYTES)
+
+
+class _Headers:
+    """What tarfile reads headers from. It reads an extended header at once, of whatever size that says it has."""
+
+    def __init__(self, stream: BinaryIO, name: str):
+        self._stream = stream
+        self._name = name
+        self._left = _MAX_HEADERS_BYTES
+        self.seek, self.tell = stream.seek, stream.tell
+        self.start_member()
+
+    def start_member(self) -> None:
+        """Allow for the headers of one more member."""
+        self._left_here = _MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        if size > self._left_here:
+            raise InvalidArchive(
+                f"{self._name} has a member with headers of more than {_MAX_HEADER_BYTES >> 20} MiB (extended "
+                "attributes, or a long name); pack it without them"
+            )
+        if size > self._left:
+            raise InvalidArchive(f"the headers in {self._name} have more than {_MAX_HEADERS_BYTES >> 20} MiB together")
+        self._left -= size
+        self._left_here -= size
+        return self._stream.read(size)
+
+
+class _Span(io.RawIOBase):
+    """A read-only stretch of a file, as a file."""
+
+    def __init__(self, source: TarSource, start: int, size: int):
+        self._name = source.name
+        self._file = source.open()
+        self._file.seek(start)
+        self._left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view) or 0
+        if not count and self._left:
+            raise InvalidArchive(f"{self._name} was cut short while it was read")
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,204 @@
+"""One runnable form of a model: its manifest, what it consists of, and how one is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store.blobs.blobs import Blobs, read, read_document
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.folder import BlobFolder
+from ingot.model_store.format import goldens, manifest, onnx_wire
+from ingot.model_store.format.goldens import Golden
+from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
+from ingot.model_store.format.plan import PartitionPlan
+from ingot.tensors import Signature, check_inputs
+from ingot.units import one_line
+
+_MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger ones
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One runnable form of a model."""
+
+    serving: Serving
+    manifest: Manifest
+    descriptor: Descriptor
+    blobs: Blobs
+
+    @property
+    def name(self) -> str:
+        return self.serving.variant
+
+    @property
+    def signature(self) -> Signature:
+        return self.serving.signature
+
+    @property
+    def executable(self) -> bool:
+        """Whether it can run code of whoever made it where it is loaded: all formats but ONNX can."""
+        return self.serving.format != "onnx"
+
+    @property
+    def size(self) -> int:
+        """The bytes of its graph and weights."""
+        return sum(layer.size for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+
+    @property
+    def graph(self) -> Descriptor:
+        """The layer that an engine opens, such as the ONNX graph: the first weight layer."""
+        return next(layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+
+    @property
+    def weights(self) -> tuple[Descriptor, ...]:
+        """The layers that the graph refers to: one large tensor each, or a part of the model."""
+        weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
+        return tuple(layer for layer in weights if layer is not self.graph)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it consists of ONNX graphs, wholly or in part."""
+        return self.serving.format in ("onnx", "partitioned")
+
+    def graphs(self) -> Iterator[Descriptor]:
+        """Yield the layers that are ONNX graphs: the model, or those of its parts that are, each once.
+
+        Raises:
+            InvalidArchive: the plan is damaged, or names a part that the manifest does not list.
+        """
+        if self.serving.format == "onnx":
+            yield self.graph
+        elif self.serving.format == "partitioned":
+            plan = manifest.decode(PartitionPlan, read_document(self.blobs, self.graph), "the plan")
+            layers = {layer.hex: layer for layer in self.weights}
+            for segment in plan.segments:
+                if segment.blob not in layers:
+                    raise InvalidArchive(
+                        f"the plan of variant '{self.name}' refers to a blob not its own: {segment.blob}, "
+                        "which the manifest does not list"
+                    )
+            parts = dict.fromkeys(segment.blob for segment in plan.segments if segment.format == "onnx")
+            yield from (layers[part] for part in parts)
+
+    def read_graph(self, graph: Descriptor) -> bytes:
+        """Return one of :meth:`graphs`, with its digest checked.
+
+        Raises:
+            InvalidArchive: it is missing or damaged, or has 2 GiB or more, which no ONNX graph has.
+        """
+        if graph.size >= _MAX_GRAPH_BYTES:
+            raise InvalidArchive(f"graph {graph.digest} has {graph.size} bytes; no ONNX graph has 2 GiB")
+        return read(self.blobs, graph)
+
+    def check_own(self) -> None:
+        """Check that its graphs, and its plan, refer to no other blobs or files than its own layers.
+
+        Raises:
+            InvalidArchive: a graph or the plan names what the manifest does not list, or is damaged.
+        """
+        own = {layer.hex.encode() for layer in self.weights}
+        for graph in self.graphs():
+            try:
+                found = onnx_wire.locations(self.read_graph(graph))
+            except InvalidArchive as error:
+                raise InvalidArchive(f"variant '{self.name}': graph {graph.digest}: {error}") from error
+            for location in found:
+                if location not in own:
+                    shown = one_line(location.decode(errors="backslashreplace"))
+                    raise InvalidArchive(
+                        f"variant '{self.name}' refers to a blob not its own: {shown}; the data of its tensors must be "
+                        "in blobs that its manifest lists, and be named by their hex digests"
+                    )
+
+    def path(self) -> Path:
+        """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
+
+        Raises:
+            InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
+        """
+        if not isinstance(self.blobs, BlobFolder):
+            raise InvalidArgument(f"variant '{self.name}' is inside an archive file; unpack the archive first")
+        return self.blobs.path(self.graph)
+
+    def document(self, name: str) -> bytes | None:
+        """Return a file for people that the variant carries, such as ``report.json``, or None."""
+        for layer in self.manifest.layers:
+            if layer.media_type == manifest.DOCUMENT and layer.annotations.get(manifest.FILEPATH) == name:
+                return read(self.blobs, layer)
+        return None
+
+    def goldens(self) -> tuple[Golden, ...]:
+        """Return the golden cases; none when the archive carries none.
+
+        Raises:
+            InvalidArchive: they are damaged, or are no cases of this model.
+        """
+        layer = self.manifest.layer(manifest.GOLDENS)
+        cases = goldens.decode(read(self.blobs, layer)) if layer else ()
+        for case in cases:
+            try:
+                check_inputs(self.signature, case.inputs)
+            except InvalidArgument as error:
+                raise InvalidArchive(f"the goldens are no cases of this model: {error}") from error
+            if set(case.outputs) != {spec.name for spec in self.signature.outputs}:
+                raise InvalidArchive(f"the goldens are no cases of this model: their outputs are {list(case.outputs)}")
+        return cases
+
+
+def add_variant(
+    blobs: BlobFolder,
+    serving: Serving,
+    graph: Descriptor,
+    weights: Sequence[Descriptor],
+    cases: Sequence[Golden],
+    documents: Mapping[str, bytes] | None = None,
+) -> Descriptor:
+    """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
+
+    Args:
+        blobs: the folder, which holds the blobs of ``graph`` and ``weights`` already.
+        serving: what the runtime must know.
+        graph: what an engine opens, such as the ONNX model, which names the blobs of ``weights`` by their hex digests.
+        weights: one descriptor a large tensor or part.
+        cases: what the variant answered to some inputs.
+        documents: files for people, by name, such as ``report.json``.
+
+    Raises:
+        InvalidArchive: ``graph`` refers to a file that is not one of ``weights``: no store would take the variant.
+    """
+    layers = [graph, *weights]
+    layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
+    if cases:
+        layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
+    for name, content in (documents or {}).items():
+        layers.append(blobs.put(content, manifest.DOCUMENT, {manifest.FILEPATH: name}))
+    config = ModelConfig(
+        descriptor=manifest.ModelDescriptor(name=serving.name, created_at=serving.provenance.created),
+        config=manifest.ModelDetails(
+            format=serving.format,
+            precision=serving.precision,
+            quantization=serving.recipe["name"] if serving.recipe else None,
+        ),
+        modelfs=manifest.ModelFS(diff_ids=tuple(layer.digest for layer in layers)),
+    )
+    document = Manifest(config=blobs.put(manifest.encode(config), manifest.MODEL_CONFIG), layers=tuple(layers))
+    entry = blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
+    read_variant(blobs, entry).check_own()
+    return entry
+
+
+def read_variant(blobs: Blobs, entry: Descriptor) -> Variant:
+    """Return the variant of a manifest.
+
+    Raises:
+        InvalidArchive: a document is missing or damaged, or it is no variant.
+    """
+    document = manifest.decode(Manifest, read_document(blobs, entry), f"manifest {entry.digest}")
+    layer = document.layer(manifest.SERVING)
+    if layer is None or document.layer(manifest.WEIGHT) is None:
+        raise InvalidArchive(f"manifest {entry.digest} lacks a serving.json or a model: it is no variant of Ingot's")
+    serving = manifest.decode(Serving, read_document(blobs, layer), "serving.json")
+    return Variant(serving, document, entry, blobs)

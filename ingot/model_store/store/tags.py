@@ -1,0 +1,283 @@
+"""The tags of one model in a store, and the log of their moves.
+
+``index.json`` is replaced whole, under a lock that readers do not take. ``reflog.jsonl`` is written after it; what a
+process that was killed in between did not log, the next one logs, as ``recover``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from ingot.errors import InvalidArchive, InvalidArgument, TagMoved
+from ingot.model_store.blobs.descriptor import Descriptor, Digest
+from ingot.model_store.blobs.files import atomic_file, open_plain
+from ingot.model_store.format import manifest
+from ingot.model_store.format.manifest import Index
+from ingot.model_store.references import is_attachments_tag, is_tag
+
+Action = Literal["push", "promote", "rollback", "remove", "recover"]
+
+ANY: Final = "any"
+"""Where a digest is expected: whatever there is."""
+NONE: Final = "none"
+"""Where a digest is expected: nothing yet."""
+MAX_TAGS = 10_000
+# Moments that every time zone can show.
+_FIRST, _LAST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+
+log = logging.getLogger(__name__)
+
+
+class Move(BaseModel):
+    """What one tag pointed to before and after, each a digest, or None for nothing."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
+
+    time: Annotated[AwareDatetime, Field(ge=_FIRST, le=_LAST)]
+    tag: str = Field(max_length=200)
+    old: Digest | None = None
+    new: Digest | None = None
+    action: Action = "push"
+    by: str = Field("", max_length=200)
+
+
+class Tags:
+    """The tags of one model.
+
+    Args:
+        name: the model's.
+        folder: where they are kept; made by the first change.
+    """
+
+    def __init__(self, name: str, folder: Path):
+        self.name = name
+        self.folder = folder
+        self.index = folder / "index.json"
+        self.reflog = folder / "reflog.jsonl"
+
+    def read(self) -> dict[str, Descriptor]:
+        """Return tag -> archive, in the order in which they were added; empty when there is no such model.
+
+        Raises:
+            InvalidArchive: the index is damaged.
+            InvalidArgument: it cannot be read.
+        """
+        try:
+            with open_plain(self.index) as stream:
+                raw = stream.read()
+        except FileNotFoundError:
+            if self.reflog.exists():
+                raise InvalidArchive(f"{self.index} is missing, though tags were moved") from None
+            return {}
+        except OSError as error:
+            raise InvalidArgument(f"the store's {self.index} cannot be read: {error.strerror}") from error
+        entries = manifest.decode(Index, raw, str(self.index)).manifests
+        tags = {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
+        for tag in tags:
+            if not is_tag(tag):
+                raise InvalidArchive(f"{self.index} names a tag that cannot be one: {tag[:40]!r}")
+        return tags
+
+    def history(self) -> list[Move]:
+        """Return all moves, the oldest first.
+
+        Raises:
+            InvalidArchive: the log is damaged.
+            InvalidArgument: it cannot be read.
+        """
+        try:
+            with open_plain(self.reflog) as stream:
+                lines = stream.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InvalidArgument(f"the store's {self.reflog} cannot be read: {error.strerror}") from error
+        return [move for number, line in enumerate(lines, 1) if (move := self.parse(line, number)) is not None]
+
+    def parse(self, line: bytes, number: int) -> Move | None:
+        """Return what a line of the log says; None if it was cut short, by a full disk or a crash.
+
+        Raises:
+            InvalidArchive: it is damaged.
+        """
+        if not line.endswith(b"}"):
+            return None  # the move was logged anew
+        try:
+            return Move.model_validate_json(line)
+        except ValidationError as error:
+            raise InvalidArchive(
+                f"line {number} of {self.reflog} is damaged; ingot fsck --repair puts such lines aside"
+            ) from error
+
+    @contextmanager
+    def locked(self, *, recover: bool = True) -> Iterator[Change]:
+        """Keep other processes from changing the tags, and yield what changes them.
+
+        Args:
+            recover: first log what a process did not that was killed.
+
+        Raises:
+            OSError: the folder cannot be written.
+            InvalidArchive: the log is damaged.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open_plain(self.folder / ".lock", "ab+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            change = Change(self, lock)
+            if recover and os.fstat(lock.fileno()).st_size:
+                change.recover()
+            yield change
+
+
+class Change:
+    """Changes tags that are locked; see :meth:`Tags.locked`.
+
+    Args:
+        tags: the tags.
+        lock: the lock file. It holds a mark while the index may have been written, and the log not yet.
+    """
+
+    def __init__(self, tags: Tags, lock: IO[bytes]):
+        self.tags = tags
+        self._lock = lock
+
+    def replace(
+        self,
+        tag: str,
+        new: Descriptor | None,
+        action: Action,
+        *,
+        expect: str = ANY,
+    ) -> Descriptor | None:
+        """Point a tag at an archive, or at nothing, if it points to what is expected.
+
+        Args:
+            tag: which.
+            new: the archive.
+            action: what the log calls it.
+            expect: a digest, ``ANY`` or ``NONE``.
+
+        Returns:
+            What it pointed to before.
+
+        Raises:
+            TagMoved: it points to something else than expected; nothing is changed.
+            InvalidArgument: there are too many tags.
+            OSError: the folder cannot be written.
+        """
+        tags = self.tags.read()
+        old = tags.get(tag)
+        there = old.digest if old else NONE
+        check_expected(f"{self.tags.name}:{tag}", there, expect)
+        if there == (new.digest if new else NONE):
+            return old
+        if new is None:
+            del tags[tag]
+        else:
+            tags[tag] = new
+        if len(tags) > MAX_TAGS:
+            raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
+        self._lock.write(b"*")
+        self._lock.flush()
+        self._write(tags)
+        if not is_attachments_tag(tag):
+            move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action)
+            try:
+                self._log(move)
+            except OSError as error:  # the tag has moved; the mark makes the next writer log it
+                log.warning("%s could not be written, and will be later: %s", self.tags.reflog, error)
+                return old
+        self._lock.truncate(0)
+        return old
+
+    def mend_log(self, aside: Path) -> int:
+        """Take damaged lines out of the log, which is kept as it was as ``aside``, and return how many they were."""
+        lines = self.tags.reflog.read_bytes().split(b"\n")
+        sound = [line for number, line in enumerate(lines, 1) if self._sound(line, number)]
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        self.tags.reflog.replace(aside)
+        with atomic_file(self.tags.reflog, durable=True) as stream:
+            stream.write(b"".join(line + b"\n" for line in sound))
+        self.recover()
+        return sum(map(bool, lines)) - len(sound)
+
+    def _sound(self, line: bytes, number: int) -> bool:
+        try:
+            return self.tags.parse(line, number) is not None
+        except InvalidArchive:
+            return False
+
+    def recover(self) -> None:
+        """Log the moves that were made, but not logged, by a process that was killed."""
+        logged: dict[str, str | None] = {}
+        for move in self.tags.history():
+            logged[move.tag] = move.new
+        there = {tag: entry.digest for tag, entry in self.tags.read().items() if not is_attachments_tag(tag)}
+        for tag in {**logged, **there}:
+            if logged.get(tag) != there.get(tag):
+                self._log(Move(**_now(), tag=tag, old=logged.get(tag), new=there.get(tag), action="recover"))
+        self._lock.truncate(0)
+
+    def _write(self, tags: dict[str, Descriptor]) -> None:
+        entries = tuple(
+            entry.model_copy(update={"annotations": {manifest.REF_NAME: tag}}) for tag, entry in tags.items()
+        )
+        layout = self.tags.folder / "oci-layout"
+        if not layout.exists():
+            with atomic_file(layout, durable=True) as stream:
+                stream.write(manifest.LAYOUT)
+        with atomic_file(self.tags.index, durable=True) as stream:
+            stream.write(manifest.encode(Index(manifests=entries)))
+
+    def _log(self, move: Move) -> None:
+        with open_plain(self.tags.reflog, "ab+") as stream:
+            start = b""
+            if stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                start = b"" if stream.read(1) == b"\n" else b"\n"  # the last line was cut short
+            stream.write(start + move.model_dump_json().encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def check_expected(tag: str, there: str | None, expect: str) -> None:
+    """Raise TagMoved if a tag (``name:tag``) points to something else than a digest, ``NONE`` or ``ANY``."""
+    if expect not in (ANY, there or NONE):
+        raise TagMoved(f"'{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
+
+
+def targets(history: list[Move], tag: str) -> list[str | None]:
+    """Return what a tag points to and, before it, what it can be rolled back to in turn; the last is what it is now.
+
+    A rollback takes the newest one off, so that a second rollback goes one further back.
+    """
+    stack: list[str | None] = []
+    for move in history:
+        if move.tag != tag:
+            continue
+        if move.action == "rollback" and move.new in stack[:-1]:
+            del stack[len(stack) - 1 - stack[:-1][::-1].index(move.new) :]
+        elif not stack or stack[-1] != move.new:
+            stack.append(move.new)
+    return stack
+
+
+def _now() -> dict[str, object]:
+    return {"time": datetime.now(UTC), "by": _user()}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()[:200]
+    except (OSError, KeyError):  # a container's user without a name
+        return str(os.getuid())

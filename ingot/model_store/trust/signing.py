@@ -1,0 +1,261 @@
+"""Signatures of archives: who vouches that a digest is the model of a name.
+
+A signature is a DSSE v1 envelope around an in-toto v1 statement of one subject: the last part of the model's name, and
+the archive's digest. It is attached to the archive and is not a part of it;
+:mod:`ingot.model_store.trust.policy` decides which signers are accepted.
+
+Whoever writes to a registry can attach anything. So all that is read is bounded and parsed strictly before it is looked
+at, what was not signed by an accepted key says nothing, and one that was suffices whatever else is there.
+Specification: docs/archive-format.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+import ingot
+from ingot.errors import InvalidArchive
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.format import attachments
+from ingot.model_store.format.archive import Archive
+from ingot.model_store.format.evidence import now
+from ingot.model_store.trust.keys import PrivateKey, PublicKey
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "urn:ingot:signature:v1"
+MAX_ENVELOPE_BYTES = 64 << 10
+
+Result = Literal["valid", "unsigned", "untrusted", "invalid"]
+"""What a look at an archive's signatures gave: one of an accepted key holds; there are none; there are only others'; or
+one that claims to be of an accepted key, or that nobody can read, is wrong."""
+
+_Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+# These are shown before anybody vouches for them: they must not drive a terminal.
+_Name = Annotated[str, Field(pattern=r"\A[a-z0-9][a-z0-9._-]{0,254}\z")]
+_Time = Annotated[str, Field(pattern=r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\z")]
+_Tool = Annotated[str, Field(pattern=r"\A[A-Za-z0-9.+_-]{1,64}\z")]
+_Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+class _Strict(BaseModel):
+    # An unknown field is refused: one that restricts what is signed must not be overlooked by an old reader.
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+
+class _Signature(_Strict):
+    keyid: _Hex
+    sig: str = Field(max_length=200)
+
+
+class _Envelope(_Strict):
+    """DSSE. Several signers attach an envelope each, so one has one signature, and their number bounds the work."""
+
+    payload: str
+    payload_type: Literal["application/vnd.in-toto+json"]
+    signatures: tuple[_Signature, ...] = Field(min_length=1, max_length=1, strict=False)
+
+
+class _Digests(_Strict):
+    sha256: _Hex
+
+
+class _Subject(_Strict):
+    name: _Name
+    digest: _Digests
+
+
+class _Predicate(_Strict):
+    created: _Time
+    tool: _Tool
+
+
+class _Statement(_Strict):
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: tuple[_Subject, ...] = Field(min_length=1, max_length=1, strict=False)
+    predicate_type: Literal["urn:ingot:signature:v1"]
+    predicate: _Predicate
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one attached signature says of itself, whether it is true or not; ``fault`` is why it cannot be read."""
+
+    keyid: str = ""
+    name: str = ""
+    created: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a look at an archive's signatures gave.
+
+    ``signed_by`` is the key id and ``created`` the time of the one that holds. ``faults`` tells what is wrong with
+    those that do not, in the order in which they are attached.
+    """
+
+    result: Result
+    signed_by: str | None = None
+    created: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+def subject_name(name: str) -> str:
+    """Return what a signature calls a model: the last part of its name, the same wherever it is copied to."""
+    return name.rpartition("/")[2]
+
+
+def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
+    """Return the envelope of a signature, for :meth:`~ingot.model_store.format.archive.Archive.with_signature`.
+
+    ``SOURCE_DATE_EPOCH`` sets the time that it states.
+
+    Args:
+        archive: what is signed. Its blobs are not read: the digest stands for all of them.
+        name: the model's.
+        key: of whoever vouches for it.
+
+    Raises:
+        InvalidArgument: ``SOURCE_DATE_EPOCH`` is not a number of seconds.
+    """
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": subject_name(name), "digest": {"sha256": archive.descriptor.hex}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {"created": now(), "tool": f"ingot-{ingot.__version__}"},
+    }
+    payload = json.dumps(statement, separators=(",", ":")).encode()
+    signature = {"keyid": key.public.keyid, "sig": _encode(key.sign(encoding(payload)))}
+    envelope = {"payload": _encode(payload), "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
+    return json.dumps(envelope, separators=(",", ":")).encode()
+
+
+def encoding(payload: bytes, kind: str = PAYLOAD_TYPE) -> bytes:
+    """Return what is really signed: DSSE's pre-authentication encoding, so that the type is signed too."""
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
+
+
+def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding:
+    """Look for a signature that vouches for an archive under a name.
+
+    Args:
+        archive: what it must be of.
+        name: what the archive was found as.
+        keys: those that are accepted, by key id.
+    """
+    results: list[Result] = []
+    faults: list[str] = []
+    for content in _contents(archive):
+        try:
+            envelope, payload = _open(content)
+            keyid = envelope.signatures[0].keyid
+            if keyid not in keys:
+                results.append("untrusted")
+                faults.append(f"it is signed by {keyid[:16]}..., whose key is not accepted")
+                continue
+            statement = _verified(envelope, payload, keys[keyid])
+            _check_subject(statement.subject[0], archive, name)
+        except InvalidArchive as error:
+            results.append("invalid")
+            faults.append(str(error))
+        else:
+            return Finding("valid", keyid, statement.predicate.created)
+    result: Result = "invalid" if "invalid" in results else "untrusted" if results else "unsigned"
+    return Finding(result, faults=tuple(dict.fromkeys(faults)))
+
+
+def describe(archive: Archive) -> list[Claim]:
+    """Return what the signatures of an archive say of themselves. Nothing vouches for it: see :func:`check`."""
+    return [_claim(content) for content in _contents(archive)]
+
+
+def _contents(archive: Archive) -> Iterator[bytes | InvalidArchive]:
+    """Yield each envelope, or what is wrong with it: one that is damaged does not spoil the others."""
+    for descriptor in archive.attached:
+        try:
+            document = attachments.load(archive.blobs, descriptor, archive.descriptor)
+            layer = document.layers[0]
+            if layer.size > MAX_ENVELOPE_BYTES:
+                raise InvalidArchive(f"a signature says it has {layer.size} bytes, over the 64 KiB limit")
+            yield read(archive.blobs, layer)
+        except InvalidArchive as error:
+            yield error
+
+
+def _open(content: bytes | InvalidArchive) -> tuple[_Envelope, bytes]:
+    if isinstance(content, InvalidArchive):
+        raise content
+    envelope = _parse(_Envelope, content, "a signature")
+    return envelope, _decode(envelope.payload, "payload")
+
+
+def _verified(envelope: _Envelope, payload: bytes, key: PublicKey) -> _Statement:
+    """Return what an envelope says, which is looked at only if the key's owner said it."""
+    if not key.verify(_decode(envelope.signatures[0].sig, "sig"), encoding(payload)):
+        raise InvalidArchive(f"the signature of {key.keyid[:16]}... does not match what it is over: it was changed")
+    return _parse(_Statement, payload, f"what {key.keyid[:16]}... signed")
+
+
+def _check_subject(subject: _Subject, archive: Archive, name: str) -> None:
+    if subject.digest.sha256 != archive.descriptor.hex:
+        raise InvalidArchive(f"it is signed for another archive, sha256:{subject.digest.sha256[:12]}...")
+    if subject.name != subject_name(name):
+        raise InvalidArchive(f"it is signed for another name, '{subject.name}' and not '{subject_name(name)}'")
+
+
+def _claim(content: bytes | InvalidArchive) -> Claim:
+    try:
+        envelope, payload = _open(content)
+        statement = _parse(_Statement, payload, "what it signs")
+    except InvalidArchive as error:
+        return Claim(fault=str(error))
+    return Claim(envelope.signatures[0].keyid, statement.subject[0].name, statement.predicate.created)
+
+
+def _parse(kind: type[_Kind], raw: bytes, what: str) -> _Kind:
+    """Parse a JSON document without any leniency: no name twice, no field unknown, no type converted.
+
+    Raises:
+        InvalidArchive: it is not of that kind.
+    """
+    try:
+        return kind.model_validate(json.loads(raw.decode(), object_pairs_hook=_unique))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in fault["loc"])[:80]
+        raise InvalidArchive(f"{what} is not of Ingot's form: {path!r}: {fault['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArchive(f"{what} is not valid JSON: {error}") from error
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:40]!r} stands in it twice")
+        found[name] = value
+    return found
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _decode(text: str, what: str) -> bytes:
+    """Decode base64 that can be written in one way only, so that equal signatures are equal bytes."""
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidArchive(f"a signature's '{what}' is not base64: {error}") from error
+    if _encode(content) != text:
+        raise InvalidArchive(f"a signature's '{what}' is not canonical base64")
+    return content

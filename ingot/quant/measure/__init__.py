@@ -1,0 +1,4 @@
+"""Measurement of one candidate against the original: accuracy, latency and size.
+
+Start in trial.py, which builds, loads, times and compares one plan; comparison.py is ``ingot compare``.
+"""

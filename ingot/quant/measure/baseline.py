@@ -1,0 +1,94 @@
+"""What every kind of quantized model is measured against: the original's answers and its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot.model_store import BatchLatency, Variant
+from ingot.model_store.format.evidence import Agreement
+from ingot.quant.data.samples import Samples
+from ingot.quant.metric import Comparison, Metric
+from ingot.quant.metric.agreement import by_output
+from ingot.runtime import Engine, profile
+from ingot.tensors import Array
+
+
+class Bench:
+    """Compares models with one original on one set of samples.
+
+    Args:
+        variant: the original.
+        load: loads the original.
+        calibration: what ranges are learnt from; None without data.
+        evaluation: what the metric is taken of.
+        metric: what accuracy is.
+        batches: the batch sizes that are timed.
+        threads: CPU threads of a call.
+        progress: called with what begins now.
+
+    ``check`` is called between parts of what takes long; what it raises ends that.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        load: Callable[[], Engine],
+        calibration: Samples | None,
+        evaluation: Samples,
+        metric: Metric,
+        *,
+        batches: Sequence[int],
+        threads: int | None,
+        progress: Callable[[str], None],
+    ):
+        self.variant = variant
+        self.calibration = calibration
+        self.evaluation = evaluation
+        self.batches = tuple(batches)
+        self.threads = threads
+        self.check: Callable[[], None] = lambda: None
+        self.example = next(evaluation.batches(1)).inputs
+        self._metric = metric
+        self._progress = progress
+        self._load = load
+        self._loaded: Engine | None = None
+        progress(f"Asking the original about {evaluation.rows} samples")
+        self._expected = self._answers(self.original)
+        # Also tells that the metric can be taken of these answers, before anything else is done.
+        self.before = metric.compare(self._expected, self._expected, evaluation).before
+        self.notes = metric.notes(self._expected, self.before, evaluation)
+
+    @property
+    def original(self) -> Engine:
+        """The original's engine, loaded when it is needed."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def close(self) -> None:
+        """Free the original; it is loaded again if it is asked once more."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+
+    def compare(self, engine: Engine) -> tuple[Comparison, tuple[Agreement, ...]]:
+        """Return the metric of a model, and how its outputs agree with the original's.
+
+        Raises:
+            QuantizationError: it gives NaN or infinity where the original does not.
+        """
+        answers = self._answers(engine)
+        comparison = self._metric.compare(self._expected, answers, self.evaluation)
+        found, _ = by_output(self.variant.signature, self._expected, answers, self.evaluation)
+        return comparison, found
+
+    def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
+        """Return the latencies by batch of engines that are run in turn."""
+        return profile.measure_together(engines, self.variant.signature, self.example, self.batches, timing)
+
+    def _answers(self, engine: Engine) -> list[dict[str, Array]]:
+        answers = []
+        for batch in self.evaluation.batches():
+            self.check()
+            answers.append(engine.run(batch.inputs))
+        return answers

@@ -1,0 +1,262 @@
+"""``ingot.compare``: two models side by side, on the same data and timed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import packages_distributions
+from typing import Any
+
+from ingot import tensors
+from ingot.errors import InvalidArgument, Unsupported
+from ingot.model_store import Archive, BlobFolder, Provenance, Variant
+from ingot.model_store.places import split_variant
+from ingot.quant.data.samples import Data, Samples
+from ingot.quant.metric import parse_metric
+from ingot.quant.metric.agreement import by_output
+from ingot.quant.report import DataRecord, ModelComparison, Score, Side
+from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.runtime.loading.loader import engine_of, precision_of
+from ingot.tensors import Dim, Range, Signature, TensorSpec
+
+Progress = Callable[[str], None]
+Source = Variant | Archive | str | os.PathLike[str]
+"""A model to compare: a variant, an archive, whose preferred variant is taken, or a path, as in ``m.ingot#fp32``."""
+
+
+def compare(
+    before: Source,
+    after: Source,
+    data: Data | None = None,
+    *,
+    metric: str | Callable[[Any, Any], Any] | None = None,
+    transform: str | None = None,
+    batches: Iterable[int] = profile.BATCHES,
+    device: str = "cpu",
+    threads: int | None = None,
+    allow_code: bool = False,
+    names: tuple[str, str] | None = None,
+    progress: Progress = lambda step: None,
+) -> ModelComparison:
+    """Ask two models the same, and time them in turn.
+
+    Args:
+        before: the model that the other is compared with.
+        after: the other; it must have the same inputs and outputs.
+        data: the inputs, see :meth:`ingot.quant.data.samples.Samples.read`; by default the golden inputs of the first,
+            which are few: they show that a model is broken, and no more.
+        metric: see :func:`ingot.quant.metric.parse_metric`; by default the cosine of the worst output.
+        transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
+        batches: the numbers of rows that a call is timed with; none leaves the timing out.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        threads: CPU threads for one call; by default one a core that this process may use.
+        allow_code: load variants of formats that can run code of whoever made them: all but ``onnx``.
+        names: what the two archives are called in the result; by default their paths, or names.
+        progress: called with what begins now.
+
+    Raises:
+        NotFound: there is no such file or variant.
+        InvalidArgument: the inputs or outputs differ; the data does not fit, or there is none; no such metric.
+        QuantizationError: the other gives NaN, infinity or other shapes where the first does not, and the metric
+            cannot be taken of it.
+        Unsupported: no engine runs a variant here, or it needs ``allow_code``.
+    """
+    sizes = _batches(batches)
+    first, second = _find(before), _find(after)
+    if names is not None:
+        first, second = replace(first, name=names[0]), replace(second, name=names[1])
+    signature = _common(first, second)
+    chosen = parse_metric(metric, signature)
+    samples = _read(signature, first, data, transform)
+    chosen.check(samples)
+    options: dict[str, Any] = {"device": device, "threads": threads, "allow_code": allow_code}
+    progress("Loading")
+    with _engine(first, options) as left, _engine(second, options) as right:
+        progress(f"Asking {first.label} {samples.rows} rows")
+        expected = [left.run(batch.inputs) for batch in samples.batches()]
+        progress(f"Asking {second.label} the same")
+        actual = [right.run(batch.inputs) for batch in samples.batches()]
+        outputs, notes = by_output(signature, expected, actual, samples)
+        scores = chosen.compare(expected, actual, samples)
+        notes = [*chosen.notes(expected, scores.before, samples), *notes]
+        progress("Timing both in turn")
+        example = next(samples.batches(1)).inputs
+        latencies = profile.measure_together([left, right], signature, example, sizes)
+    made = Provenance.of("", _packages(first, second))
+    return ModelComparison(
+        model=first.variant.serving.name,
+        before=first.side(latencies[0]),
+        after=second.side(latencies[1]),
+        data=DataRecord(digest=samples.digest, source=_where(samples, data), evaluation_rows=samples.rows),
+        goldens=data is None,
+        metric=chosen.name,
+        score_before=Score.of(scores.before),
+        score_after=Score.of(scores.after),
+        drop=Score.of(scores.drop),
+        outputs=outputs,
+        threads=threads or devices.cpu_count(),
+        machine=devices.describe(),
+        created=made.created,
+        versions=made.versions,
+        notes=(*_warnings(first, second, samples, data), *notes, *samples.notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A variant whose blobs are files, and what the user calls its archive."""
+
+    variant: Variant
+    name: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}#{self.variant.name}"
+
+    def side(self, latency: Sequence[Any]) -> Side:
+        return Side(
+            archive=self.name,
+            variant=self.variant.name,
+            format=self.variant.serving.format,
+            digest=self.variant.descriptor.digest,
+            size=self.variant.size,
+            latency=tuple(latency),
+        )
+
+
+def _find(source: Source) -> _Model:
+    if isinstance(source, Variant):
+        return _Model(_unpacked(source), source.serving.name)
+    if isinstance(source, Archive):
+        return _Model(_unpacked(source.variant()), source.name)
+    path, variant = split_variant(os.fspath(source))
+    return _Model(_unpacked(Archive.open(path).variant(variant)), path)
+
+
+def _unpacked(variant: Variant) -> Variant:
+    """Return a variant with its own blobs as files, and not those of the archive's others."""
+    if isinstance(variant.blobs, BlobFolder):
+        return variant
+    folder = BlobFolder.scratch()
+    for layer in variant.manifest.layers:
+        folder.copy(variant.blobs, layer)
+    return replace(variant, blobs=folder)
+
+
+@contextlib.contextmanager
+def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
+    try:
+        engine = load_engine(
+            model.variant.path(),
+            format=model.variant.serving.format,
+            engine=engine_of(model.variant),
+            precision=precision_of(model.variant),
+            **options,
+        )
+    except (Unsupported, InvalidArgument) as error:
+        raise type(error)(f"{model.label} cannot be run here: {error}") from error
+    with contextlib.closing(engine):
+        yield engine
+
+
+def _batches(batches: Iterable[int]) -> list[int]:
+    sizes = list(batches)
+    if any(rows < 1 for rows in sizes):
+        raise InvalidArgument(f"a call cannot be timed with {min(sizes)} rows; give batches of 1 and more")
+    return sizes
+
+
+def _read(signature: Signature, first: _Model, data: Data | None, transform: str | None) -> Samples:
+    if data is not None:
+        return Samples.read(signature, data, transform=transform, purpose="data")
+    inputs = [golden.inputs for golden in first.variant.goldens()]
+    if not inputs:
+        raise InvalidArgument(f"{first.label} carries no golden inputs to compare on; give data")
+    return Samples.read(signature, inputs, purpose="golden inputs")
+
+
+def _warnings(first: _Model, second: _Model, samples: Samples, data: Data | None) -> Iterator[str]:
+    if data is None:
+        yield (
+            f"no data was given: the models were asked the {samples.rows} rows of the golden inputs of {first.label}, "
+            "which tell whether a model is broken, but not what its answers are worth"
+        )
+    if first.variant.descriptor.digest == second.variant.descriptor.digest:
+        yield "both are the same variant: what differs is noise"
+
+
+def _where(samples: Samples, data: Data | None) -> str:
+    if data is None:
+        return "golden inputs of the archive"
+    return samples.where.removeprefix(" in ") or f"{type(data).__name__} in memory"
+
+
+def _common(first: _Model, second: _Model) -> Signature:
+    """Return what both models take and give.
+
+    Raises:
+        InvalidArgument: it is not the same.
+    """
+    one, other = first.variant.signature, second.variant.signature
+    if one == other:
+        return one
+    for side in ("inputs", "outputs"):
+        mine, theirs = getattr(one, side), getattr(other, side)
+        try:
+            tensors.check_same(Signature(mine, ()), Signature(theirs, ()))
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"{first.label} and {second.label} cannot be compared: the {side} of the one are {_listed(mine)}, "
+                f"those of the other {_listed(theirs)}"
+            ) from error
+    for specs, others in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
+        if one.batch_axes(specs) != other.batch_axes(others):
+            raise InvalidArgument(
+                f"{first.label} and {second.label} cannot be compared: they take batches along other dimensions, "
+                f"{one.batch or 'none'} and {other.batch or 'none'}"
+            )
+    try:
+        return _narrowed(one, other)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{first.label} and {second.label} take no sizes in common: {error}") from error
+
+
+def _narrowed(one: Signature, other: Signature) -> Signature:
+    """Return the first signature with only those sizes that the other takes too."""
+    theirs = {spec.name: spec for spec in other.inputs}
+    ranges = dict(one.ranges)
+    fixed: dict[str, Dim] = {}
+    for spec in one.inputs:
+        for mine, dim in zip(spec.shape, theirs[spec.name].shape, strict=True):
+            if isinstance(mine, str) and isinstance(dim, str):
+                ranges[mine] = _both(ranges.get(mine, Range()), other.range(dim))
+            elif isinstance(mine, str):
+                fixed[mine] = dim
+    inputs, outputs = (
+        tuple(
+            replace(spec, shape=tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+            for spec in specs
+        )
+        for specs in (one.inputs, one.outputs)
+    )
+    return Signature(inputs, outputs, one.batch, {name: held for name, held in ranges.items() if name not in fixed})
+
+
+def _both(one: Range, other: Range) -> Range:
+    step = math.lcm(one.step, other.step)
+    low = math.ceil(max(one.low, other.low) / step) * step
+    highs = [bounds.high for bounds in (one, other) if bounds.high is not None]
+    return Range(low, min(highs) // step * step if highs else None, step)
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(map(str, specs))
+
+
+def _packages(*models: _Model) -> tuple[str, ...]:
+    held = packages_distributions()
+    engines = dict.fromkeys(["onnxruntime", *(engine_of(item.variant) for item in models)])
+    return tuple(name for engine in engines for name in held.get(engine, [])[:1])

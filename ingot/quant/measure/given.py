@@ -1,0 +1,149 @@
+"""The samples of a quantization: what is learnt from, and what the metric is taken of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot import arrays
+from ingot.errors import InvalidArgument
+from ingot.model_store import Variant
+from ingot.quant.config import QuantConfig
+from ingot.quant.data.samples import Data, Samples
+from ingot.quant.data.synthetic import synthetic
+from ingot.quant.metric import Metric
+from ingot.tensors import Array
+
+# Rows that ranges are learnt from; more change nothing.
+_CALIBRATION = 256
+# Rows that the metric is taken of.
+_EVALUATION = 2048
+# With fewer rows than this, all serve for both.
+_FEW = 16
+_GENERATED = 64
+
+
+@dataclass(frozen=True)
+class Given:
+    """The samples that a quantization works with.
+
+    Attributes:
+        calibration: what ranges are learnt from; None without data.
+        evaluation: what the metric is taken of.
+        held_out: whether nothing is learnt from the latter.
+        generated: whether they are made up.
+        notes: what should be known of them.
+    """
+
+    calibration: Samples | None
+    evaluation: Samples
+    held_out: bool = True
+    generated: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    variant: Variant,
+    data: Data | None,
+    validate: Data | None,
+    transform: str | None,
+    config: QuantConfig,
+    metric: Metric,
+) -> Given:
+    """Read the data and divide it; make some up where there is none.
+
+    Args:
+        variant: the model that takes it.
+        data: real inputs, or None.
+        validate: data for the metric, or None for a part of ``data``.
+        transform: how images become arrays.
+        config: the recipe and the seed.
+        metric: tells whether labels are needed, and whether they are sound.
+
+    Raises:
+        InvalidArgument: the data does not fit the model, the metric or the recipe.
+    """
+    signature = variant.signature
+    main = Samples.read(signature, data, transform=transform) if data is not None else None
+    if validate is not None:
+        other = Samples.read(signature, validate, transform=transform, purpose="validation data")
+        given = _validated(main, other, config, metric)
+    elif main is not None:
+        given = _divided(main, config, metric)
+    else:
+        given = _generated(variant, config, metric)
+    rows = given.evaluation.rows
+    if metric.labels is not None and 0 < rows * config.max_drop < 1:
+        told = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
+        return replace(given, notes=(*given.notes, told))
+    return given
+
+
+def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Given:
+    """Return what is there where all data came together."""
+    metric.check(main)
+    if main.rows < _FEW:
+        notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
+        return Given(main, main, held_out=False, notes=notes)
+    first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed, metric.groups)
+    return Given(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
+
+
+def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Given:
+    """Return what is there where data for the metric is given apart."""
+    metric.check(other)
+    notes = (*(main.notes if main is not None else ()), *other.notes)
+    evaluation = other.take(_EVALUATION, config.seed, metric.groups)
+    if main is None:
+        _check_recipe(config)
+        return Given(None, evaluation, notes=(*notes, *_without_data(config)))
+    calibration = main.take(_CALIBRATION, config.seed)
+    learnt = set(_row_hashes(calibration))
+    shared = sum(row in learnt for row in _row_hashes(evaluation))
+    if shared:
+        notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric are rows that ranges were learnt from")
+    return Given(calibration, evaluation, held_out=not shared, notes=notes)
+
+
+def _row_hashes(samples: Samples) -> Iterator[bytes]:
+    """Yield what tells each row's inputs from all others; what came with them, such as labels, teaches no ranges."""
+    signature = samples.signature
+    axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
+    for batch in samples.batches():
+        whole = {name: _hash(array) for name, array in batch.inputs.items() if name not in axes}
+        rows = {name: np.moveaxis(array, axes[name], 0) for name, array in batch.inputs.items() if name in axes}
+        for row in range(batch.rows):
+            state = hashlib.sha256()
+            for name in sorted(batch.inputs):
+                state.update(whole[name] if name in whole else _hash(rows[name][row : row + 1]))
+            yield state.digest()
+
+
+def _hash(array: Array) -> bytes:
+    return hashlib.sha256(repr(array.shape).encode() + arrays.to_bytes(array)).digest()
+
+
+def _check_recipe(config: QuantConfig) -> None:
+    if config.recipe is not None and config.recipe.needs_data:
+        other = "set its option dynamic" if config.recipe.compiles else "take dynamic-int8"
+        raise InvalidArgument(
+            f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or {other}"
+        )
+
+
+def _without_data(config: QuantConfig) -> tuple[str, ...]:
+    told = "recipes that learn ranges from data were not tried: there is no calibration data"
+    return (told,) if config.recipe is None else ()
+
+
+def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Given:
+    _check_recipe(config)
+    if metric.labels is not None:
+        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
+    goldens = [golden.inputs for golden in variant.goldens()]
+    samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
+    notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
+    return Given(None, samples, held_out=False, generated=True, notes=notes)

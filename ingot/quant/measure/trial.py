@@ -1,0 +1,277 @@
+"""Trying a plan: the model is made, loaded, timed beside the original, and its answers are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ingot.errors import IngotError
+from ingot.model_store import BatchLatency, BlobFolder
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.format import onnx_graph
+from ingot.model_store.format.evidence import Agreement
+from ingot.quant.data import ranges
+from ingot.quant.data.ranges import Observation
+from ingot.quant.data.samples import Samples
+from ingot.quant.graph.source import Source
+from ingot.quant.measure import audit
+from ingot.quant.measure.baseline import Bench
+from ingot.quant.measure.deadline import TimeUp
+from ingot.quant.metric import Comparison, Metric, within
+from ingot.quant.report import Audit
+from ingot.quant.report.words import mean
+from ingot.quant.schemes import plan, static
+from ingot.quant.schemes.plan import EngineName, Plan
+from ingot.runtime import Engine, load_engine
+
+log = logging.getLogger(__name__)
+
+# A candidate is not taken for faster unless it is so by more than timing leaves open, and nowhere clearly slower.
+FASTER = 1.02
+_SLOWEST = 0.9
+# Seconds for each batch size and model while candidates are tried.
+_TIMING = 0.15
+# Bytes of a model that memory should not hold twice.
+_LARGE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of a plan.
+
+    Attributes:
+        plan: what was tried.
+        size: bytes of the graph and weights.
+        latency: by batch.
+        baseline: the original's in the same run.
+        audit: what the plan's engine computes in integers.
+        comparison: the metric, or None where it could not be taken.
+        outputs: agreement with the original by output.
+        failure: why the plan has no usable model; empty if it has.
+    """
+
+    plan: Plan
+    size: int = 0
+    latency: tuple[BatchLatency, ...] = ()
+    baseline: tuple[BatchLatency, ...] = ()
+    audit: Audit = field(default_factory=Audit)
+    comparison: Comparison | None = None
+    outputs: tuple[Agreement, ...] = ()
+    failure: str = ""
+
+    @property
+    def speedups(self) -> dict[int, float]:
+        """How many times faster than the original, by batch."""
+        before = {item.rows: item.seconds for item in self.baseline}
+        return {item.rows: before[item.rows] / item.seconds for item in self.latency}
+
+    @property
+    def speed(self) -> float:
+        """The geometric mean of the speed-ups; 0 for a failure."""
+        return mean(self.speedups.values()) or 0.0
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is faster than the original on the whole, and at no batch clearly slower."""
+        return is_faster(self.speedups)
+
+    @property
+    def drop(self) -> float:
+        return self.comparison.drop.value if self.comparison is not None else math.inf
+
+    def holds(self, budget: float) -> bool:
+        """Tell whether the metric's drop is within a budget."""
+        return within(self.drop, budget)
+
+
+def is_faster(speedups: Mapping[int, float]) -> bool:
+    """Tell whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
+    return not slowness(speedups)
+
+
+def slowness(speedups: Mapping[int, float]) -> str:
+    """Return why speed-ups by batch are not a gain, in a few words; empty where they are."""
+    whole = mean(speedups.values()) or 0.0
+    if whole < FASTER:
+        return "not faster than the original" if whole <= 1 else f"less than {FASTER}x"
+    rows, least = min(speedups.items(), key=lambda item: item[1])
+    return f"slower at batch {rows} ({least:.2f}x)" if least < _SLOWEST else ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan's model as files."""
+
+    blobs: BlobFolder
+    graph: Descriptor
+    weights: tuple[Descriptor, ...]
+    engine: EngineName = "onnxruntime"
+    compute: str = "f32"
+
+    @property
+    def size(self) -> int:
+        return self.graph.size + sum(item.size for item in self.weights)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same for the same model on the same engine."""
+        return (self.engine, self.compute, self.graph.digest, *(item.digest for item in self.weights))
+
+    def load(self, threads: int | None = None) -> Engine:
+        return load_engine(
+            self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine, precision=self.compute
+        )
+
+
+class Workbench(Bench):
+    """Tries plans of one model on one set of samples.
+
+    Args:
+        source: the original.
+        calibration: what ranges are learnt from; None without data.
+        evaluation: what the metric is taken of.
+        metric: what accuracy is.
+        batches: the batch sizes that are timed.
+        threads: CPU threads of a call.
+        progress: called with what begins now.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        calibration: Samples | None,
+        evaluation: Samples,
+        metric: Metric,
+        *,
+        batches: Sequence[int],
+        threads: int | None,
+        progress: Callable[[str], None],
+    ):
+        self.source = source
+        self._seen: dict[str, Observation] | None = None
+        self._known: dict[tuple[str, ...], Trial] = {}
+        super().__init__(
+            source.variant,
+            lambda: load_engine(source.path, device="cpu", threads=threads),
+            calibration,
+            evaluation,
+            metric,
+            batches=batches,
+            threads=threads,
+            progress=progress,
+        )
+
+    @property
+    def large(self) -> bool:
+        """Whether the model is so large that memory should not hold it twice."""
+        return self.source.variant.size > _LARGE
+
+    def _make_room(self) -> None:
+        """Free a large original while another model is made of it."""
+        if self.large:
+            self.close()
+
+    @property
+    def seen(self) -> Mapping[str, Observation]:
+        """The values of activations on the calibration data, looked at when they are first needed."""
+        if self._seen is None:
+            self._seen = self._observe() if self.calibration is not None else {}
+        return self._seen
+
+    def build(self, candidate: Plan, blobs: BlobFolder, *, link: bool = True) -> Built:
+        """Make the model of a plan.
+
+        Args:
+            candidate: the plan.
+            blobs: where its files go.
+            link: link large weights that stay as they are. As long as the links are there, no other model can be made:
+                onnx_ir reads no file that has several.
+
+        Raises:
+            QuantizationError: the plan quantizes nothing.
+        """
+        seen = self.seen if candidate.needs_data else {}
+        self._make_room()
+        model = plan.make(self.source, candidate, seen)
+        graph, weights = onnx_graph.pack(model, blobs, self.source.blobs if link else None)
+        return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
+
+    def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
+        """Time a plan's model beside the original and compare their answers.
+
+        Raises:
+            IngotError: the plan's engine cannot load or run it, or its answers are of no use.
+        """
+        self.check()
+        with contextlib.closing(built.load(self.threads)) as engine:
+            self.check()
+            baseline, latency = self.time([self.original, engine], timing)
+            comparison, outputs = self.compare(engine)
+        return Trial(
+            plan=candidate,
+            size=built.size,
+            latency=latency,
+            baseline=baseline,
+            audit=audit.audit(built.blobs.path(built.graph), built.engine) if candidate.schemes else Audit(),
+            comparison=comparison,
+            outputs=outputs,
+        )
+
+    def attempt(self, candidate: Plan, timing: float = _TIMING) -> Trial:
+        """Return what a plan is worth; one that cannot be run is worth nothing.
+
+        Args:
+            candidate: the plan.
+            timing: seconds for each batch size and model.
+        """
+        try:
+            built = self.build(candidate, BlobFolder.scratch())
+            # Two plans may come to the same model, such as where there is nothing between its layers.
+            same = self._known.get(built.key)
+            if same is not None:
+                return replace(same, plan=candidate)
+            trial = self.measure(candidate, built, timing)
+        except TimeUp:
+            raise
+        except IngotError as error:
+            return Trial(plan=candidate, failure=str(error))
+        except Exception as error:  # what onnx_ir and engines raise of odd graphs must not end a search of many plans
+            log.debug("candidate '%s' failed", candidate.name, exc_info=True)
+            return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
+        self._known[built.key] = trial
+        return trial
+
+    def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
+        """Return trials with their latencies taken anew, all in turn with each other and the original."""
+        built = [self.build(trial.plan, BlobFolder.scratch(), link=len(trials) == 1) for trial in trials]
+        with contextlib.ExitStack() as stack:
+            engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
+            baseline, *latencies = self.time([self.original, *engines], timing)
+        return [
+            replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
+        ]
+
+    def _observe(self) -> dict[str, Observation]:
+        if self.calibration is None:
+            return {}
+        rows = self.calibration.rows
+        self._make_room()
+        self._progress(f"Calibrating on {rows} samples")
+        model = self.source.model()
+        names = set(plan.fitting(self.source, "static"))
+        layers = [layer for name, layer in self.source.by_name(model).items() if name in names]
+        return ranges.observe(
+            model,
+            static.watched(model, layers),
+            static.contracted(layers),
+            self.calibration,
+            self.source.blobs,
+            self._calibrated,
+        )
+
+    def _calibrated(self, done: int, total: int) -> None:
+        self.check()
+        self._progress(f"Calibrating: {done} of {total} samples")

@@ -1,0 +1,4 @@
+"""The search for the fastest plan that keeps the accuracy.
+
+Start in search.py; sensitivity.py ranks the layers, journal.py lets an interrupted search continue.
+"""

@@ -1,0 +1,351 @@
+"""The search for the fastest model that keeps its accuracy.
+
+Families of plans are tried first. Beginning with the fastest, one that breaks the budget is mended: by other ranges,
+by moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a
+bisection. A family is only mended while it could still beat the best that holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from ingot.errors import IngotError
+from ingot.quant.config import QuantConfig, installed
+from ingot.quant.graph.layers import choose
+from ingot.quant.measure import space
+from ingot.quant.measure.deadline import Deadline, TimeUp
+from ingot.quant.measure.trial import FASTER, Trial, Workbench
+from ingot.quant.schemes.plan import Plan, fitting
+from ingot.quant.search import sensitivity
+from ingot.quant.search.families import families, refinements
+from ingot.quant.search.journal import Journal
+from ingot.quant.search.sensitivity import Noise
+
+log = logging.getLogger(__name__)
+
+# Finalists are timed anew, longer and side by side; of a large model, the best alone.
+_FINALISTS = 4
+_FINAL_TIMING = 1.0
+_LEAST_TIMING = 0.15
+# How many of the fastest are tried with one scale a tensor.
+_COARSENED = 3
+# A plan whose rows touch must be so much faster than one whose requests can be joined.
+_UNJOINED = 1.2
+# Speeds closer than this are equal; then the more exact one wins.
+_EQUAL = 1.03
+
+# Drops closer than this are equal: the order of sums depends on the threads.
+_CLOSE = 1e-3
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        chosen: the fastest that holds, or None.
+        trials: all that was tried.
+        noises: how much each layer of the chosen plan hurts, if that was asked, those first that hurt most.
+        complete: whether the search came to its end within its time.
+        cost: the seconds that an attempt took.
+        remarks: by plan, why one that holds and has a higher speed-up than the chosen one was not chosen.
+    """
+
+    chosen: Trial | None
+    trials: tuple[Trial, ...]
+    noises: tuple[Noise, ...] = ()
+    complete: bool = True
+    cost: float = field(default=0.0, compare=False)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing of all that was tried can be run."""
+        return bool(self.trials) and all(trial.failure for trial in self.trials)
+
+
+class Search:
+    """One search.
+
+    Args:
+        bench: where plans are tried.
+        config: the budget and all else that was asked.
+        journal: what is known already, and where results are kept.
+        progress: called with what begins now.
+        deadline: when the result must be there; by default the configuration's budget from now.
+    """
+
+    def __init__(
+        self,
+        bench: Workbench,
+        config: QuantConfig,
+        journal: Journal,
+        progress: Callable[[str], None],
+        deadline: Deadline | None = None,
+    ):
+        self._bench = bench
+        self._config = config
+        self._journal = journal
+        self._progress = progress
+        self._deadline = deadline or Deadline(config.budget)
+        self._costs: list[float] = []  # seconds of each attempt
+        self._trials: dict[str, Trial] = {}
+        self._noises: dict[str, list[Noise]] = {}
+        self._origins: dict[str, str] = {}  # the plans of which others keep some layers
+        self._unproven: set[str] = set()  # the plans of which only the journal says what they are worth
+        self._kept = choose(bench.source.names, config.keep)
+
+    def run(self) -> Found:
+        """Search until nothing faster can be expected, or until the time is up."""
+        complete = True
+        self._bench.check = self._check_time
+        try:
+            self._explore()
+        except TimeUp:
+            complete = False
+        finally:
+            self._bench.check = lambda: None
+        finalists = self._finalists()
+        chosen = self._best(finalists)
+        noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
+        remarks = self._remarks(chosen, finalists) if chosen is not None else {}
+        return Found(chosen, tuple(self._trials.values()), tuple(noises), complete, self._cost, remarks)
+
+    def _explore(self) -> None:
+        engines = self._config.engines or installed()
+        plans = families(self._bench.source, self._has_data, engines)
+        # Where all is in bfloat16, no layer stays as it is.
+        asked = (plan for plan in plans if plan.schemes or not self._kept)
+        first = [self._try(plan.keep(self._kept)) for plan in asked]
+        for trial in sorted(first, key=lambda item: -item.speed):
+            if not self._hopeful(trial):
+                break
+            if not trial.holds(self._config.max_drop):
+                self._mend(trial)
+        self._coarsen()
+
+    @property
+    def _has_data(self) -> bool:
+        return self._bench.calibration is not None
+
+    def _good(self, trial: Trial) -> bool:
+        return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
+
+    def _different(self) -> list[Trial]:
+        """Return the plans that hold and are faster; of those of one model, which have one timing, the first."""
+        models: dict[object, Trial] = {}
+        for trial in filter(self._good, self._trials.values()):
+            models.setdefault((trial.latency, trial.size), trial)
+        return list(models.values())
+
+    def _finalists(self) -> list[Trial]:
+        """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
+        while True:
+            # All of them are in memory at once to be timed, beside the original.
+            count = 1 if self._bench.large else self._affordable
+            found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
+            unproven = [trial for trial in found if trial.plan.key in self._unproven]
+            if not unproven:
+                return found
+            for trial in unproven:
+                self._measure_again(trial)
+
+    def _measure_again(self, known: Trial) -> None:
+        """Put what a plan is worth now in the place of what the journal says."""
+        self._progress(f"Measuring {known.plan.name} again")
+        trial = self._attempt(known.plan)
+        self._unproven.discard(trial.plan.key)
+        self._trials[trial.plan.key] = trial
+        if trial.failure:
+            log.warning("'%s' failed, though the journal says otherwise: %s", trial.plan.name, trial.failure)
+        elif not math.isclose(trial.drop, known.drop, rel_tol=_CLOSE, abs_tol=_CLOSE):
+            log.warning("'%s' loses %.4g, and by the journal %.4g", trial.plan.name, trial.drop, known.drop)
+
+    def _best(self, finalists: Sequence[Trial]) -> Trial | None:
+        if not finalists:
+            return None
+        timed = self._time_again(finalists)
+        for before, after in zip(finalists, timed, strict=True):
+            for key, trial in self._trials.items():
+                if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, by whatever plan
+                    self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
+        again = [trial for trial in timed if trial.faster]
+        if not again:
+            return None
+        worth = {trial.plan.key: trial.speed / self._price(trial.plan) for trial in again}
+        most = max(worth.values())
+        return min((trial for trial in again if worth[trial.plan.key] * _EQUAL >= most), key=lambda trial: trial.drop)
+
+    def _remarks(self, chosen: Trial, finalists: Sequence[Trial]) -> dict[str, str]:
+        """Return why plans that hold and have a higher speed-up than the chosen one were not chosen."""
+        worth = chosen.speed / self._price(chosen.plan)
+        models = [(trial.size, trial.drop) for trial in finalists]
+        told: dict[str, str] = {}
+        for key, trial in self._trials.items():
+            if key == chosen.plan.key or not self._good(trial) or trial.speed <= chosen.speed:
+                continue
+            priced = trial.speed / self._price(trial.plan)
+            if priced < trial.speed and priced < worth * _EQUAL:
+                told[key] = f"counts as {priced:.2f}x: its requests are not joined"
+            elif (trial.size, trial.drop) not in models:
+                told[key] = f"timed once, not among the best {len(finalists)} then"
+            else:
+                told[key] = f"within {_EQUAL - 1:.0%} of the chosen one, less exact"
+        return told
+
+    def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
+        """Time the best side by side, as long as there is time for; they stay as they are if there is none."""
+        calls = len(self._bench.batches) * (len(finalists) + 1)
+        spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
+        if spare < _LEAST_TIMING:
+            return list(finalists)
+        self._progress("Timing the best once more")
+        return self._bench.time_again(finalists, min(spare, _FINAL_TIMING))
+
+    @property
+    def _cost(self) -> float:
+        """The seconds that an attempt takes: to make a model, to load it, and to ask and time it."""
+        return median(self._costs) if self._costs else 0.0
+
+    @property
+    def _affordable(self) -> int:
+        """How many models there is time to make once more, beside the one that is written."""
+        if not self._cost or math.isinf(self._deadline.left):
+            return _FINALISTS
+        return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
+
+    def _price(self, plan: Plan) -> float:
+        """Return what a plan must be faster by to be preferred: without joined requests a server loses throughput."""
+        return _UNJOINED if plan.rows_touch and self._bench.source.signature.batch is not None else 1.0
+
+    def _try(self, plan: Plan) -> Trial:
+        if plan.key in self._trials:
+            return self._trials[plan.key]
+        trial = self._journal.get(plan)
+        if trial is None:
+            self._deadline.check(self._cost + self._reserve)
+            tried = len(self._trials)
+            self._progress(f"Trying {plan.name}" + (f" ({tried} tried{self._so_far()})" if tried else ""))
+            trial = self._attempt(plan)
+        else:
+            self._unproven.add(plan.key)
+        self._trials[plan.key] = trial
+        return trial
+
+    def _attempt(self, plan: Plan) -> Trial:
+        began = self._deadline.now
+        trial = self._bench.attempt(plan)
+        self._costs.append(self._deadline.now - began)
+        if space.is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
+            raise space.fault()
+        self._journal.add(trial)
+        return trial
+
+    @property
+    def _fastest(self) -> float:
+        """The speed of the best so far; what is not even faster than the original is of no use."""
+        return max((trial.speed for trial in self._trials.values() if self._good(trial)), default=FASTER)
+
+    def _hopeful(self, trial: Trial) -> bool:
+        """Tell whether a plan is as fast as the best so far, so that mending it could be worth while."""
+        return not trial.failure and trial.faster and trial.speed >= self._fastest
+
+    def _so_far(self) -> str:
+        fastest = self._fastest
+        return f", best {fastest:.2f}x" if fastest > FASTER else ""
+
+    @property
+    def _reserve(self) -> float:
+        """The seconds that the end takes where something was found: the best is timed once more, and written."""
+        return 2 * self._cost if any(map(self._good, self._trials.values())) else 0.0
+
+    def _check_time(self) -> None:
+        self._deadline.check(self._reserve)
+
+    def _coarsen(self) -> None:
+        """Try one scale a tensor for the fastest that hold: fewer factors to apply, at some loss."""
+        good = sorted(self._different(), key=lambda trial: -trial.speed)
+        for trial in good[:_COARSENED]:
+            if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
+                self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale a tensor"))
+
+    def _mend(self, broken: Trial) -> None:
+        """Try forms of a plan that may hold."""
+        tried = [broken]
+        for plan in refinements(broken.plan):
+            trial = self._try(plan)
+            if self._good(trial):
+                return
+            tried.append(trial)
+        hopeful = [trial for trial in tried if self._hopeful(trial)]
+        if hopeful and broken.plan.schemes and not self._bench.large:  # the ranking computes every layer twice
+            self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
+
+    def _keep_some(self, plan: Plan) -> None:
+        """Keep as few layers as it takes, of those that hurt most."""
+        self._check_time()
+        self._progress(f"Finding the layers that hurt {plan.name}")
+        try:
+            order = self._rank(plan)
+        except IngotError as error:  # a graph that cannot be ranked is searched without
+            log.warning("the layers of '%s' cannot be ranked: %s", plan.name, error)
+            return
+
+        def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
+            kept = _kept(plan, order[:count])
+            self._origins[kept.key] = plan.key
+            trial = self._try(kept)
+            return trial.holds(self._config.max_drop) or not self._hopeful(trial)
+
+        count = fewest(len(order), enough)
+        if count is None or not self._try(_kept(plan, order[:count])).holds(self._config.max_drop):
+            return
+        # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
+        light = fitting(self._bench.source, "int8", order[:count])
+        if light and plan.engine == "onnxruntime":
+            name = f"{plan.name}, int8 weights alone for {len(light)}"
+            mixed = replace(_kept(plan, order[:count]).but(light, "int8"), name=name)
+            self._origins[mixed.key] = plan.key
+            self._try(mixed)
+
+    def _rank(self, plan: Plan) -> list[str]:
+        if plan.key not in self._noises:
+            samples = self._bench.calibration or self._bench.evaluation
+            self._noises[plan.key] = sensitivity.rank(
+                self._bench.source,
+                plan,
+                self._bench.seen if plan.needs_data else {},
+                samples,
+                seed=self._config.seed,
+                progress=self._ranked,
+            )
+        return [noise.layer for noise in self._noises[plan.key]]
+
+    def _ranked(self, done: int, total: int) -> None:
+        self._check_time()
+        self._progress(f"Ranking layers: {done} of {total}")
+
+
+def fewest(most: int, enough: Callable[[int], bool]) -> int | None:
+    """Return the least count from 1 to ``most`` that is enough, by doubling and then halving; None if none is.
+
+    ``enough`` is taken to stay true once it is.
+    """
+    high = 1
+    while high < most and not enough(high):
+        high *= 2
+    low, high = high // 2, min(high, most)
+    if not enough(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _kept(plan: Plan, layers: Sequence[str]) -> Plan:
+    return replace(plan.keep(layers), name=f"{plan.name}, {len(layers)} kept")

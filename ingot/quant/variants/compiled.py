@@ -1,0 +1,224 @@
+"""An archive's PyTorch program in int8 or half precision, compiled into native code by AOTInductor: a variant for CPUs.
+
+Everything here imports torch: import it where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.errors import InvalidArgument, Unsupported
+from ingot.export.capture import exported
+from ingot.export.lower import aoti
+from ingot.export.lower.packed import Packed, release
+from ingot.export.program import Program
+from ingot.model_store import Archive, Evidence, Golden, Serving, Variant, add_variant
+from ingot.quant.config import HalfRecipe, PT2EInt8, QuantConfig, Recipe
+from ingot.quant.measure.stopwatch import Race
+from ingot.quant.metric import Comparison, within
+from ingot.quant.report import Audit, Candidate, Layer, Report, Score
+from ingot.quant.variants import packing
+from ingot.quant.variants.packing import Task
+from ingot.quant.variants.programs import graph, half, pt2e
+from ingot.runtime import Engine, devices, load_engine
+
+# Compilers of other releases and other processors add up in another order.
+_GOLDEN_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Made:
+    """A program of fewer bits, and which layers it has."""
+
+    program: Program
+    layers: tuple[Layer, ...] = ()
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A compiled model and what was measured of it."""
+
+    made: Made
+    packed: Packed
+    comparison: Comparison
+    evidence: Evidence
+    goldens: tuple[Golden, ...]
+
+
+def find_program(archive: Archive, recipe: Recipe, config: QuantConfig) -> Variant:
+    """Return the variant that is compiled.
+
+    Raises:
+        InvalidArgument: the archive has no PyTorch program.
+        Unsupported: it has, and running it is not allowed.
+    """
+    for variant in archive.variants:
+        if variant.serving.format == "pt2" and variant.serving.recipe is None:
+            break
+    else:
+        raise InvalidArgument(
+            f"the recipe '{recipe.name}' compiles a PyTorch program, and '{archive.name}' has no variant of format "
+            "'pt2': export the model with --to pt2"
+        )
+    if not config.allow_code:
+        raise Unsupported(
+            f"the recipe '{recipe.name}' runs the PyTorch program in the archive, which can run code of whoever made "
+            "it; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
+        )
+    return variant
+
+
+def find_original(archive: Archive, program: Variant) -> Variant:
+    """Return what results are measured against: the model in ONNX, or the program itself where there is none."""
+    floats = (item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx")
+    return next(floats, program)
+
+
+def name_of(recipe: Recipe) -> str:
+    """Return the name of a recipe's variant."""
+    return f"{recipe.precision}-aoti"
+
+
+def load(variant: Variant, threads: int | None) -> Engine:
+    """Return the engine of a variant whose code may be run."""
+    return load_engine(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
+
+
+def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[str], None]) -> Attempt:
+    """Make the model of a recipe, compile it, and measure it beside the original.
+
+    Raises:
+        InvalidArgument: a layer to keep does not exist.
+        QuantizationError: nothing can be quantized, or the result gives NaN.
+        ExportError: there is no C++ compiler, or the model cannot be compiled.
+        Unsupported: a package is missing, or the processor has no arithmetic of the recipe's.
+    """
+    bench, config = task.bench, task.config
+    progress(f"Quantizing the program by {recipe.name}")
+    made = _make(task, graph.read(program), recipe)
+    progress("Compiling, which may take minutes")
+    packed = aoti.pack(made.program, task.blobs, freeze=True)
+    path = task.blobs.path(packed.graph)
+    with contextlib.closing(
+        load_engine(path, format="aoti", device="cpu", threads=config.threads, allow_code=True)
+    ) as engine:
+        progress("Measuring")
+        comparison, outputs = bench.compare(engine)
+        goldens = tuple(Golden(golden.inputs, engine.run(golden.inputs)) for golden in task.parent.goldens())
+    models = ((task.parent.path(), task.parent.serving.format), (path, "aoti"))
+    race = Race(models, task.parent.signature, bench.example, bench.batches, config.threads)
+    baseline, latency = race.run()
+    evidence = Evidence(
+        machine=devices.describe(),
+        baseline=baseline,
+        latency=latency,
+        agreement=outputs,
+        holds=within(comparison.drop.value, config.max_drop),
+        metric=packing.metric_evidence(task, comparison),
+    )
+    return Attempt(made, packed, comparison, evidence, goldens)
+
+
+def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
+    """Add what was made to the archive; return the report too.
+
+    Args:
+        task: what it was made with.
+        program: what it was made of.
+        recipe: how it was made.
+        found: the result.
+        reason: what is wrong with the result, where it is forced. One that nothing is wrong with is the variant that
+            the archive prefers.
+
+    Raises:
+        InvalidArgument: the archive has such a variant already.
+    """
+    made, packed = found.made, found.packed
+    name = packing.free_name(task.archive, name_of(recipe))
+    made_with = ("torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
+    notes = (*task.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
+    head = packing.head(task, name, found.comparison, made_with)
+    summary = head.model_copy(update={**_findings(recipe, found), "notes": notes, "reason": reason})
+    operators = made.audit.quantized if made.audit else {}
+    serving = Serving(
+        name=task.archive.name,
+        variant=name,
+        format=packed.format,
+        precision=recipe.precision,
+        signature=task.parent.signature,
+        padding=task.parent.serving.padding,
+        requires=packed.requires,
+        recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
+        parents=(program.descriptor.digest,),
+        golden_tolerance=_GOLDEN_TOLERANCE,
+        joins=not getattr(recipe, "dynamic", False),
+        provenance=packing.provenance(task.parent, notes, made_with),
+        evidence=found.evidence,
+    )
+    added = add_variant(task.blobs, serving, packed.graph, packed.weights, found.goldens, packing.documents(summary))
+    others = [variant.descriptor for variant in task.archive.variants]
+    return summary, Archive.create(task.blobs, [*others, added] if reason else [added, *others])
+
+
+def _make(task: Task, program: Program, recipe: Recipe) -> Made:
+    keep = (*task.config.keep, *recipe.keep)
+    if isinstance(recipe, HalfRecipe):
+        return Made(half.convert(program, _half(recipe), keep=keep))
+    if not isinstance(recipe, PT2EInt8):
+        raise InvalidArgument(f"the recipe '{recipe.name}' cannot be compiled")
+    samples = task.bench.calibration or task.bench.evaluation
+    made = pt2e.quantize(program, samples, keep=keep, dynamic=recipe.dynamic)
+    scheme = "dynamic int8" if recipe.dynamic else "static int8"
+    layers = tuple(
+        Layer(
+            name=name,
+            operator=str(node.target.name()).partition("::")[2].partition(".")[0],  # type: ignore[union-attr]
+            scheme=scheme if name in made.layers else "float",
+        )
+        for name, node in graph.find(exported.unguarded(program.exported).graph).items()
+    )
+    return Made(made.program, layers, Audit(quantized=made.operators))
+
+
+def _half(recipe: HalfRecipe) -> torch.dtype:
+    """Return a recipe's type.
+
+    Raises:
+        Unsupported: this processor has no arithmetic in it, and would emulate it.
+    """
+    if recipe.precision == "bf16":
+        return torch.bfloat16
+    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise Unsupported(
+            "this processor does not compute in float16, which takes AVX512-FP16 or AMX-FP16; take bf16 (--recipe bf16)"
+        )
+    return torch.float16
+
+
+def _findings(recipe: Recipe, found: Attempt) -> dict[str, Any]:
+    """Return what a report says of the result."""
+    evidence, made = found.evidence, found.made
+    candidate = Candidate(
+        name=f"{recipe.name}, compiled",
+        recipe=recipe.record(),
+        size=found.packed.graph.size,
+        latency=evidence.latency,
+        speedups=evidence.speedups(),
+        score=Score.of(found.comparison.after),
+        drop=Score.of(found.comparison.drop),
+        holds=bool(evidence.holds),
+        chosen=True,
+    )
+    return {
+        "baseline": evidence.baseline,
+        "candidates": (candidate,),
+        "layers": made.layers,
+        "audit": made.audit,
+        "outputs": evidence.agreement,
+    }

@@ -1,0 +1,144 @@
+"""Half precision as a variant: for GPUs, where it is faster, or stored so, where it is smaller."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ingot.errors import QuantizationError
+from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Serving, add_variant
+from ingot.model_store.format import onnx_graph
+from ingot.quant.config import HalfRecipe
+from ingot.quant.graph.layers import choose
+from ingot.quant.metric import Comparison, within
+from ingot.quant.report import Candidate, Report, Score
+from ingot.quant.schemes import half
+from ingot.quant.schemes.half import Halved
+from ingot.quant.variants import packing
+from ingot.quant.variants.packing import Work
+from ingot.runtime import devices, load_engine
+
+# Sums in half precision depend on the order that a GPU takes them in.
+_GOLDEN_TOLERANCE = 0.1
+_TIMING = 0.3
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Latencies by batch, where the variant can run on this machine; notes say where it cannot."""
+
+    baseline: tuple[BatchLatency, ...] = ()
+    latency: tuple[BatchLatency, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+    """Add a variant in half precision to an archive, behind those that are there.
+
+    Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
+    Returned are the report, whose reason is what is wrong with the variant where that is forced, and the archive.
+
+    Raises:
+        QuantizationError: nothing can be converted, or the metric loses more than was asked.
+    """
+    progress(f"Converting to {recipe.precision}")
+    model = work.bench.source.model()
+    halved = _convert(recipe, model, work)
+    graph, weights = onnx_graph.pack(model, work.blobs)
+    emulation = BlobFolder.scratch()
+    path = _on_cpu(recipe, work, work.blobs.path(graph), emulation)
+    with contextlib.closing(load_engine(path, device="cpu")) as engine:
+        progress("Measuring")
+        comparison, outputs = work.bench.compare(engine)
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
+    holds = within(comparison.drop.value, work.config.max_drop)
+    fault = "" if holds else packing.loss(comparison.drop.value, work.config.max_drop)
+    if fault and not work.config.force:
+        raise QuantizationError(f"the result of '{recipe.name}' {fault}; keep layers in float32, or force it (--force)")
+    times = _time(work, recipe, work.blobs.path(graph))
+    size = graph.size + sum(item.size for item in weights)
+    name = packing.free_name(work.archive, recipe.precision)
+    notes = (*work.notes, *halved.notes, *times.notes)
+    summary = _report(work, recipe, name, size, comparison, times).model_copy(
+        update={"outputs": outputs, "notes": notes, "reason": fault}
+    )
+    serving = Serving(
+        name=work.archive.name,
+        variant=name,
+        format="onnx",
+        precision=recipe.precision,
+        signature=work.parent.signature,
+        padding=work.parent.serving.padding,
+        requires={**work.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
+        recipe={**recipe.record(), "operators": dict(halved.operators)},
+        parents=(work.parent.descriptor.digest,),
+        golden_tolerance=_GOLDEN_TOLERANCE,
+        provenance=packing.provenance(work.parent, notes),
+        evidence=Evidence(
+            machine=devices.describe(),
+            baseline=times.baseline,
+            latency=times.latency,
+            agreement=outputs,
+            holds=holds,
+            metric=packing.metric_evidence(work, comparison),
+        ),
+    )
+    added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
+    archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    return summary, archive
+
+
+def _on_cpu(recipe: HalfRecipe, work: Work, path: Path, blobs: BlobFolder) -> Path:
+    """Return a model that gives on a CPU what the variant at ``path`` gives where it runs; another is put in blobs."""
+    if recipe.device == "any":
+        return path
+    source = work.bench.source
+    model = source.model()
+    _convert(recipe, model, work, emulate=True)
+    return blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
+
+
+def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
+    dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
+    layers = work.bench.source.by_name(model)
+    kept = [layers[name].node for name in choose(work.bench.source.names, (*work.config.keep, *recipe.keep))]
+    if recipe.device == "any":
+        return half.stored(model, dtype, kept)
+    convert = half.emulated if emulate else half.apply
+    return convert(model, dtype, kept)
+
+
+def _time(work: Work, recipe: HalfRecipe, path: Path) -> _Times:
+    """Time the variant beside the original where it can run."""
+    device = "cuda" if recipe.device == "cuda" else "cpu"
+    if device == "cuda" and not devices.has_cuda():
+        return _Times(notes=("made for GPUs and not timed, as this machine has none",))
+    with contextlib.ExitStack() as stack:
+        engines = [
+            stack.enter_context(contextlib.closing(load_engine(item, device=device, threads=work.config.threads)))
+            for item in (work.bench.source.path, path)
+        ]
+        baseline, latency = work.bench.time(engines, _TIMING)
+    return _Times(baseline, latency)
+
+
+def _report(work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
+    before = {item.rows: item.seconds for item in times.baseline}
+    candidate = Candidate(
+        name=recipe.name,
+        recipe=recipe.record(),
+        size=size,
+        latency=times.latency,
+        speedups={item.rows: before[item.rows] / item.seconds for item in times.latency},
+        score=Score.of(comparison.after),
+        drop=Score.of(comparison.drop),
+        holds=within(comparison.drop.value, work.config.max_drop),
+        chosen=True,
+    )
+    return packing.head(work, name, comparison).model_copy(
+        update={"candidates": (candidate,), "baseline": times.baseline}
+    )

@@ -1,0 +1,330 @@
+"""The new variant of an archive: its model, evidence, goldens and report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import IngotError, InvalidArgument
+from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
+from ingot.model_store.format.evidence import Interval, MetricEvidence
+from ingot.quant.config import QuantConfig, installed
+from ingot.quant.data.samples import Samples
+from ingot.quant.measure.baseline import Bench
+from ingot.quant.measure.deadline import Deadline, TimeUp
+from ingot.quant.measure.trial import Trial, Workbench, slowness
+from ingot.quant.metric import Comparison
+from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
+from ingot.quant.report.page import html
+from ingot.quant.report.view import text
+from ingot.quant.schemes.plan import LABELS, Plan
+from ingot.quant.search import sensitivity
+from ingot.quant.search.search import Found
+from ingot.quant.search.sensitivity import Noise
+from ingot.runtime import devices
+
+log = logging.getLogger(__name__)
+
+_UNJOINED = "a server runs its requests one by one: ranges of each call make the rows of a batch depend on each other"
+# Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
+_GOLDEN_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What any quantization works with.
+
+    Attributes:
+        archive: the archive that it began with, whose blobs are files.
+        blobs: where those are, and where new ones go.
+        bench: where results are measured.
+        config: what was asked.
+        metric: the metric's name.
+        held_out: whether nothing was learnt from the rows that the metric was taken of.
+        generated: whether those are made up.
+        notes: what should be known.
+    """
+
+    archive: Archive
+    blobs: BlobFolder
+    bench: Bench
+    config: QuantConfig
+    metric: str
+    held_out: bool
+    generated: bool
+    notes: tuple[str, ...]
+
+    @property
+    def data(self) -> str:
+        """The digest of what the metric was taken of; empty if that is made up."""
+        return "" if self.generated else self.bench.evaluation.digest
+
+    @property
+    def parent(self) -> Variant:
+        """The original."""
+        return self.bench.variant
+
+
+@dataclass(frozen=True)
+class Work(Task):
+    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried.
+
+    What is only for people is left out after the ``deadline``.
+    """
+
+    bench: Workbench
+    deadline: Deadline = field(default_factory=Deadline)
+
+
+def add(
+    work: Work, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
+) -> tuple[Report, Archive | None]:
+    """Return the report of a search, and the archive with its result; None if it has none.
+
+    ``verdict`` and ``reason`` are those of the report.
+    """
+    chosen = found.chosen
+    if chosen is None:
+        return report(work, found, "", ()).model_copy(update={"verdict": verdict, "reason": reason}), None
+    progress("Writing the evidence")
+    noises = _noises(work, found, chosen.plan)
+    name = free_name(work.archive, chosen.plan.variant)
+    if chosen.plan.rows_touch and work.parent.signature.batch is not None:
+        work = replace(work, notes=(*work.notes, _UNJOINED))
+    summary = report(work, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
+    built = work.bench.build(chosen.plan, work.blobs)
+    with contextlib.closing(built.load()) as engine:
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
+    recipe = _recipe(work, chosen)
+    serving = Serving(
+        name=work.archive.name,
+        variant=name,
+        format="onnx",
+        precision=chosen.plan.precision,
+        signature=work.parent.signature,
+        padding=work.parent.serving.padding,
+        requires={**work.parent.serving.requires, **_requires(chosen.plan)},
+        recipe=recipe,
+        parents=(work.parent.descriptor.digest,),
+        golden_tolerance=_GOLDEN_TOLERANCE,
+        joins=not chosen.plan.rows_touch,
+        provenance=provenance(work.parent, work.notes),
+        evidence=_evidence(work, chosen),
+    )
+    added = add_variant(work.blobs, serving, built.graph, built.weights, goldens, documents(summary))
+    others = [variant.descriptor for variant in work.archive.variants]
+    first = bool(serving.evidence.holds) and chosen.faster
+    return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
+
+
+def _requires(plan: Plan) -> dict[str, str]:
+    """Return what runs the model of a plan."""
+    needed: dict[str, str] = {"engine": plan.engine}
+    return needed if plan.compute == "f32" else {**needed, "inference_precision": plan.compute}
+
+
+def free_name(archive: Archive, precision: str) -> str:
+    """Return the name of a new variant.
+
+    Raises:
+        InvalidArgument: the archive has one of that name.
+    """
+    for variant in archive.variants:
+        if variant.name != precision:
+            continue
+        if variant.serving.recipe is None:
+            raise InvalidArgument(f"'{archive.name}' is in {precision} already")
+        raise InvalidArgument(
+            f"'{archive.name}' has a variant '{precision}' already; quantize the archive that it was made from"
+        )
+    return precision
+
+
+def loss(drop: float, budget: float) -> str:
+    """Return what is wrong with a result that is less exact than was asked, as a clause."""
+    return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
+
+
+def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
+    """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
+    known = packages_distributions()
+    runtimes = (known[name][0] for name in installed() if name in known)
+    return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
+
+
+def documents(summary: Report) -> dict[str, bytes]:
+    """Return a report in the forms that a variant carries."""
+    return {
+        DOCUMENT: summary.model_dump_json(indent=1).encode(),
+        "quantization.html": html(summary).encode(),
+        "quantization.txt": text(summary).encode(),
+    }
+
+
+def head(work: Task, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
+    """Return a report's first part: what was asked, on which data, and what became of the metric."""
+    bench = work.bench
+    calibration, evaluation = bench.calibration, bench.evaluation
+    made = provenance(work.parent, (), packages)
+    return Report(
+        model=work.archive.name,
+        variant=variant,
+        created=made.created,
+        machine=devices.describe(),
+        versions=made.versions,
+        data=DataRecord(
+            digest=work.data,
+            source="" if work.generated else _origin(calibration or evaluation),
+            calibration_rows=calibration.rows if calibration else 0,
+            evaluation_rows=evaluation.rows,
+            held_out=work.held_out,
+        ),
+        metric=work.metric,
+        budget=work.config.max_drop,
+        before=Score.of(bench.before),
+        after=Score.of(comparison.after) if comparison else None,
+        drop=Score.of(comparison.drop) if comparison else None,
+        threads=work.config.threads or devices.cpu_count(),
+        size=work.parent.size,
+        notes=work.notes,
+    )
+
+
+def report(work: Work, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
+    """Return the report of a search."""
+    chosen = found.chosen
+    part = head(work, variant, chosen.comparison if chosen is not None else None)
+    notes = work.notes if found.complete else (*work.notes, "the time for the search was up before it was done")
+    return part.model_copy(
+        update={
+            "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),
+            "candidates": tuple(_candidate(trial, work.config.max_drop, found) for trial in found.trials),
+            "layers": _layers(work, chosen.plan, noises) if chosen else (),
+            "audit": chosen.audit if chosen else None,
+            "outputs": chosen.outputs if chosen else (),
+            "notes": notes,
+        }
+    )
+
+
+def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
+    holds, taken = trial.holds(budget), found.chosen is not None and trial.plan.key == found.chosen.plan.key
+    reason = trial.failure
+    if not reason and not taken:
+        reason = slowness(trial.speedups) or ("" if holds else f"loses more than {budget:g}")
+    return Candidate(
+        name=trial.plan.name,
+        recipe=trial.plan.record(),
+        size=trial.size,
+        latency=trial.latency,
+        speedups=trial.speedups,
+        score=Score.of(trial.comparison.after) if trial.comparison else None,
+        drop=Score.of(trial.comparison.drop) if trial.comparison else None,
+        holds=holds,
+        chosen=taken,
+        rejected=reason,
+        remark=found.remarks.get(trial.plan.key, ""),
+    )
+
+
+def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
+    """Return the noise of each quantized layer, found now if the search had no need of it."""
+    if found.noises or work.bench.large or not found.complete or not plan.schemes:
+        return found.noises
+    samples = work.bench.calibration or work.bench.evaluation
+    seen = work.bench.seen if plan.needs_data else {}
+    try:
+        work.deadline.check(2 * found.cost)
+        return sensitivity.rank(
+            work.bench.source,
+            plan,
+            seen,
+            samples,
+            seed=work.config.seed,
+            effects=False,
+            progress=lambda done, total: work.deadline.check(found.cost),
+        )
+    except TimeUp:
+        return ()
+    except IngotError as error:  # a part of the report, for which the result is not given up
+        log.warning("the noise of layers cannot be measured: %s", error)
+        return ()
+
+
+def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
+    by_name = {noise.layer: (rank, noise) for rank, noise in enumerate(noises, 1)}
+    rows = []
+    for layer in work.bench.source.layers:
+        rank, noise = by_name.get(layer.name, (None, None))
+        scheme = plan.schemes.get(layer.name)
+        seen = work.bench.seen.get(layer.data.name or "") if plan.needs_data else None
+        learnt = seen if scheme == "static" else None
+        rows.append(
+            Layer(
+                name=layer.name,
+                operator=layer.operator,
+                scheme=LABELS[scheme] if scheme else "float" if plan.compute == "f32" else plan.compute,
+                sqnr=noise.sqnr if noise else None,
+                low=seen.low if seen else None,
+                high=seen.high if seen else None,
+                clipped=learnt.clipped(*learnt.range(plan.method)) if learnt else None,
+                rank=rank if noise and noise.damage is not None else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _recipe(work: Work, chosen: Trial) -> dict[str, Any]:
+    asked = work.config.recipe
+    named = asked.record() if asked is not None else {"name": "auto", "version": 1, "seed": work.config.seed}
+    return {
+        **named,
+        "plan": chosen.plan.record(),
+        "quantized_ops": sum(chosen.audit.quantized.values()),
+        "operators": chosen.audit.quantized,
+    }
+
+
+def _evidence(work: Work, chosen: Trial) -> Evidence:
+    return Evidence(
+        machine=devices.describe(),
+        baseline=chosen.baseline,
+        latency=chosen.latency,
+        agreement=chosen.outputs,
+        holds=chosen.holds(work.config.max_drop),
+        metric=metric_evidence(work, chosen.comparison),
+    )
+
+
+def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | None:
+    """Return the record of a metric before and after."""
+    if values is None:
+        return None
+    before, after, drop = (Score.of(score) for score in (values.before, values.after, values.drop))
+    if before is None or after is None or drop is None:  # infinite: JSON has no such number
+        return None
+    return MetricEvidence(
+        name=work.metric,
+        before=_interval(before),
+        after=_interval(after),
+        drop=_interval(drop),
+        budget=work.config.max_drop,
+        rows=work.bench.evaluation.rows,
+        held_out=work.held_out,
+        data=work.data,
+    )
+
+
+def _origin(samples: Samples) -> str:
+    """Return the name of the file or folder that data came from: where on this machine it lay is nobody's business."""
+    return Path(samples.where.removeprefix(" in ")).name or "data in memory"
+
+
+def _interval(score: Score) -> Interval:
+    """Return the record of a metric's value."""
+    return Interval(value=score.value, low=score.low, high=score.high)

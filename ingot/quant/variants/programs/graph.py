@@ -1,0 +1,119 @@
+"""Captured programs as what is quantized: read from an archive, edited as a graph, and captured anew."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from ingot.errors import InvalidArgument, QuantizationError
+from ingot.export.capture import exported
+from ingot.export.program import Program, quiet, user_path
+from ingot.export.torch_arrays import to_torch
+from ingot.model_store import Variant
+from ingot.quant.data.sources.items import Batch
+from ingot.quant.graph import layers
+from ingot.tensors import Range, Signature, symbols
+
+aten = torch.ops.aten
+
+# Where the weight stands among the arguments.
+_WEIGHTED = {
+    aten.linear.default: 1,
+    aten.conv1d.default: 1,
+    aten.conv2d.default: 1,
+    aten.conv3d.default: 1,
+    aten.conv_transpose1d.default: 1,
+    aten.conv_transpose2d.input: 1,
+    aten.conv_transpose3d.input: 1,
+    aten.embedding.default: 0,
+}
+# Sizes to trace with: of 2 and more, as smaller ones become fixed, and distinct, so that no two dimensions become one.
+_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+
+
+def read(variant: Variant) -> Program:
+    """Return the program of a variant of format ``pt2``. Loading it can run code of its author.
+
+    Raises:
+        InvalidArgument: the variant is of another format, or damaged.
+    """
+    if variant.serving.format != "pt2":
+        raise InvalidArgument(
+            f"'{variant.name}' is of format '{variant.serving.format}', not a PyTorch program: export the model with "
+            "--to pt2"
+        )
+    try:
+        with variant.path().open("rb") as stream, quiet():
+            loaded = torch.export.load(stream)
+    except Exception as error:  # PyTorch raises many kinds on a damaged file
+        raise InvalidArgument(f"'{variant.name}' cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    return Program(loaded, variant.signature)
+
+
+def find(graph: fx.Graph) -> dict[str, fx.Node]:
+    """Return the calls with weights of their own, by the path of the module that they are in the user's model."""
+    found: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        weight = node.args[_WEIGHTED[node.target]] if node.target in _WEIGHTED else None
+        if isinstance(weight, fx.Node) and weight.op == "get_attr":
+            path = user_path(str(weight.target))
+            base = path.rpartition(".")[0] or path
+            names = (base if count == 1 else f"{base}#{count}" for count in itertools.count(1))
+            found[next(name for name in names if name not in found)] = node
+    return found
+
+
+def kept(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
+    """Return the layers that are meant by names or their beginnings.
+
+    Raises:
+        InvalidArgument: there is no such layer.
+    """
+    found = find(graph)
+    return {found[name] for name in layers.choose(tuple(found), names)}
+
+
+def tensors(signature: Signature, batch: Batch) -> list[torch.Tensor]:
+    """Return a batch as what a program takes."""
+    return [to_torch(batch.inputs[spec.name]) for spec in signature.inputs]
+
+
+def capture(module: fx.GraphModule, program: Program) -> Program:
+    """Capture an edited graph of a program anew; its inputs and outputs are those of the program.
+
+    Raises:
+        QuantizationError: that fails, or a dimension that was dynamic became fixed.
+    """
+    signature = program.signature
+    names = [spec.name for spec in signature.outputs]
+    failure: Exception | None = None
+    # A program from a file does not say how it was traced.
+    for options in (program.options,) if program.options else ({}, {"oblivious": True}):
+        try:
+            traced = exported.trace(
+                exported.positional(module), signature.inputs, signature.ranges, _example(signature), **options
+            )
+            made = exported.program(traced, signature.inputs, signature.ranges, names)
+            return replace(program, exported=made.exported, options=options)
+        except Exception as error:  # noqa: BLE001 - torch.export raises many kinds
+            failure = failure or error
+    reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    raise QuantizationError(f"the quantized model cannot be captured again: {reason}") from failure
+
+
+def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
+    """Return inputs to trace with; their values do not matter."""
+    sizes = {}
+    for symbol, size in zip(symbols(signature.inputs), itertools.cycle(_SIZES), strict=False):
+        sizes[symbol] = signature.ranges.get(symbol, Range()).nearest(size)
+    return tuple(
+        torch.zeros(
+            [dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape],
+            dtype=getattr(torch, spec.dtype.torch_name),
+        )
+        for spec in signature.inputs
+    )

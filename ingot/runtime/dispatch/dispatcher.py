@@ -1,0 +1,357 @@
+"""Serving one loaded model: requests in, batches to its instances, answers out, and what is counted on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from threading import Semaphore
+from types import MappingProxyType
+from typing import Any
+
+from ingot.errors import DeadlineExceeded, IngotError
+from ingot.runtime.dispatch.batching import Batcher, BatchTimings, rows_of
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
+from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, SignatureCheck
+from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.engine import Engine
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.tensors import Array, Signature
+from ingot.units import duration, written
+
+log = logging.getLogger(__name__)
+
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
+# Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
+_TICK = 250e-6
+# The parts of a large request that wait or run for each engine.
+_AT_ONCE = 2
+# Which share of the SLO is planned with: the rest is for the way to the client, which is not seen here.
+_HEADROOM = 0.95
+# The longest that the event loop rests after a tick, while calls run on the cores that it needs itself: seconds, and as
+# a share of what the last call is expected to take.
+_REST = 2e-3
+_REST_SHARE = 0.1
+
+
+class Dispatcher:
+    """A scheduler in front of one or more engine instances. All but ``close`` belongs to one event loop.
+
+    Args:
+        name: the model's.
+        version: the model's.
+        engines: the loaded model, once for each instance; they are closed by ``close``.
+        signature: what requests are held against.
+        scheduler: decides what runs when.
+        mixer: for a model whose requests may be padded to one size.
+        slo: in how many seconds requests that name no time of their own are to be answered; None is without limit.
+        metrics: where to count.
+        crowded: whether engine calls take all the cores that there are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        engines: Sequence[Engine],
+        signature: Signature,
+        scheduler: Scheduler,
+        *,
+        mixer: PaddingPolicy | None = None,
+        slo: float | None = None,
+        metrics: Metrics | None = None,
+        crowded: bool = False,
+    ):
+        self.in_flight = 0
+        self._name = name
+        self._signature = signature
+        self._scheduler = scheduler
+        self._mixer = mixer
+        self._slo = slo
+        metrics = metrics or Metrics()
+        self._queue_seconds = metrics.queue_seconds.labels(name, version)
+        self._engine_seconds = metrics.engine_seconds.labels(name, version)
+        self._batch_size = metrics.batch_size.labels(name, version)
+        self._batch_requests = metrics.batch_requests.labels(name, version)
+        self._elements = metrics.padding_elements.labels(name, version, "real")
+        self._fill = metrics.padding_elements.labels(name, version, "padding")
+        self._fits = SignatureCheck(signature, mixer)
+        self._statistics = Statistics()
+        self._expiry = Expiry(name)
+        self._instances = [
+            Worker(engine, Batcher(engine, signature, mixer), self._done, f"ingot-{name}-{version}-{index}")
+            for index, engine in enumerate(engines)
+        ]
+        self._idle = list(self._instances)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pump_due = False
+        self._short = engines[0].device == "cpu"  # a GPU's time is not its caller's
+        self._inline = False
+        self._crowded = crowded
+        self._ended = Semaphore(0)  # calls that have, and are not answered yet
+        self._rest = 0.0
+        self._linger: asyncio.TimerHandle | None = None
+        self._quiet = asyncio.Event()
+        if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
+            log.warning(
+                "model %s: one row takes %s, too long for the slo of %s: requests that name no timeout will be refused",
+                name,
+                duration(taken),
+                written(slo),
+            )
+
+    @property
+    def waiting(self) -> int:
+        """How many requests, or parts of large ones, wait for an engine."""
+        return len(self._scheduler)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: InputKey | None = None,
+    ) -> Pending:
+        """Take a request in, and return at once.
+
+        Args:
+            inputs: an array for each input of the signature.
+            reply: called once, in a later tick of the event loop, with the outputs by name or the error.
+            timeout: seconds until the answer is of no more use; by default the model's ``slo``, if there is one, which
+                a request that runs already may overstep.
+            priority: requests of a higher one go first.
+            key: :func:`~ingot.runtime.dispatch.signature_check.key_of` of the inputs, if the caller knows it.
+
+        Returns:
+            The request, which can be cancelled.
+
+        Raises:
+            InvalidArgument: the inputs do not fit the signature.
+            Unavailable: too many requests wait for an answer in time.
+            DeadlineExceeded: the model itself takes longer than the request has.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        fit = self._fits.find(inputs, key)
+        now = time.perf_counter()
+        limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
+        deadline = math.inf if limit is None else now + share * limit
+        try:
+            if fit.rows <= self._scheduler.limits.max_batch or not self._scheduler.batching:
+                single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
+                single.owner = self
+                self._scheduler.offer(single, now)
+                self.in_flight += 1
+                pending: Pending = single
+            else:
+                pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
+        except IngotError as error:
+            self._statistics.failed.count += 1
+            if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
+                raise DeadlineExceeded(f"{error} by its timeout: it has the slo of {written(limit)}") from None
+            raise
+        if limit is not None:
+            self._expiry.add(loop, pending, limit, firm=timeout is not None)
+        if not self._pump_due:
+            # Once a loop tick, so that all requests that arrived in the same tick can share the batch.
+            self._pump_due = True
+            loop.call_soon(self._pump)
+        return pending
+
+    def _offer_parts(
+        self, inputs: Mapping[str, Array], fit: CheckedInputs, reply: Reply, now: float, deadline: float, priority: int
+    ) -> Parts:
+        signature, most = self._signature, self._scheduler.limits.max_batch
+
+        def part(index: int, take: Reply) -> Entry:
+            start = index * most
+            rows = rows_of(signature, inputs, start, start + most)
+            return Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority)
+
+        nbytes = fit.nbytes if fit.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
+        parts = Parts(self, reply, now, signature, math.ceil(fit.rows / most), part)
+        self.in_flight += 1
+        try:
+            if (first := parts.next_part()) is not None:
+                self._scheduler.offer_large(first, fit.rows, nbytes, now)
+                parts.rest = nbytes - first.nbytes
+        except IngotError:
+            parts.cancel()
+            raise
+        self.go_on(parts)
+        return parts
+
+    def go_on(self, parts: Parts) -> None:
+        """Put so many parts of a large request into the queue that each engine has one to run and one to follow.
+
+        Requests that came meanwhile go before them. Where the queue is full, one part is enough.
+        """
+        scheduler = self._scheduler
+        now = time.perf_counter()
+        while len(parts.entries) < _AT_ONCE * len(self._instances):
+            full = len(scheduler) >= scheduler.limits.max_queue
+            entry = None if full and parts.entries else parts.next_part()
+            if entry is None:
+                return
+            counted = min(parts.rest, entry.nbytes)
+            parts.rest -= counted
+            scheduler.offer_next(entry, now, counted)
+
+    def release(self, nbytes: int) -> None:
+        """Forget the bytes of parts that are not in the queue yet."""
+        self._scheduler.release(nbytes)
+
+    def left(self, pending: Pending, outcome: Outcome | None) -> None:
+        """Note that a request is over."""
+        if outcome is not None:
+            taken = self._statistics.failed if isinstance(outcome, IngotError) else self._statistics.answered
+            taken.count += 1
+            taken.seconds += time.perf_counter() - pending.arrived
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._quiet.set()
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out of the queue."""
+        self._scheduler.discard(entry)
+
+    async def wait_quiet(self) -> None:
+        """Wait until nothing is in flight; call when nothing is submitted any more."""
+        if self.in_flight:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the instances and free the engines.
+
+        Args:
+            timeout: seconds to wait for each engine call that still runs.
+        """
+        for instance in self._instances:
+            instance.close(timeout)
+        self._instances, self._idle = [], []
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        scheduler = self._scheduler
+        while self._idle:
+            now = time.perf_counter()
+            batch = scheduler.take(now)
+            if scheduler.late:
+                self._answer_late()
+            if not batch:
+                if scheduler.wake is not None and self._loop is not None:
+                    self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
+                return
+            self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
+            instance = self._idle.pop()
+            expected = scheduler.expected(batch)
+            if self._runs_inline(expected):
+                self._answer(instance, batch, *instance.run(batch))
+                return  # which pumps again, after what arrived meanwhile
+            self._rest = min(_REST_SHARE * expected, _REST)
+            instance.start(batch)
+        # All that comes now waits for a call to end. Taking in each request when it comes would interrupt it again
+        # and again, and cost the call its caches; so they gather in their sockets for a moment.
+        if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
+            self._ended.release()
+
+    def _answer_late(self) -> None:
+        late, self._scheduler.late = self._scheduler.late, []
+        for entry in late:
+            entry.inputs = _NOTHING  # the clock of its time may hold it for long
+            entry.settle(DeadlineExceeded("the request's time was up before its turn came"))
+
+    def _runs_inline(self, seconds: float) -> bool:
+        """Tell whether a call of so many seconds runs in the event loop, where a thread's wakeups would cost more.
+
+        In a thread calls seem longer, as they wait for the interpreter lock: once inline, they stay so for longer.
+        """
+        self._inline = self._short and 0 < seconds < (2 * _TICK if self._inline else _TICK)
+        return self._inline
+
+    def _done(
+        self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings
+    ) -> None:
+        # In the instance's thread: one wakeup of the loop answers the whole batch.
+        self._ended.release()
+        with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._answer_ended, instance, entries, outcomes, seconds, spent)
+
+    def _answer_ended(self, *ended: Any) -> None:
+        self._ended.acquire(blocking=False)
+        self._answer(*ended)
+
+    def _answer(
+        self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings
+    ) -> None:
+        self._idle.append(instance)
+        failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
+        try:
+            self._scheduler.finish(entries, time.perf_counter(), None if failed else seconds)
+        except Exception:  # what is learnt of a batch must not keep it from its clients
+            log.exception("model %s: a batch could not be learnt from", self._name)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.inputs = _NOTHING  # as above
+            entry.settle(outcome)
+        if self._scheduler and not self._pump_due and self._loop is not None:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+        self._engine_seconds.observe(seconds)
+        rows = sum([entry.rows for entry in entries])
+        self._batch_size.observe(rows)
+        self._batch_requests.observe(len(entries))
+        right = rows
+        if failed:
+            answered = zip(entries, outcomes, strict=True)
+            right = sum(entry.rows for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), rows, right, spent)
+        if spent.padded:
+            self._elements.inc(spent.elements)
+            self._fill.inc(spent.padded - spent.elements)
+
+    def statistics(self, described: Mapping[str, Any]) -> Statistics:
+        """Return what was counted up to now, and what the scheduler goes by beside ``described``."""
+        counted, scheduler = self._statistics, self._scheduler
+        queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
+        told: dict[str, Any] = {
+            **described,
+            "instances": len(self._instances),
+            "batching": scheduler.batching,
+            "max_batch": scheduler.limits.max_batch,
+            "rows_at_best": scheduler.cap,
+            "latency": _listed(scheduler.latency),
+            "by_row_bytes": [
+                {"row_bytes": weight, "latency": _listed(latency)}
+                for weight, latency in scheduler.latencies.classes.items()
+            ],
+            "waiting": len(scheduler),
+            "in_flight": self.in_flight,
+        }
+        if self._mixer is not None:
+            filled = counted.padded - counted.elements
+            worth = self._mixer.worth
+            told["padding"] = {
+                "dimensions": list(self._mixer.padder.dims),
+                "elements": counted.elements,
+                "padding": filled,
+                "waste": filled / max(counted.elements, 1),
+                "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
+            }
+        return counted.copy(queued, told)
+
+
+def _listed(latency: Latency) -> list[dict[str, float]]:
+    return [{"rows": rows, "seconds": seconds} for rows, seconds in latency.known.items()]

@@ -1,0 +1,169 @@
+"""Requests of different sizes in one call: which may wait together, and which of a batch are padded to one size.
+
+Padding costs computation, and saves calls. What a call costs beside its elements is measured when a model is loaded;
+see :func:`measure`. Sizes fall into classes by that: where a whole request costs less than a call's fixed part, all are
+one class, and above it each doubling is one, so that padding never doubles the work of the larger ones. Of a class's
+batch, those are padded to one size for which that costs less than another call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ingot.errors import IngotError
+from ingot.padding import Padder, Padding
+from ingot.runtime.engine import Engine
+from ingot.runtime.profile import repeat
+from ingot.runtime.scheduling.entry import Entry
+from ingot.tensors import Array, Signature
+
+# How many times as large each next size is that is timed, and how often each is.
+_LARGER = 8
+_CALLS = 4
+# Elements of one row beyond which none is made larger.
+_LARGEST = 1 << 16
+
+
+class PaddingPolicy:
+    """Decides for one model.
+
+    Args:
+        padder: how its inputs are padded.
+        worth: elements of padded inputs that take as long as what a call costs beside its elements; None: unknown.
+        example: valid inputs, for the sizes of what is not padded.
+        rounded: round sizes up, for an engine that compiles code for each.
+    """
+
+    def __init__(self, padder: Padder, worth: float | None, example: Mapping[str, Array], *, rounded: bool = False):
+        self.padder = padder
+        self.worth = worth
+        self._rounded = rounded
+        self._axes = padder.signature.batch_axes(padder.signature.inputs)
+        first = repeat(padder.signature, example, 1) if padder.signature.batch is not None else example
+        sizes = padder.sizes(first)
+        unit = [
+            padder.elements(first, [1 if at == place else size for at, size in enumerate(sizes)])
+            for place in range(len(sizes))
+        ]
+        self._bases = [max(1.0, (worth or 0.0) / max(elements, 1)) for elements in unit]
+
+    def group(self, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
+        """Return what must be equal for two requests to wait for the same batch.
+
+        That is every size that cannot be padded, and the classes of those that can; an input without a batch axis
+        belongs to the whole batch, so there its very content must be equal.
+        """
+        classes = tuple(self._class(place, size) for place, size in enumerate(self.padder.sizes(inputs)))
+        ones = [1] * len(classes)
+        return (
+            classes,
+            *(
+                self._own(self.padder.shape(name, array.shape, ones), self._axes[name])
+                if name in self._axes
+                else (array.shape, array.tobytes() if array.dtype != object else tuple(array.reshape(-1)))
+                for name, array in sorted(inputs.items())
+            ),
+        )
+
+    def _own(self, shape: Sequence[int], axis: int) -> tuple[int, ...]:
+        return (*shape[:axis], *shape[axis + 1 :])
+
+    def _class(self, place: int, size: int) -> int:
+        buckets = self.padder.paddings[self.padder.dims[place]].buckets
+        if buckets and size <= buckets[-1]:
+            return next(-index for index, bucket in enumerate(buckets, 1) if size <= bucket)
+        base = self._bases[place]
+        if math.isinf(base) or size <= base:
+            return 0
+        return math.ceil(math.log2(size / base) - 1e-9)
+
+    def target(self, entries: Iterable[Entry]) -> tuple[int, ...]:
+        """Return the sizes that entries are padded to when they run together."""
+        return self.padder.target({self.padder.sizes(entry.inputs) for entry in entries}, rounded=self._rounded)
+
+    def parts(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+        """Return a batch as those parts, each for one call, that cost the least together, as far as that is known."""
+        sizes = {entry: self.padder.sizes(entry.inputs) for entry in entries}
+        if self.worth is None or len(set(sizes.values())) < 2:
+            return [list(entries)]
+        ordered = sorted(entries, key=lambda entry: self.padder.elements(entry.inputs) / entry.rows)
+        return self._cut(ordered)
+
+    def _cut(self, entries: list[Entry]) -> list[list[Entry]]:
+        """Cut entries, in ascending order of size, where that saves most; each side again."""
+        targets = [self.target(entries[: count + 1]) for count in range(len(entries))]
+        rows = 0
+        best, saved = 0, self.worth or 0.0
+        whole = self._row(entries[-1], targets[-1])
+        for place, entry in enumerate(entries[:-1]):
+            rows += entry.rows
+            gain = rows * (whole - self._row(entry, targets[place]))
+            if gain > saved:
+                best, saved = place + 1, gain
+        return [*self._cut(entries[:best]), *self._cut(entries[best:])] if best else [entries]
+
+    def _row(self, entry: Entry, target: Sequence[int]) -> float:
+        return self.padder.elements(entry.inputs, target) / entry.rows
+
+
+def of(
+    engine: Engine, signature: Signature, paddings: Mapping[str, Padding], example: Mapping[str, Array], budget: float
+) -> PaddingPolicy:
+    """Return what decides for a model; see :func:`measure` for ``example`` and ``budget``."""
+    padder = Padder(signature, paddings)
+    rounded = getattr(engine, "compiles_shapes", False)
+    return PaddingPolicy(padder, measure(engine, padder, example, budget), example, rounded=rounded)
+
+
+def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget: float) -> float | None:
+    """Return how many elements take as long as what a call costs beside its elements, or None if it cannot be told.
+
+    One row is timed as it is, and padded until it takes twice as long or cannot be larger.
+
+    Args:
+        engine: the loaded model.
+        padder: how its inputs are padded.
+        example: valid inputs.
+        budget: seconds; 0 times nothing.
+    """
+    signature: Signature = padder.signature
+    row = repeat(signature, example, 1) if signature.batch is not None else dict(example)
+    sizes, small = padder.sizes(row), padder.elements(row)
+    end = time.perf_counter() + budget
+    worth, factor = None, _LARGER
+    while budget:
+        larger = [signature.range(dim).nearest(factor * size) for dim, size in zip(padder.dims, sizes, strict=True)]
+        case = padder.pad(row, larger)
+        large = padder.elements(case)
+        if large < 2 * small:
+            break
+        try:
+            fast, slow = _times(engine, (row, case), end)
+        except IngotError:
+            break  # the model rejects what was made up for it
+        each = (slow - fast) / (large - small)
+        worth = max(0.0, fast - each * small) / each if each > 0 else math.inf
+        following = [
+            signature.range(dim).nearest(_LARGER * factor * size) for dim, size in zip(padder.dims, sizes, strict=True)
+        ]
+        if slow >= 2 * fast or following == larger or large > _LARGEST or time.perf_counter() > end:
+            break
+        factor *= _LARGER
+    return worth
+
+
+def _times(engine: Engine, cases: Sequence[Mapping[str, Array]], end: float) -> list[float]:
+    """Return the least seconds of a call for each case, timed in turn."""
+    times: list[list[float]] = [[] for _ in cases]
+    for call in range(_CALLS):
+        for case, taken in zip(cases, times, strict=True):
+            start = time.perf_counter()
+            engine.run(case)
+            if call:  # the first may compile or allocate
+                taken.append(time.perf_counter() - start)
+        if call and time.perf_counter() > end:
+            break
+    return [min(taken) for taken in times]

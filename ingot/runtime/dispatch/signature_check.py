@@ -1,0 +1,81 @@
+"""What a signature says of inputs, found once for all requests of the same names, types and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot import tensors
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.scheduling.entry import group_of
+from ingot.tensors import Array, Signature
+
+# Clients can send any number of shapes.
+_MOST = 1024
+
+InputKey = tuple[Any, ...]
+"""The names, types and shapes of a request's inputs; equal for requests that fit a signature alike."""
+
+
+def key_of(inputs: Mapping[str, Array]) -> InputKey:
+    """Return the names, types and shapes of inputs."""
+    return tuple((name, array.dtype, array.shape) for name, array in inputs.items())
+
+
+@dataclass(frozen=True)
+class CheckedInputs:
+    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with.
+
+    ``nbytes`` is what the inputs hold; -1 where that is not the same for all of these types and shapes.
+    """
+
+    rows: int
+    group: tuple[Any, ...] = ()
+    nbytes: int = -1
+
+
+class SignatureCheck:
+    """Holds inputs against a model's signature.
+
+    Args:
+        signature: the model's.
+        mixer: for a model whose requests may be padded to one size.
+    """
+
+    def __init__(self, signature: Signature, mixer: PaddingPolicy | None = None):
+        self._signature = signature
+        self._mixer = mixer
+        self._known: dict[InputKey, CheckedInputs] = {}
+        # The values of an input that all rows share are a part of the group.
+        self._by_shape = signature.batch is None or all(signature.batch in spec.shape for spec in signature.inputs)
+
+    def find(self, inputs: Mapping[str, Array], key: InputKey | None = None) -> CheckedInputs:
+        """Return how inputs fit; ``key`` is what :func:`key_of` gives for them, if the caller knows it.
+
+        Raises:
+            InvalidArgument: they do not; the message names the input.
+        """
+        key = key or key_of(inputs)
+        found = self._known.get(key)
+        if found is not None:
+            return found
+        sizes = tensors.check_inputs(self._signature, inputs)
+        batch = self._signature.batch
+        texts = any(array.dtype == object for array in inputs.values())
+        nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
+        if batch is None:
+            fit = CheckedInputs(1, (), nbytes)
+        elif sizes.get(batch) == 0:
+            return CheckedInputs(
+                1, (object(),), nbytes
+            )  # for a call of its own, as no rows cannot be told from those of others
+        elif self._mixer is not None:
+            fit = CheckedInputs(sizes.get(batch, 1), self._mixer.group(inputs), nbytes)
+        else:
+            fit = CheckedInputs(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes)
+        if self._by_shape:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[key] = fit
+        return fit

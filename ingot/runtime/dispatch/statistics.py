@@ -1,0 +1,97 @@
+"""What one model has done: how many requests, engine calls and rows, and the time of each stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ingot.runtime.dispatch.batching import BatchTimings
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something was done, and the seconds of all together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class Stages:
+    """The time of engine calls: joining the inputs, running, giving each request its own."""
+
+    joining: Duration = field(default_factory=Duration)
+    running: Duration = field(default_factory=Duration)
+    splitting: Duration = field(default_factory=Duration)
+
+    def add(self, spent: BatchTimings, times: int) -> None:
+        """Count a batch ``times`` times."""
+        self.joining.add(times * spent.joining, times)
+        self.running.add(times * spent.running, times)
+        self.splitting.add(times * spent.splitting, times)
+
+    def copy(self) -> Stages:
+        return Stages(replace(self.joining), replace(self.running), replace(self.splitting))
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts of one model since it was loaded.
+
+    ``requests`` has those that were answered and those that failed after the model took them in, refused ones
+    included; their time is from submission to answer. ``rows`` are of requests that were answered, ``calls`` of the
+    engine. A request's time in the engine is that of its whole batch: ``stages`` counts it for every request, and
+    ``by_rows`` once for each batch of so many rows. ``last`` is when a request was answered last, in seconds since
+    1970; 0: never. ``described`` is what else is known of the model now.
+    """
+
+    answered: Duration = field(default_factory=Duration)
+    failed: Duration = field(default_factory=Duration)
+    queued: Duration = field(default_factory=Duration)
+    stages: Stages = field(default_factory=Stages)
+    by_rows: dict[int, Stages] = field(default_factory=dict)
+    rows: int = 0
+    calls: int = 0
+    elements: int = 0
+    padded: int = 0
+    last: float = 0.0
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+    def batch(self, requests: int, rows: int, right: int, spent: BatchTimings) -> None:
+        """Count a batch.
+
+        Args:
+            requests: how many it had.
+            rows: of all of them.
+            right: rows of those that were answered.
+            spent: what it took.
+        """
+        self.rows += right
+        self.calls += spent.calls
+        self.elements += spent.elements
+        self.padded += spent.padded
+        self.stages.add(spent, requests)
+        stages = self.by_rows.get(rows)
+        if stages is None:
+            stages = self.by_rows[rows] = Stages()
+        stages.add(spent, 1)
+        if right:
+            self.last = time.time()
+
+    def copy(self, queued: Duration, described: Mapping[str, Any]) -> Statistics:
+        """Return what was counted up to now; it does not change any more."""
+        return replace(
+            self,
+            answered=replace(self.answered),
+            failed=replace(self.failed),
+            queued=queued,
+            stages=self.stages.copy(),
+            by_rows={rows: stages.copy() for rows, stages in sorted(self.by_rows.items())},
+            described=described,
+        )

@@ -1,0 +1,172 @@
+"""What may be served: each model is held against the trust policy before any of it is loaded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.errors import Untrusted
+from ingot.model_store import Archive, BlobFolder, Reference
+from ingot.model_store.blobs.blobs import chunks
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.runtime import devices
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from ingot.model_store.trust.policy import Policy, Verdict
+
+log = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """On which terms a model is served.
+
+    ``settings`` are its own, ``properties`` what clients are told, and ``check`` is called once before it is loaded.
+    """
+
+    settings: Settings
+    properties: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
+
+
+class Gate:
+    """Lets in what a policy trusts.
+
+    Args:
+        policy: whose signatures are accepted; None lets everything in.
+        settings: how models are run.
+        metrics: where checks are counted.
+    """
+
+    def __init__(self, policy: Policy | None, settings: Settings, metrics: Metrics):
+        self._policy = policy
+        self._settings = settings
+        self._checks = metrics.signature_checks
+
+    def admit(self, archive: Archive, reference: Reference, served: tuple[str, str], *, file: str = "") -> Admission:
+        """Hold an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
+
+        Args:
+            archive: what would be served, not unpacked if it is a file.
+            reference: what it was found as, with the only variant that is served, if one was named. One of neither
+                tag nor registry is the name that the archive gives itself.
+            served: the model's name and version, as clients call it.
+            file: the file that it is in, for messages.
+
+        Raises:
+            Untrusted: the policy does not trust it.
+        """
+        properties = {"digest": archive.digest}
+        if self._policy is None:
+            return self._unchecked(served, properties)
+        verdict = self._judge(self._check(self._policy, archive, reference, served[0], file), served)
+        if verdict.signed_by:
+            properties["signed_by"] = verdict.signed_by
+        # No signature covers the derived cache: whoever can write to the store could put another model there.
+        allow_code = self._settings.allow_code or verdict.allow_code
+        settings = replace(self._settings, allow_code=allow_code, derived_cache=False)
+        if not isinstance(archive.blobs, BlobFolder):  # its copy is made of what had the right digests
+            return Admission(settings, properties)
+        return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
+
+    @property
+    def guarded(self) -> bool:
+        """Whether there is a policy."""
+        return self._policy is not None
+
+    def check(self, archive: Archive, reference: Reference) -> None:
+        """Hold an archive that is not here yet against the policy, so that nothing is downloaded in vain.
+
+        Raises:
+            Untrusted: the policy does not trust it.
+        """
+        if self._policy is not None:
+            self._policy.check(archive, reference)
+
+    def admit_file(self, path: Path, served: tuple[str, str]) -> Admission:
+        """Hold a bare ``.onnx`` file, which carries no signature, against the policy.
+
+        Raises:
+            Untrusted: the policy asks for a signature of models of this name.
+        """
+        if self._policy is None:
+            return self._unchecked(served, {})
+        policy = self._policy
+        self._judge(lambda: policy.check_bare(served[0], path), served)
+        return Admission(self._settings)
+
+    def _unchecked(self, served: tuple[str, str], properties: Mapping[str, str]) -> Admission:
+        self._checks.labels(*served, "unchecked").inc()
+        return Admission(self._settings, properties)
+
+    @staticmethod
+    def _check(policy: Policy, archive: Archive, found: Reference, name: str, file: str) -> Callable[[], Verdict]:
+        if found.tag is None and found.registry is None:
+            return lambda: policy.check_self_named(archive, name, file=file)
+        return lambda: policy.check(archive, found)
+
+    def _judge(self, check: Callable[[], Verdict], served: tuple[str, str]) -> Verdict:
+        try:
+            verdict = check()
+        except Untrusted:
+            self._checks.labels(*served, "refused").inc()
+            raise
+        self._checks.labels(*served, verdict.result).inc()
+        if verdict.signed_by:
+            log.info("model %s version %s is signed by %s, as the trust policy asks", *served, verdict.signed_by)
+        else:
+            log.warning("model %s version %s %s, which the trust policy allows", *served, _TOLD[verdict.result])
+        return verdict
+
+
+_TOLD = {
+    "unsigned": "is unsigned",
+    "untrusted": "is signed by no accepted key",
+    "invalid": "has a signature that does not hold",
+}
+
+
+def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
+    """Read what a model consists of and compare it with its digests, and so with what was signed.
+
+    Args:
+        archive: whose blobs are files.
+        variant: the only one to be read; None reads all.
+        model: what the log calls it.
+
+    Raises:
+        InvalidArchive: a blob is missing or damaged, or a graph refers to one that is not its own.
+    """
+    began = told = time.monotonic()
+
+    def report(transfer: Transfer) -> None:
+        nonlocal told
+        if (now := time.monotonic()) - told >= _REPORT_SECONDS:
+            told = now
+            log.info("model %s: %.0f of %.0f MB read and right", model, transfer.moved / 1e6, transfer.total / 1e6)
+
+    wanted = archive.variants if variant is None else (archive.variant(variant),)
+    for item in wanted:
+        item.check_own()
+    layers = {layer.digest: layer for item in wanted for layer in item.manifest.layers}
+    transfer = Transfer(report)
+    transfer.expect(sum(layer.size for layer in layers.values()))
+
+    def read(layer: Descriptor) -> None:
+        for chunk in chunks(archive.blobs, layer):
+            transfer.advance(len(chunk))
+
+    # Hashing takes most of the time, and other threads run meanwhile.
+    transfer.each(read, sorted(layers.values(), key=lambda item: -item.size), min(8, devices.cpu_count()))
+    log.info(
+        "model %s: its %.1f MB have the right digests (%.2f s)", model, transfer.total / 1e6, time.monotonic() - began
+    )

@@ -1,0 +1,254 @@
+"""The choice of the variant that is served, where an archive has several and none was named."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.errors import IngotError, Unsupported
+from ingot.model_store import Variant
+from ingot.runtime import devices
+from ingot.runtime.engine import Engine
+from ingot.runtime.loading import comparison
+from ingot.runtime.loading.comparison import EQUAL, Costs
+from ingot.runtime.loading.loader import ENGINES, engine_of, precision_of
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Reason = Literal["", "requested", "only", "recorded", "measured", "preferred"]
+"""Why a variant is served: it was named; no other runs here; it is the fastest, by what the archive recorded on this
+machine or by timing it now; it is the first in the archive's order. Empty for a file, which has no variants."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A form of a model with its first engine, and why it is this one. ``why`` is fit for clients to read.
+
+    ``tested`` says that the engine has answered the form's goldens already.
+    """
+
+    form: Runnable
+    engine: Engine
+    reason: Reason = ""
+    why: str = ""
+    tested: bool = False
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What clients are told of it; nothing of a file, which has no variants."""
+        if not self.form.variant:
+            return {}
+        told = {"variant": self.form.variant, "variant_reason": self.reason, "variant_detail": self.why}
+        return {name: text for name, text in told.items() if text}
+
+
+Choose = Callable[[], Choice]
+
+
+def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
+    """Return a choice that is none: of one form, whose engine is opened when it is asked for."""
+    settings = settings or Settings()
+
+    def choose() -> Choice:
+        engine, tested = form.start(settings.device, settings.threads, model)
+        return Choice(form, engine, reason, tested=tested)
+
+    return choose
+
+
+def warn_of(variant: Variant, model: str, settings: Settings) -> None:
+    """Log what speaks against a variant that is served all the same, since it was named or is the only one."""
+    if variant.serving.format == "onnx" and (reason := obstacle(variant, settings)):
+        log.warning("model %s: variant %s may not run well here: %s", model, variant.name, reason)
+    if variant.serving.evidence.holds is False:
+        log.warning("model %s: variant %s did not keep its accuracy budget", model, variant.name)
+
+
+class Chooser:
+    """Opens the variant that serves best on this machine; see :data:`Reason`.
+
+    Variants that cannot run here are left out. Those that did not keep their accuracy budget are taken only if no other
+    is left. Of the rest the fastest is taken; a difference of less than 5 % counts for nothing, and the archive's order
+    decides. At most two are in memory at once.
+
+    Args:
+        model: what messages call the model.
+        variants: of one archive, in its order.
+        settings: how the chosen one will be run.
+    """
+
+    def __init__(self, model: str, variants: Sequence[Variant], settings: Settings):
+        self._model = model
+        self._variants = variants
+        self._settings = settings
+        self._left_out: dict[str, str] = {}
+
+    def __call__(self) -> Choice:
+        """Choose.
+
+        Raises:
+            Unsupported: no variant can run here; the message gives the reason for each.
+        """
+        self._left_out = {}
+        runnable = [variant for variant in self._variants if self._can_run(variant)]
+        kept = [variant for variant in runnable if variant.serving.evidence.holds is not False]
+        broken = [variant for variant in runnable if variant.serving.evidence.holds is False]
+        choice = self._among(kept)
+        if choice is None:
+            choice = self._among(broken)
+        else:
+            self._left_out.update({variant.name: "it did not keep its accuracy budget" for variant in broken})
+        if choice is None:
+            raise Unsupported(f"no variant of model '{self._model}' can run here: {self._reasons()}")
+        log.info(
+            "model %s: variant %s, %s%s%s",
+            self._model,
+            choice.form.variant,
+            choice.reason,
+            f": {choice.why}" if choice.why else "",
+            f"; left out: {self._reasons()}" if self._left_out else "",
+        )
+        return choice
+
+    def _can_run(self, variant: Variant) -> bool:
+        reason = obstacle(variant, self._settings)
+        if reason:
+            self._left_out[variant.name] = reason
+        return not reason
+
+    def _among(self, variants: Sequence[Variant]) -> Choice | None:
+        """Choose from variants that should run; those that do not after all are left out with a warning."""
+        if self._settings.variant_choice == "preferred":
+            return self._first(variants, "the archive's first variant that runs here")
+        if len(variants) > 1 and not self._uses_others_hardware():
+            costs = comparison.recorded(variants)
+            if costs is not None:
+                return self._by_record(variants, costs)
+        return self._by_timing(variants)
+
+    def _uses_others_hardware(self) -> bool:
+        """Tell whether models run otherwise than they were timed: on all cores of the CPU."""
+        return self._settings.instances > 1 or (self._settings.device != "cpu" and devices.has_cuda())
+
+    def _first(self, variants: Sequence[Variant], why: str) -> Choice | None:
+        for variant in variants:
+            if opened := self._open(variant):
+                return Choice(*opened, "preferred", why, tested=True)
+        return None
+
+    def _by_record(self, variants: Sequence[Variant], costs: Mapping[str, Costs]) -> Choice | None:
+        left = list(variants)
+        while left:
+            speeds = [comparison.speed(costs[item.name], costs[left[0].name]) for item in left]
+            best = next(item for item, speed in zip(left, speeds, strict=True) if speed * EQUAL >= max(speeds))
+            left.remove(best)
+            if opened := self._open(best):
+                told = [comparison.tell(best.name, costs[best.name], item.name, costs[item.name]) for item in left]
+                return Choice(*opened, "recorded" if left else "only", "; ".join(told), tested=True)
+        return None
+
+    def _by_timing(self, variants: Sequence[Variant]) -> Choice | None:
+        best: tuple[Runnable, Engine] | None = None
+        told: list[str] = []
+        for variant in variants:
+            opened = self._open(variant, timed=len(variants) > 1)
+            if opened is None:
+                continue
+            if best is None:
+                best = opened
+                continue
+            best, loser, text = self._race(best, opened)
+            loser.close()
+            told.append(text)
+        if best is None:
+            return None
+        return Choice(*best, "measured" if told else "only", "; ".join(told), tested=True)
+
+    def _race(
+        self, first: tuple[Runnable, Engine], second: tuple[Runnable, Engine]
+    ) -> tuple[tuple[Runnable, Engine], Engine, str]:
+        """Time two that are open; return the winner, the other's engine and the numbers."""
+        names = first[0].variant, second[0].variant
+        cases = first[0].goldens or second[0].goldens
+        if not cases:
+            return first, second[1], f"{names[0]} and {names[1]} could not be timed, since the archive has no goldens"
+        signature = next(variant.signature for variant in self._variants)
+        try:
+            costs = comparison.measured(
+                (first[1], second[1]),
+                signature,
+                cases[0].inputs,
+                self._settings.limits.max_batch,
+                self._settings.choice_time,
+            )
+        except Exception as error:  # noqa: BLE001 - engines fail in many ways, and either can serve
+            log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, error)
+            return first, second[1], f"{names[0]} and {names[1]} could not be timed"
+        if comparison.speed(costs[1], costs[0]) >= EQUAL:
+            return second, first[1], comparison.tell(names[1], costs[1], names[0], costs[0])
+        return first, second[1], comparison.tell(names[0], costs[0], names[1], costs[1])
+
+    def _open(self, variant: Variant, *, timed: bool = False) -> tuple[Runnable, Engine] | None:
+        """Return a variant's engine, which answers its goldens, or None. One to be timed is as fast as it can be."""
+        engine: Engine | None = None
+        try:
+            form = Runnable.of_variant(variant, self._settings)
+            device, threads = self._settings.device, self._settings.threads
+            engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
+            if devices_of(variant) == {"cuda"} and engine.device != "cuda":
+                raise Unsupported("it is made for GPUs, and the engine could not use the one that is here")
+            if not tested:
+                form.test(engine, self._model)
+        except Exception as error:
+            if engine is not None:
+                engine.close()
+            if not isinstance(error, IngotError):
+                log.exception("model %s: variant %s failed", self._model, variant.name)
+            self._left_out[variant.name] = str(error) or type(error).__name__
+            log.warning("model %s: variant %s is left out: %s", self._model, variant.name, error)
+            return None
+        return form, engine
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self._left_out.items())
+
+
+def devices_of(variant: Variant) -> set[str]:
+    """Return the devices that a variant says it was made for; empty if it runs on any."""
+    return set(filter(None, variant.serving.requires.get("device", "").split(", ")))
+
+
+def obstacle(variant: Variant, settings: Settings) -> str:
+    """Return why a variant cannot run here, as far as that is known before it is loaded; empty if nothing is known."""
+    if variant.serving.format != "onnx" and not settings.allow_code:
+        return f"its format '{variant.serving.format}' can run code of whoever made it; --allow-code permits that"
+    wanted = devices_of(variant)
+    if "cuda" in wanted and settings.device == "cpu":
+        return "it is made for GPUs, and the device is 'cpu'"
+    if "cuda" in wanted and not devices.has_cuda():
+        return "it is made for GPUs, and none is here"
+    if wanted and "cuda" not in wanted and settings.device == "cuda":
+        return "it is made for CPUs, and the device is 'cuda'"
+    if variant.serving.format != "onnx":
+        return ""
+    if precision_of(variant) == "bf16" and not devices.has_bf16():
+        return "it is computed in bfloat16, which this processor has no instructions for"
+    return _engine_obstacle(engine_of(variant), settings)
+
+
+def _engine_obstacle(engine: str, settings: Settings) -> str:
+    if engine not in ENGINES:
+        return f"it is made for the engine '{engine}', which this version does not have"
+    if engine != "openvino":
+        return ""
+    if settings.device == "cuda":
+        return "it is made for OpenVINO, which runs models on the CPU here, and the device is 'cuda'"
+    # Looked for and not imported, which takes time and memory that nothing may need.
+    if importlib.util.find_spec("openvino") is None:
+        return "it is made for OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"
+    return ""

@@ -1,0 +1,188 @@
+"""The change from engines that serve at once to such as share memory with other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Lock, Thread
+
+from ingot import tensors
+from ingot.errors import IngotError
+from ingot.model_store.store.derived import CacheEntry
+from ingot.runtime.engine import Engine
+from ingot.runtime.loading.prepacked import Builder, Prepacked, Test
+from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
+
+_M_TRIM_THRESHOLD = -1  # of malloc.h
+
+
+class _Stopped(Exception):
+    """The model is being unloaded."""
+
+
+class Replaceable:
+    """An engine that hands everything to another, which can be replaced by one that answers the same.
+
+    Args:
+        engine: the first; whoever closes this closes that.
+    """
+
+    def __init__(self, engine: Engine):
+        self.current = engine
+        self.signature: Signature = engine.signature
+        self.platform = engine.platform
+        self.device = engine.device
+        self._lock = Lock()  # held during a call, so that no engine is closed under one
+        self._closed = False
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self.current.settings
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        with self._lock:
+            return self.current.run(inputs)
+
+    def replace(self, engine: Engine) -> None:
+        """Take another engine after the call in hand, and close the old one; after :meth:`close`, close the new one."""
+        with self._lock:
+            if self._closed:
+                old = engine
+            else:
+                old, self.current = self.current, engine
+        old.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.current.close()
+
+
+class EngineSwap:
+    """Replaces engines that are at work by such as map the saved form, from a thread of its own.
+
+    Args:
+        prepacked: how to open them.
+        engines: those at work.
+        threads: CPU threads of each.
+        test: raises IngotError if an engine does not answer as it should.
+        done: called with ``hit`` (the saved form was there), ``built`` (it is now) or ``failed`` when all is done.
+        name: what the log calls the model.
+    """
+
+    def __init__(
+        self,
+        prepacked: Prepacked,
+        engines: Sequence[Engine],
+        threads: int,
+        test: Test,
+        done: Callable[[str], None],
+        name: str,
+    ):
+        self.engines = [Replaceable(engine) for engine in engines]
+        self._prepacked = prepacked
+        self._threads = threads
+        self._test = test
+        self._done = done
+        self._name = name
+        self._stopped = Event()
+        self._builder: Builder | None = None
+        self._thread = Thread(target=self._run, name=f"ingot-prepack-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all is done; return whether it is."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Give up what is not done yet. The engines are not closed.
+
+        Args:
+            timeout: seconds to wait for an engine that is being opened, which cannot be interrupted.
+        """
+        self._stopped.set()
+        if self._builder is not None:
+            self._builder.kill()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            result = self._to_saved()
+        except Exception as error:  # noqa: BLE001 - a server must not suffer from its cache
+            if self._stopped.is_set():
+                return
+            log.info("model %s is served without the derived cache: %s", self._name, error)
+            result = "failed"
+            self._to_whole()
+        _give_back_memory()
+        if not self._stopped.is_set():
+            log.info("model %s: derived cache: %s", self._name, result)
+            self._done(result)
+
+    def _to_saved(self) -> str:
+        entry = self._prepacked.entry()
+        found = entry.find()
+        if not found:
+            self._build(entry)
+        try:
+            for place in self.engines:
+                self._replace(place, lambda: self._prepacked.open_saved(entry, self._threads))
+        except IngotError:
+            entry.remove()  # it looked whole and is not
+            raise
+        return "hit" if found else "built"
+
+    def _to_whole(self) -> None:
+        from ingot.runtime.engines.ort import OrtEngine
+
+        for place in self.engines:
+            if isinstance(place.current, OrtEngine) and place.current.packed:
+                continue
+            try:
+                self._replace(place, lambda: self._prepacked.open_whole(self._threads))
+            except _Stopped:
+                return
+            except Exception as error:  # noqa: BLE001 - what serves now goes on serving
+                log.warning("model %s is served with weights that are not packed: %s", self._name, error)
+
+    def _replace(self, place: Replaceable, opened: Callable[[], Engine]) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+        engine = opened()
+        try:
+            tensors.check_same(place.signature, engine.signature)
+            self._test(engine)
+        except BaseException:
+            engine.close()
+            raise
+        place.replace(engine)
+
+    def _build(self, entry: CacheEntry) -> None:
+        self._builder = Builder(self._prepacked, entry)
+        if self._stopped.is_set():  # by a close that came before there was anything to end
+            self._builder.kill()
+        self._builder.finish()
+
+
+def _give_back_memory() -> None:
+    """Give freed memory back to the system; only glibc needs to be told.
+
+    Packing leaves as much as the largest weight, up to 32 MiB, at the end of this thread's heap. That is given back by
+    freeing something there while the threshold is low, and by nothing else: malloc_trim leaves the ends of heaps alone.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # no glibc
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        libc.free.argtypes = (ctypes.c_void_p,)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+        libc.free(libc.malloc(3 << 19))
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)  # the most that glibc itself would raise it to
+        libc.malloc_trim(0)

@@ -1,0 +1,103 @@
+"""The choice of an engine for a model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.errors import InvalidArgument, Unsupported, missing_package
+from ingot.model_store import Variant
+from ingot.runtime.engine import Engine
+
+ENGINES = ("onnxruntime", "openvino")
+"""What can run a graph of format ``onnx``; the first runs those that do not say."""
+
+
+def load_engine(
+    path: Path,
+    *,
+    format: str = "onnx",  # noqa: A002 - as the documents of an archive call it
+    device: str = "auto",
+    threads: int | None = None,
+    allow_code: bool = False,
+    ort_library: Path | None = None,
+    engine: str = "onnxruntime",
+    precision: str = "f32",
+) -> Engine:
+    """Load a model file.
+
+    Args:
+        path: the graph; its external data or its parts lie beside it.
+        format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU where there is one.
+        threads: CPU threads for one call; by default one a core that this process may use, or PyTorch's own number.
+        allow_code: load formats that can run code of the file's author: all but ``onnx``.
+        ort_library: native code of custom operators, which ONNX Runtime loads for every graph.
+        engine: what runs a graph of format ``onnx``, of :data:`ENGINES`; the other formats have one engine each.
+        precision: what OpenVINO computes floats in: ``f32`` or ``bf16``.
+
+    Raises:
+        Unsupported: no engine runs the format, it is not installed, the device is asked for and not there, or the
+            format needs ``allow_code``.
+        InvalidArgument: the file is not a model that the engine can run.
+    """
+    # An engine's package is imported only when it is used.
+    if format == "onnx":
+        return _load_onnx(path, engine, precision, device, threads, ort_library)
+    if format not in ("aoti", "pt2", "partitioned"):
+        raise Unsupported(f"no engine of this version runs models of format '{format}'")
+    if not allow_code:
+        raise Unsupported(
+            f"a model of format '{format}' can run code of whoever made it; if you trust where it comes from, allow "
+            "that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), or use a variant of format 'onnx'"
+        )
+    if format == "partitioned":
+        from ingot.runtime.engines.partitioned import PartitionedEngine
+
+        return PartitionedEngine(
+            path,
+            lambda part, kind: load_engine(
+                part, format=kind, device=device, threads=threads, allow_code=True, ort_library=ort_library
+            ),
+        )
+    try:
+        if format == "aoti":
+            from ingot.runtime.engines.aoti import AotiEngine
+
+            return AotiEngine(path, device=device, threads=threads)
+        from ingot.runtime.engines.torch_program import TorchProgramEngine
+
+        return TorchProgramEngine(path, device=device, threads=threads)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_package("torch", f"running models of format '{format}'", "export") from error
+
+
+def engine_of(variant: Variant) -> str:
+    """Return which of :data:`ENGINES` a variant of format ``onnx`` was measured in, and so is run by."""
+    return variant.serving.requires.get("engine") or ENGINES[0]
+
+
+def precision_of(variant: Variant) -> str:
+    """Return what a variant's engine computed floats in when it was measured, and so computes them in: mostly f32."""
+    return variant.serving.requires.get("inference_precision") or "f32"
+
+
+def _load_onnx(
+    path: Path, engine: str, precision: str, device: str, threads: int | None, ort_library: Path | None
+) -> Engine:
+    if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
+        raise Unsupported(f"no engine of this version computes in '{precision}' as '{engine}' is asked to")
+    if engine == "onnxruntime":
+        from ingot.runtime.engines.ort import OrtEngine
+
+        return OrtEngine(path, device=device, threads=threads, library=ort_library)
+    if engine != "openvino":
+        raise Unsupported(f"no engine of this version is called '{engine}'; it has {' and '.join(ENGINES)}")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
+    if device == "cuda":
+        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU here; use cpu or auto")
+    from ingot.runtime.engines.openvino import OpenVinoEngine
+
+    return OpenVinoEngine(path, threads=threads, precision=precision)

@@ -1,0 +1,180 @@
+"""Large ONNX models from a store: ready at once, and their packed weights in memory once for all processes.
+
+ONNX Runtime copies each weight into the order in which its kernels read it ("prepacking"), in every process, before the
+first answer: that takes most of the load, and as much memory as the weights for each process. It can save the copies
+and map them, but still packs and hashes the weights to know which copy is whose. So a model answers at first from its
+weights as they are, mapped from the store. Meanwhile the saved form is looked up in the
+:mod:`~ingot.model_store.store.derived` cache, or made in another process, and takes over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.errors import IngotError, Unavailable
+from ingot.model_store import Variant
+from ingot.model_store.store.derived import CacheEntry, DerivedCache
+from ingot.runtime import devices
+from ingot.runtime.engine import Engine
+from ingot.runtime.loading.loader import ENGINES, engine_of
+from ingot.runtime.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MIN_BYTES = 16 << 20
+"""Models with less weights in blobs of their own are simply loaded."""
+# Raised with every change of how the files are made.
+_FORM = 1
+
+Test = Callable[[Engine], None]
+
+
+@dataclass(frozen=True)
+class Prepacked:
+    """How a variant is opened by way of the derived cache.
+
+    ``graph`` is the variant's own, ``weights`` the bytes of the blobs that it refers to.
+    """
+
+    graph: Path
+    weights: int
+    cache: DerivedCache
+    manifest: str
+    library: Path | None
+
+    @classmethod
+    def of_variant(cls, variant: Variant, settings: Settings) -> Prepacked | None:
+        """Return how a variant is opened so; None if it is not, since that would gain nothing or cannot be."""
+        weights = sum(layer.size for layer in variant.weights)
+        if not settings.derived_cache or variant.serving.format != "onnx" or weights < MIN_BYTES:
+            return None
+        on_cpu = settings.device == "cpu" or (settings.device == "auto" and not devices.has_cuda())
+        cache = DerivedCache.beside(variant.blobs)
+        if not on_cpu or engine_of(variant) != ENGINES[0] or cache is None:
+            return None
+        return cls(variant.path(), weights, cache, variant.descriptor.hex, settings.ort_library)
+
+    def entry(self) -> CacheEntry:
+        """Return where the saved form is, or is to be: it is for one build of the engine, processor and library."""
+        from ingot.runtime.engines import ort_session
+
+        parts = [f"form {_FORM}", ort_session.version(), devices.cpu_features()]
+        if self.library is not None:
+            parts.append(hashlib.sha256(self.library.read_bytes()).hexdigest())
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return self.cache.entry(self.manifest, f"ort-{key[:16]}")
+
+    def open_early(self, threads: int, test: Test) -> Engine | None:
+        """Open the variant with its weights as they are; None if it does not answer ``test`` so."""
+        from ingot.runtime.engines.ort import OrtEngine
+
+        engine: Engine | None = None
+        try:
+            entry = self.entry()
+            saved = entry.find()
+            path = entry.path / "model.onnx" if saved else self.graph
+            engine = OrtEngine(path, device="cpu", threads=threads, library=self.library, optimized=saved, packed=False)
+            test(engine)
+        except (IngotError, OSError) as error:
+            if engine is not None:
+                engine.close()
+            log.info("%s needs its weights packed: %s", self.graph.name, error)
+            return None
+        return engine
+
+    def open_saved(self, entry: CacheEntry, threads: int) -> Engine:
+        """Open the saved form.
+
+        Raises:
+            InvalidArgument: it is gone, or damaged.
+        """
+        from ingot.runtime.engines.ort import OrtEngine
+
+        path = entry.path / "model.onnx"
+        return OrtEngine(path, device="cpu", threads=threads, library=self.library, optimized=True)
+
+    def open_whole(self, threads: int) -> Engine:
+        """Open the variant as it is without a cache."""
+        from ingot.runtime.engines.ort import OrtEngine
+
+        return OrtEngine(self.graph, device="cpu", threads=threads, library=self.library)
+
+    def build(self, entry: CacheEntry) -> bool:
+        """Make the saved form in this process, unless it is there; return whether it was made.
+
+        Raises:
+            InvalidArgument: ONNX Runtime cannot save the model so.
+            OSError: the store cannot be written, or its disk is too full.
+        """
+
+        def fill(folder: Path) -> None:
+            from ingot.runtime.engines import ort_session
+
+            ort_session.save_prepacked(self.graph, folder, self.library)
+
+        return entry.build(fill, 2 * self.weights)
+
+
+class Builder:
+    """The process that makes a saved form: what that takes is given back at its end, and it can be ended.
+
+    Args:
+        prepacked: of what.
+        entry: where.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, prepacked: Prepacked, entry: CacheEntry):
+        # As this process finds its modules, and nothing that lies in the folder where it happens to run.
+        found = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
+        arguments = (prepacked.graph, str(prepacked.weights), entry.path, prepacked.library or "")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", *arguments],
+            env={**os.environ, "PYTHONPATH": found},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the server, which ends it
+        )
+
+    def finish(self) -> None:
+        """Wait until it is done.
+
+        Raises:
+            Unavailable: it failed, or was ended.
+        """
+        _, errors = self._process.communicate()
+        if code := self._process.returncode:
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+            raise Unavailable(last or f"the process that packs weights ended with code {code}")
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+
+
+def main() -> None:
+    """Make the saved form, as the command line says: graph, bytes of its weights, entry, library or nothing."""
+    graph, weights, path, library = sys.argv[1:]
+    entry = CacheEntry(Path(path))
+    how = Prepacked(
+        Path(graph),
+        int(weights),
+        DerivedCache(entry.path.parents[1]),
+        entry.manifest_hex,
+        Path(library) if library else None,
+    )
+    os.nice(10)  # whoever serves meanwhile comes first
+    try:
+        how.build(entry)
+    except (IngotError, OSError) as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,94 @@
+"""What is timed before a model is ready, so that its first requests are scheduled by what it really takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ingot.errors import IngotError
+from ingot.model_store import Evidence
+from ingot.runtime import devices
+from ingot.runtime.engine import Engine
+from ingot.runtime.profile import repeat, zeros
+from ingot.runtime.scheduling.entry import size_of
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.tensors import Array, Signature
+
+# Calls at each size: one that is not counted, since it may compile or allocate, and those whose least time counts.
+_CALLS = 4
+# A record that differs by less than this factor from what a call takes now is taken to be of a machine as busy.
+_SAME = 1.5
+# An archive may come from anybody.
+_MOST_RECORDED = 1 << 20
+
+
+def recorded(evidence: Evidence) -> dict[int, float]:
+    """Return what one call took, in seconds by rows, where a variant was made; empty if that was not on this machine.
+
+    It was measured with all cores for one call, on the CPU.
+    """
+    if evidence.machine != devices.describe():
+        return {}
+    return {item.rows: item.seconds for item in evidence.latency if 0 < item.rows <= _MOST_RECORDED}
+
+
+def row_bytes(signature: Signature, examples: Sequence[Mapping[str, Array]]) -> int:
+    """Return the bytes of one row of what :func:`measure` times."""
+    example = examples[0] if examples else zeros(signature)
+    row = repeat(signature, example, 1) if signature.batch is not None else example
+    return sum(size_of(array) for array in row.values())
+
+
+def measure(
+    engine: Engine,
+    signature: Signature,
+    examples: Sequence[Mapping[str, Array]],
+    most: int,
+    budget: float,
+    known: Mapping[int, float] | None = None,
+) -> Latency:
+    """Time an engine at 1, 2, 4... rows, as far as the budget goes; larger batches are learnt from traffic.
+
+    What is known already is believed if one row takes about as long now.
+
+    Args:
+        engine: the loaded model.
+        signature: the model's.
+        examples: valid inputs, of which the first row of the first is used; zeros if there are none.
+        most: rows of the largest batch.
+        budget: seconds for all of it. 0 times nothing.
+        known: what calls took, by rows, as :func:`recorded`.
+    """
+    if known and not budget:
+        return Latency(known)
+    end = time.perf_counter() + budget
+    found: dict[int, float] = {}
+    example = examples[0] if examples else zeros(signature)
+    rows = 1
+    while budget and rows <= most:
+        inputs = repeat(signature, example, rows) if signature.batch is not None else example
+        if found and time.perf_counter() + _CALLS * 2 * max(found.values()) > end:
+            break
+        try:
+            found[rows] = _least(engine, inputs, end)
+        except IngotError:
+            break  # the model rejects what was made up for it
+        if known and rows == 1 and _SAME > found[1] / Latency(known)(1) > 1 / _SAME:
+            return Latency({**known, 1: found[1]})
+        if signature.batch is None:
+            break
+        rows *= 2
+    return Latency(found)
+
+
+def _least(engine: Engine, inputs: Mapping[str, Array], end: float) -> float:
+    times = []
+    for call in range(_CALLS):
+        start = time.perf_counter()
+        engine.run(inputs)
+        now = time.perf_counter()
+        if call or now > end:
+            times.append(now - start)
+        if now > end:
+            break
+    return min(times)

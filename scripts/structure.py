@@ -1,0 +1,110 @@
+"""Counts the structure of a package: rooms, floors and arrows of each folder, and circles of imports.
+
+``python scripts/structure.py`` prints a line for each folder. A room is a file or folder in it; an arrow, one room that
+imports another; the floors are the rooms of the longest chain of arrows. Folders count as one room, so a circle between
+folders is found even where no module imports itself through others.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder's rooms, each with the rooms that it imports."""
+
+    name: str
+    rooms: Mapping[str, frozenset[str]]
+
+    @property
+    def arrows(self) -> int:
+        return sum(map(len, self.rooms.values()))
+
+    @property
+    def floors(self) -> int:
+        """Return the length of the longest chain of arrows.
+
+        Raises:
+            graphlib.CycleError: the rooms import each other in a circle.
+        """
+        heights: dict[str, int] = {}
+        for room in TopologicalSorter(self.rooms).static_order():
+            heights[room] = 1 + max((heights[below] for below in self.rooms[room]), default=0)
+        return max(heights.values(), default=0)
+
+    @property
+    def circle(self) -> list[str]:
+        """Return rooms that import each other in a circle; empty if there is none."""
+        try:
+            TopologicalSorter(self.rooms).prepare()
+        except CycleError as error:
+            return list(error.args[1])
+        return []
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return every module of ``ingot`` by its dotted name."""
+    found = {}
+    for path in sorted((root / "ingot").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports, at its top, inside functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+
+
+def folders(root: Path = ROOT) -> list[Folder]:
+    """Return every folder of ``ingot``, the outermost first.
+
+    A folder's own ``__init__`` names what it offers to others and is not a room of it.
+    """
+    known = modules(root)
+    rooms: dict[str, dict[str, set[str]]] = {}
+    for module in known:
+        parts = module.split(".")
+        for depth in range(1, len(parts)):
+            rooms.setdefault(".".join(parts[:depth]), {}).setdefault(parts[depth], set())
+    for module, path in known.items():
+        for name in set(imports(path, known)) & set(known):
+            here, there = module.split("."), name.split(".")
+            depth = next((i for i, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), 0)
+            if depth:
+                rooms[".".join(here[:depth])][here[depth]].add(there[depth])
+    return [
+        Folder(name, {room: frozenset(below) for room, below in found.items()}) for name, found in sorted(rooms.items())
+    ]
+
+
+def main() -> None:
+    """Print the figures; exit with 1 if there is a circle."""
+    found = folders()
+    width = max(len(folder.name) for folder in found)
+    print(f"{'folder':{width}}  rooms  floors  arrows")
+    for folder in found:
+        floors = "circle" if folder.circle else str(folder.floors)
+        print(f"{folder.name:{width}}  {len(folder.rooms):5}  {floors:>6}  {folder.arrows:6}")
+    for folder in found:
+        if folder.circle:
+            print(f"{folder.name}: a circle of imports: {' -> '.join(folder.circle)}", file=sys.stderr)
+    sys.exit(any(folder.circle for folder in found))
+
+
+if __name__ == "__main__":
+    main()
