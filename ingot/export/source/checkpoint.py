@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export.program import quiet
@@ -55,40 +56,52 @@ def load_checkpoint(
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        detail = " ".join(str(error).split())
+        detail = _partly(state, module) or " ".join(str(error).split())
         raise InvalidArgument(
-            f"the checkpoint {called} does not fit {type(module).__name__}: {_partly(saved, module)}{detail[:600]}"
+            f"the checkpoint {called} does not fit {type(module).__name__}: {detail[:600]}"
         ) from error
     if prefix:
         remark(f"removed the prefix '{prefix}' of all keys of {called}")
 
 
 def _without_prefix(state: dict[str, torch.Tensor], wanted: set[str]) -> tuple[dict[str, torch.Tensor], str]:
-    """Return a ``state_dict`` without the prefix of all its keys that keeps it from fitting, and that prefix."""
+    """Return a ``state_dict`` without the prefix of all its keys with which fewer of them fit, and that prefix."""
     compiled = any(f"{_COMPILED}." in key for key in state) and not any(_COMPILED in key for key in wanted)
     keys = {key: key.replace(f"{_COMPILED}.", "") if compiled else key for key in state}
-    prefix = ""
-    while set(keys.values()) != wanted:
+    prefix, candidates = "", [("", keys)]
+    while True:
         firsts = {key.partition(".")[0] for key in keys.values()}
         if len(firsts) != 1 or not all("." in key for key in keys.values()):
             break
         prefix += f"{firsts.pop()}."
         keys = {key: short.partition(".")[2] for key, short in keys.items()}
-    if set(keys.values()) != wanted and not prefix.startswith("module."):
-        return state, ""
-    if set(keys.values()) != wanted:  # of DataParallel in any case: the message is then of the user's own names
-        return {key.removeprefix("module."): value for key, value in state.items()}, ""
+        candidates.append((prefix, keys))
+    # Of several that fit alike, the shortest: it leaves the names that the user knows.
+    prefix, keys = max(candidates, key=lambda item: len(wanted.intersection(item[1].values())))
     shown = f"{_COMPILED}." if compiled and not prefix else prefix
     return {keys[key]: value for key, value in state.items()}, shown
 
 
 def _partly(state: Mapping[str, torch.Tensor], module: nn.Module) -> str:
-    """Say that some of the keys would fit without their prefix."""
-    wanted = set(module.state_dict())
-    for first in sorted({key.partition(".")[0] for key in state}):
-        if wanted and wanted <= {key.removeprefix(f"{first}.") for key in state if key.startswith(f"{first}.")}:
-            return f"only its keys under '{first}.' fit; save those alone, without the prefix. "
-    return ""
+    """Say what keeps the keys under one prefix from fitting, where more of those fit than of all keys."""
+    wanted = module.state_dict()
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in state.items():
+        first, _, rest = key.partition(".")
+        parts.setdefault(first, {})[rest] = value
+    first, part = max(parts.items(), key=lambda item: len(wanted.keys() & item[1].keys()))
+    if len(wanted.keys() & part.keys()) <= len(wanted.keys() & state.keys()):
+        return ""
+    missing = [key for key in wanted if key not in part]
+    shapes = [
+        f"{first}.{key} has the shape {list(part[key].shape)}, not {list(value.shape)}"
+        for key, value in wanted.items()
+        if key in part and not is_lazy(value) and part[key].shape != value.shape
+    ]
+    if not missing and not shapes:
+        return f"only its keys under '{first}.' fit; save those alone, without the prefix"
+    wrong = [f"these are missing: {', '.join(missing)}"] * bool(missing) + shapes
+    return f"most of its keys under '{first}.' fit, but {'; '.join(wrong)}"
 
 
 def hyperparameters(path: Path) -> dict[str, Any]:
@@ -119,6 +132,10 @@ def read(path: Path, map_location: str, called: str) -> Any:
             return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # a damaged file raises many kinds
         check_whole(path, called)
+        if _is_torchscript(path):
+            raise InvalidArgument(
+                f"{called} is a TorchScript file, which is a whole model; export it directly: ingot export {called}"
+            ) from error
         if isinstance(error, pickle.UnpicklingError) and _FORBIDDEN.search(str(error)):
             raise InvalidArgument(
                 f"{called} holds more than tensors, which could run code when loaded; save model.state_dict() instead"
@@ -126,6 +143,13 @@ def read(path: Path, map_location: str, called: str) -> Any:
         if isinstance(error, EOFError) or "EOF" in str(error):
             raise _cut_short(called) from error
         raise InvalidArgument(f"{called} is not a PyTorch checkpoint, or is damaged: {first_line(error)}") from error
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return any(name.endswith("/constants.pkl") for name in file.namelist())
 
 
 def check_whole(path: Path, called: str) -> None:

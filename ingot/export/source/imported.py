@@ -14,6 +14,10 @@ from torch import nn
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export.source.text import one_line
 
+# What exporting imports later: a folder of that name, such as a repository of Triton's, is not the package.
+_PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript", "triton")
+_WEIGHTS = (".bin", ".ckpt", ".pkl")
+
 
 def find(source: str) -> Any:
     """Import what ``package.module:attribute`` names, with the current folder on the import path.
@@ -23,12 +27,14 @@ def find(source: str) -> Any:
         InvalidArgument: importing it fails.
     """
     module_name, colon, attribute = source.partition(":")
+    _check_file(source, Path(module_name), attribute)
     if not colon or not attribute:
         raise InvalidArgument(
             f"'{source}' is not a model source; write package.module:attribute, or name a .onnx, .pt or .pt2 file, "
             "a folder with a hubconf.py (folder:entry), or a folder with a transformers model"
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        _keep_installed(module_name.partition(".")[0])
         sys.path.insert(0, str(Path.cwd()))  # so that a user's own file next to him is found, as with uvicorn
     try:
         found: Any = importlib.import_module(module_name)
@@ -44,6 +50,36 @@ def find(source: str) -> Any:
             raise NotFound(f"'{module_name}' has no attribute '{attribute}'; it has: {known}")
         found = getattr(found, part)
     return found
+
+
+def _keep_installed(wanted: str) -> None:
+    """Import packages, or mark them as absent, where something in the current folder would be taken for them."""
+    for name in _PACKAGES:
+        if name != wanted and (Path(name).is_dir() or Path(f"{name}.py").is_file()):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                sys.modules[name] = None  # type: ignore[assignment]  # so that importing it fails
+
+
+def _check_file(source: str, path: Path, attribute: str) -> None:
+    """Raise if a source names a file of Python or of weights, and say how to write it."""
+    if path.suffix == ".py" and (path.is_file() or "/" in source):
+        if not path.is_file():
+            raise NotFound(f"there is no file {path}")
+        folder = path.resolve().parent
+        inside = folder.is_relative_to(Path.cwd())
+        parts = folder.relative_to(Path.cwd()).parts if inside else ()
+        where = "" if inside else f", in the folder {path.parent}"
+        raise InvalidArgument(
+            f"'{source}' names a file; write its import path{where}: "
+            f"{'.'.join([*parts, path.stem])}:{attribute or 'NAME, where NAME is a module, a class or a factory in it'}"
+        )
+    if path.suffix in _WEIGHTS and path.is_file():
+        raise InvalidArgument(
+            f"'{source}' holds weights without the model's code; give the class as the source, and this file by "
+            f"--checkpoint: ingot export my_model:Net --checkpoint {path}"
+        )
 
 
 def _exportable(owner: Any) -> list[str]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -98,6 +100,31 @@ class TestOwnFile:
         Path("my_model_beside.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
         assert isinstance(load_source("my_model_beside:net"), nn.Linear)
 
+    def test_a_folder_named_as_a_package_does_not_hide_it(self) -> None:
+        Path("triton").mkdir()
+        Path("triton/config.pbtxt").touch()
+        Path("net_beside.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
+        assert isinstance(load_source("net_beside:net"), nn.Linear)
+        found = importlib.util.find_spec("triton")
+        assert found is None or str(Path.cwd()) not in str(found)
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("./gnn.py:Gnn", "write its import path: gnn:Gnn$"),
+            ("gnn.py:Gnn", "write its import path: gnn:Gnn$"),
+            ("gnn.py", "write its import path: gnn:NAME, where NAME"),
+            ("nets/gnn.py:Gnn", r"write its import path: nets\.gnn:Gnn$"),
+            ("./absent.py:Gnn", r"there is no file absent\.py"),
+        ],
+    )
+    def test_a_file_is_answered_with_its_import_path(self, source: str, message: str) -> None:
+        Path("nets").mkdir()
+        for path in ("gnn.py", "nets/gnn.py"):
+            Path(path).write_text("from torch import nn\nGnn = nn.Linear(2, 2)\n")
+        with pytest.raises((InvalidArgument, NotFound), match=message):
+            load_source(source)
+
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -193,6 +220,38 @@ class TestCheckpoint:
         )
         with pytest.raises(InvalidArgument, match=r"only its keys under 'model\.' fit; save those alone"):
             loaded(tmp_path / "c.ckpt")
+
+    def test_what_does_not_fit_under_a_prefix_is_named(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        first, *others = weights
+        for change, message in (
+            ({key: weights[key] for key in others}, f"these are missing: {first}$"),
+            ({**weights, first: torch.ones(8, 5)}, rf"model\.{first} has the shape \[8, 5\], not \[8, 4\]$"),
+        ):
+            state = {f"model.{key}": value for key, value in change.items()}
+            torch.save({"loss.weight": torch.ones(2), **state}, tmp_path / "c.ckpt")
+            with pytest.raises(
+                InvalidArgument, match=rf"most of its keys under 'model\.' fit, but {message[:7]}"
+            ) as one:
+                loaded(tmp_path / "c.ckpt")
+            assert re.search(message, str(one.value))
+        torch.save({f"model.{key}": weights[key] for key in others}, tmp_path / "c.ckpt")
+        with pytest.raises(InvalidArgument, match=f'Missing key.*: "{first}"') as caught:
+            loaded(tmp_path / "c.ckpt")
+        assert "Unexpected" not in str(caught.value)
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+    def test_torchscript_is_a_source_of_its_own(self, tmp_path: Path) -> None:
+        torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "model.pt")
+        with pytest.raises(
+            InvalidArgument, match=r"a TorchScript file, .* export it directly: ingot export .*model\.pt$"
+        ):
+            loaded(tmp_path / "model.pt")
+
+    def test_weights_are_not_a_source(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        for name in ("last.ckpt", "net.pt", "net.pth"):
+            torch.save(weights, tmp_path / name)
+            with pytest.raises(InvalidArgument, match=r"by --checkpoint: ingot export my_model:Net --checkpoint .*t"):
+                load_source(str(tmp_path / name))
 
     def test_a_compiled_part_of_a_model(self, tmp_path: Path) -> None:
         net = models.Net()
