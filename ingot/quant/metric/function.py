@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,13 @@ class Function(Metric):
         return name if code is None else f"{name} {hashlib.sha256(_describe(code).encode()).hexdigest()}"
 
     def check(self, samples: Samples) -> None:
-        if self.groups is not None and samples.groups(self.groups).max() == 0:
+        if self.groups is None:
+            return
+        try:
+            several = samples.groups(self.groups).max() > 0
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the metric {self.name} needs its groups: {error}") from error
+        if not several:
             raise InvalidArgument(
                 f"the {samples.purpose}{samples.where} has one group only in '{self.groups}', and the metric "
                 f"{self.name} needs several"
@@ -110,7 +117,8 @@ class Function(Metric):
             value = self._function(_lent(outputs), _lent(extras))
             found = np.asarray(value, np.float64) if np.ndim(value) else np.asarray(float(value))
         except Exception as error:  # it is the user's code, which may raise anything
-            raise InvalidArgument(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
+            where = _place(error)
+            raise InvalidArgument(f"the metric {self.name} failed{where}: {type(error).__name__}: {error}") from error
         if not found.size:
             raise InvalidArgument(f"the metric {self.name} gives an empty array")
         return found.reshape(()) if found.size == 1 else found
@@ -125,6 +133,12 @@ class Function(Metric):
                 return math.nan  # some resamples may be of one class only, of which many metrics have no value
 
         return measure
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line of the user's code in which an error arose: the first below the call."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f" ({Path(frames[0].filename).name}:{frames[0].lineno})" if frames else ""
 
 
 def load_function(spec: str) -> Function:
