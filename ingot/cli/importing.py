@@ -13,6 +13,7 @@ from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_s
 from ingot.cli.loading import LoadTimeout, limited_load, load_limit
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
+from ingot.layout import one_line
 
 if TYPE_CHECKING:
     from ingot.importing import Candidate
@@ -129,6 +130,10 @@ def _plan(
         raise InvalidArgument(f"'{ref}' is in a registry; import into the store, then: ingot copy NAME:TAG {ref}")
     if reference is not None:
         note_stored(written_name(reference))
+    else:
+        for called, name in dict.fromkeys((item.called, item.name) for item in found):
+            if called not in ("", name):
+                note(f"'{one_line(called)}' is stored as '{name}'")
     if len(found) > 1:
         _check_several(found, ref, out)
     if out is not None:

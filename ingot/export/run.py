@@ -352,7 +352,7 @@ def _first(signature: Signature) -> str:
     """Return for a note how to declare the first dimensions as the batch, where those are dynamic."""
     firsts = [spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str)]
     options = " ".join(f"--input '{replace(spec, shape=('batch', *spec.shape[1:]))}'" for spec in firsts)
-    return f"; if their first dimension is one, declare it: {options}" if firsts else ""
+    return f"; if the first dimension of an input counts independent rows, name it so: {options}" if firsts else ""
 
 
 def _unused(program: Program, subject: Subject) -> Iterator[str]:

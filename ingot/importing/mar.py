@@ -61,7 +61,7 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
     found = _manifest(members, base).model
     version = None if found.model_version is None else str(found.model_version)
     reader = _Reader(members, base, found, scratch, consent)
-    return Candidate(str(members.path), name_from(found.model_name), version, reader.read)
+    return Candidate(str(members.path), name_from(found.model_name), version, reader.read, found.model_name)
 
 
 def _base(members: Members) -> str:

@@ -62,7 +62,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that can be imported; ``version`` is None where the source tells none.
+    """A model that can be imported; ``version`` is None where the source tells none, ``called`` is its name there.
 
     ``read`` reads it, and raises ``InvalidArgument`` or ``NotFound`` where it is damaged or cannot be taken over. What
     it gives lasts as long as :func:`ingot.importing.candidates` does.
@@ -72,3 +72,4 @@ class Candidate:
     name: str
     version: str | None
     read: Callable[[], Imported]
+    called: str = ""

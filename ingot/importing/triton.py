@@ -90,7 +90,7 @@ def _versions(root: Path, model: Path) -> Iterator[Candidate]:
 
 def _candidate(root: Path, model: Path, number: str) -> Candidate:
     name = model.resolve().name
-    return Candidate(str(model / number), name_from(name), number, partial(_read, root, model, number))
+    return Candidate(str(model / number), name_from(name), number, partial(_read, root, model, number), name)
 
 
 def _nothing(root: Path, model: Path) -> Imported:

@@ -156,6 +156,10 @@ def test_an_onnx_file_becomes_the_next_version(here: Path) -> None:
         assert result.stdout.startswith(f"affine:{version}  sha256:"), result.output
     assert isinstance(imported("affine.onnx", "affine:2").exception, AlreadyExists)
     assert np.allclose(answers(Store().get("affine:2"), {"x": X[:, :3]})[1], -X[:, :3])
+    (here / "affine.onnx").rename(here / "MyNet.onnx")
+    result = imported("MyNet.onnx")
+    assert result.stdout.startswith("mynet:1 ")
+    assert "'MyNet' is stored as 'mynet'" in result.stderr
 
 
 def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
