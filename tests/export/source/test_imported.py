@@ -241,7 +241,7 @@ class TestCheckpoint:
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
     def test_torchscript_is_a_source_of_its_own(self, tmp_path: Path) -> None:
-        torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "model.pt")
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "model.pt")
         with pytest.raises(
             InvalidArgument, match=r"a TorchScript file, .* export it directly: ingot export .*model\.pt$"
         ):
