@@ -302,6 +302,8 @@ def _error_text(answer: httpx.Response) -> str:
     try:
         return str(orjson.loads(answer.content)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
+        if "html" in answer.headers.get("content-type", ""):
+            return "a web page; this is not an Open Inference Protocol server, or a proxy answers in its place"
         return answer.text[:200]
 
 

@@ -101,7 +101,8 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
     again = run_ingot("import", "net.mar")
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == (
-        "'Net' is stored as 'net'\nerror: 'net:1.0' is in the store already, and a version never changes; import as another, such as net:2\n"
+        "'Net' is stored as 'net'\n"
+        "error: 'net:1.0' is in the store already, and a version never changes; import as another, such as net:2\n"
     )
 
 

@@ -98,6 +98,14 @@ def test_unknown_things_are_named(http: httpx.Client, method: str, path: str, st
         assert "affine" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}], ids=["plain", "gzip"])
+def test_an_unknown_model_is_named_before_a_body_that_cannot_be_read(
+    http: httpx.Client, headers: dict[str, str]
+) -> None:
+    statuses = [http.post(f"/v2/models/{name}/infer", content=b"{", headers=headers) for name in ("nope", "affine")]
+    assert [answer.status_code for answer in statuses] == [404, 400]
+
+
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]], ids=["flat", "nested"])
 def test_json_inference(http: httpx.Client, data: list[Any]) -> None:
     body = {"id": "mine", **affine(shape=[2, 3], data=data)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, public_text
+from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, NotFound, public_text
 from ingot.faultlog import RateLimitFilter
 from ingot.server import compression, unfolding
 from ingot.server.dataplane import DataPlane, wrapped
@@ -126,7 +126,7 @@ def _submit(service: Service, asked: RequestHead, body: bytes, hold: Hold, done:
             request, layout = codec.decode_request(service.plans, asked.model, asked.version, body, length)
         return plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's and ends no connection
-        done(failure(plane, error))
+        done(_undecoded(plane, asked, error))
     return None
 
 
@@ -175,7 +175,7 @@ class _Decoding:
             self._hold(sum(array.nbytes for array in request.inputs.values()))
             self._work = plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
         except Exception as error:  # noqa: BLE001 - as in _submit
-            done(failure(plane, error))
+            done(_undecoded(plane, asked, error))
 
 
 class _Packed:
@@ -209,9 +209,19 @@ class _Packed:
     def _go_on(self, body: bytes | Exception) -> None:
         if isinstance(body, Exception):
             self._work = None
-            self._done(failure(self._service.plane, body))
+            self._done(_undecoded(self._service.plane, self._asked, body))
         else:
             self._work = _submit(self._service, self._asked, body, self._hold, self._done)
+
+
+def _undecoded(plane: DataPlane, asked: RequestHead, error: Exception) -> HttpResponse:
+    """Answer that a body cannot be read, or first that there is no model for it."""
+    if isinstance(error, InvalidArgument):
+        try:
+            plane.repository.get(asked.model, asked.version)
+        except NotFound as missing:
+            error = missing
+    return failure(plane, error)
 
 
 def _reply(
