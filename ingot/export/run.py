@@ -19,7 +19,7 @@ from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Captured, Eager, Program, Runner
-from ingot.export.proof import caches, extremes, padded
+from ingot.export.proof import caches, extremes, misdeclared, padded
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, rows_touch, tolerance
 from ingot.export.report import Journal, Rewrite, graphs, page, view
@@ -332,7 +332,8 @@ class Run:
             return load_engine(path, format=lowered.format, device=device, allow_code=True)  # we have made it
         except InvalidArgument as error:
             reason = str(error).replace(f" {path.name}", "")
-            raise ExportError(f"the graph was exported, but does not load: {reason}") from error
+            advice = misdeclared.as_int64(self._original.examples) if "tensor(int32)" in reason else ""
+            raise ExportError(f"the graph was exported, but does not load: {reason}{advice}") from error
 
     def _with_batch(self, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
         """Decide whether requests may be joined, by the declared dimension and by a proof that rows do not touch."""

@@ -174,6 +174,16 @@ class Sum(nn.Module):
         (nn.Linear(6, 4), ["input:float32[batch,width]"], "it runs with input:float32[batch,6]: declare that"),
         (nn.Linear(6, 4), ["input:int64[batch,6]"], "it runs with input:float32[batch,6]: declare that"),
         (nn.Embedding(9, 4), ["input:float32[batch,seq]"], "it runs with input:int64[batch,seq]: declare that"),
+        (
+            nn.Linear(6, 4),
+            ["input:float32[batch,seq=2..64,5]"],
+            "it runs with input:float32[batch,seq=2..64,6]: declare that",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(8)),
+            ["input:float32[batch,1,h=4..64,w=4..64]"],
+            "it runs with input:float32[batch,3,h=10..64,w=10..64]: declare that",
+        ),
         (Sum(), ["a:float32[batch,s]", "b:float32[batch,t]"], "it runs with b:float32[batch,s]: declare that"),
     ],
 )
@@ -184,6 +194,15 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
         export_model(module, inputs=inputs)
     assert str(caught.value).endswith(remedy)
     assert "made up" not in str(caught.value)
+
+
+def test_indices_of_a_type_that_the_engine_does_not_take() -> None:
+    def collect(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+    with pytest.raises(ExportError) as caught:
+        export_model(Function(collect), inputs=["x:float32[n,6]", "edges:int32[2,e=1..9]"])
+    assert str(caught.value).endswith("; declare what are indices as int64: --input 'edges:int64[2,e=1..9]'")
 
 
 def test_a_model_that_runs_on_nothing_made_up() -> None:

@@ -10,20 +10,31 @@ from dataclasses import replace
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.indices import failure
-from ingot.tensors import DType, TensorSpec
+from ingot.export.proof.sizes import stepped
+from ingot.tensors import DType, Range, TensorSpec
 
 _DTYPES = (DType.FP32, DType.INT64, DType.FP16, DType.BF16, DType.FP64, DType.BOOL)
 _NUMBERS = 12
+# With how many declarations other sizes are tried, of those with which the model fails elsewhere.
+_FARTHER = 4
 
 
 def remedy(runner: Runner, examples: Examples) -> str:
     """Return what would help, for a model that does not run at the examples' default sizes."""
     sizes = examples.default_sizes
-    for inputs in _declarations(examples, failure(runner, examples, sizes) or ""):
+    reason = failure(runner, examples, sizes) or ""
+    farther: list[Examples] = []
+    for inputs in _declarations(examples, reason):
         changed = Examples(inputs, examples.ranges)
-        if failure(runner, changed, changed.default_sizes) is None:
-            shown = ", ".join(str(spec) for spec in inputs if spec not in examples.inputs)
-            return f"it runs with {shown}: declare that"
+        found = failure(runner, changed, changed.default_sizes)
+        if found is None:
+            return _advice(examples, changed)
+        same = all(new.dtype is old.dtype for new, old in zip(inputs, examples.inputs, strict=True))
+        if same and _without_numbers(found) != _without_numbers(reason):
+            farther.append(changed)
+    for changed in farther[:_FARTHER]:
+        if (fitting := stepped(runner, changed)) is not None:
+            return _advice(examples, fitting)
     if not sizes:
         return "the values were made up: give real ones by --example"
     dim = list(sizes)[-1]
@@ -32,6 +43,28 @@ def remedy(runner: Runner, examples: Examples) -> str:
         f"the sizes {shown} and the values were made up: declare the sizes that the model takes, as a range "
         f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or give real inputs by --example"
     )
+
+
+def as_int64(examples: Examples) -> str:
+    """Return how to declare 32-bit inputs that the engine does not take as indices."""
+    found = [replace(spec, dtype=DType.INT64) for spec in examples.inputs if spec.dtype is DType.INT32]
+    options = " ".join(f"--input '{written(spec, examples.ranges)}'" for spec in found)
+    return f"; declare what are indices as int64: {options}" if found else ""
+
+
+def _advice(examples: Examples, fitting: Examples) -> str:
+    shown = ", ".join(written(spec, fitting.ranges) for spec in fitting.inputs if spec not in examples.inputs)
+    return f"it runs with {shown}: declare that"
+
+
+def written(spec: TensorSpec, ranges: Mapping[str, Range]) -> str:
+    """Return an input as it is declared, with the ranges of its dimensions."""
+    dims = [f"{dim}={ranges[dim]}" if ranges.get(dim, Range()) != Range() else dim for dim in map(str, spec.shape)]
+    return f"{str(replace(spec, shape=())).removesuffix(']')}{','.join(dims)}]"
+
+
+def _without_numbers(reason: str) -> str:
+    return re.sub(r"\d+", "", reason)
 
 
 def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec, ...]]:
