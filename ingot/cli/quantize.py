@@ -59,7 +59,9 @@ def quantize(
         typer.Option(help="onnxruntime or openvino; once for each.", show_default="those installed"),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one a core")] = None,
-    budget: Annotated[str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h; a bare number is seconds.")
+    ] = None,
     transform: Annotated[
         str | None, typer.Option(help="How images become arrays, such as resize=256,crop=224.")
     ] = None,

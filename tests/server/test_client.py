@@ -166,7 +166,8 @@ def test_a_timeout_of_a_microsecond_passes(url: str) -> None:
 
 class _Page(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(404 if "absent" in self.path else 200)
+        self.send_header("Content-Type", "text/html")
         self.end_headers()
         self.wfile.write(b"<html>hello</html>")
 
@@ -186,6 +187,8 @@ def test_an_answer_of_another_kind_of_server_is_the_servers_fault() -> None:
                     client.metadata("m")
                 with pytest.raises(InternalError, match="no answer of the Open Inference Protocol"):
                     client.infer("m", {"x": np.zeros(1)})
+                with pytest.raises(NotFound, match="answered 404: a web page; this is not an Open Inference Protocol"):
+                    client.metadata("absent")
         finally:
             page.shutdown()
             thread.join(120)
