@@ -197,11 +197,12 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
 
 
 def test_indices_of_a_type_that_the_engine_does_not_take() -> None:
-    def collect(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+    class Collect(nn.Module):
+        def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
 
     with pytest.raises(ExportError) as caught:
-        export_model(Function(collect), inputs=["x:float32[n,6]", "edges:int32[2,e=1..9]"])
+        export_model(Collect(), inputs=["x:float32[n,6]", "edges:int32[2,e=1..9]"])
     assert str(caught.value).endswith("; declare what are indices as int64: --input 'edges:int64[2,e=1..9]'")
 
 
