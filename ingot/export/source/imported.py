@@ -108,6 +108,12 @@ def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None)
         return found
     if not callable(found):
         raise InvalidArgument(f"'{attribute}' is a {type(found).__name__}, not a module, a class or a factory")
+    foreign = _not_taken(found, arguments or {})
+    if foreign:
+        raise InvalidArgument(
+            f"{attribute}{_parameters(found)} does not take {', '.join(foreign)} of the checkpoint's hyper_parameters; "
+            "name a factory that makes the model without them"
+        )
     try:
         made = found(**arguments or {})
     except Exception as error:
@@ -119,6 +125,17 @@ def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None)
     if not isinstance(made, nn.Module):
         raise InvalidArgument(f"{attribute}() gave a {type(made).__name__}, not a torch.nn.Module")
     return made
+
+
+def _not_taken(found: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments that something does not take by name."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # some built-in ones have none
+        return []
+    if any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return []
+    return sorted(arguments.keys() - {item.name for item in parameters if item.kind is not item.POSITIONAL_ONLY})
 
 
 def _parameters(found: Any) -> str:

@@ -136,7 +136,7 @@ class TestLightning:
         loaded = torch.load(tmp_path / "last.ckpt", weights_only=True)
         loaded["hyper_parameters"] = {"depth": 3}
         torch.save(loaded, tmp_path / "last.ckpt")
-        with pytest.raises(InvalidArgument, match=r"calling Lit\(.*\) with depth failed"):
+        with pytest.raises(InvalidArgument, match=r"Lit\(.*\) does not take depth of the checkpoint's hyper_par"):
             load_source("tests.export.source.test_folders:Lit", tmp_path / "last.ckpt")
 
 
