@@ -10,8 +10,11 @@
     │   ├── QuantizationError  the model cannot be quantized, or its answers become useless
     │   └── TooLarge         the request is larger than the limit
     ├── NotFound             no such model, version, reference or file
+    ├── PermissionDenied     a registry or storage service refuses access
+    │   └── Unauthenticated  it asks for credentials, or does not accept those that were sent
     ├── AlreadyExists        an immutable name is taken
     │   └── TagMoved         a tag points to something else than expected: somebody else was faster
+    ├── StorageFull          the disk or its quota is full
     ├── Unsupported          understood, but this server or build does not do it
     ├── Unavailable          not now: loading, draining or overloaded; try again later
     │   └── Transient        a registry or the way to it failed, which may pass; it was tried again some times
@@ -23,6 +26,7 @@ Messages name the thing that is wrong and the remedy. Each protocol maps ``Code`
 
 from __future__ import annotations
 
+import errno
 from enum import Enum
 
 
@@ -33,6 +37,9 @@ class Code(Enum):
     TOO_LARGE = "too_large"
     NOT_FOUND = "not_found"
     ALREADY_EXISTS = "already_exists"
+    PERMISSION_DENIED = "permission_denied"
+    UNAUTHENTICATED = "unauthenticated"
+    STORAGE_FULL = "storage_full"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -108,6 +115,24 @@ class TagMoved(AlreadyExists):
     """A tag points to something else than the caller expected, and was left alone."""
 
 
+class PermissionDenied(IngotError):
+    """A registry or storage service refuses access."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class Unauthenticated(PermissionDenied):
+    """A registry or storage service asks for credentials, or does not accept those that were sent."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class StorageFull(IngotError):
+    """The disk that is written to, or the user's quota on it, is full."""
+
+    code = Code.STORAGE_FULL
+
+
 class Unsupported(IngotError):
     """The request is understood, but nothing here can do it."""
 
@@ -146,6 +171,9 @@ CLASSES: dict[Code, type[IngotError]] = {
     Code.TOO_LARGE: TooLarge,
     Code.NOT_FOUND: NotFound,
     Code.ALREADY_EXISTS: AlreadyExists,
+    Code.PERMISSION_DENIED: PermissionDenied,
+    Code.UNAUTHENTICATED: Unauthenticated,
+    Code.STORAGE_FULL: StorageFull,
     Code.UNSUPPORTED: Unsupported,
     Code.UNAVAILABLE: Unavailable,
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -162,6 +190,12 @@ def public_text(error: IngotError) -> str:
         return "internal error; the server's log has the cause"
     text = str(error)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a name of megabytes
+
+
+def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgument | StorageFull:
+    """Return the error for a file or folder that cannot be written: ``message``, the system's reason, ``remedy``."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (StorageFull if full else InvalidArgument)(f"{message}: {error.strerror or error}{remedy}")
 
 
 def missing_package(package: str, purpose: str, extra: str | None) -> Unsupported:

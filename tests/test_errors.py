@@ -54,7 +54,7 @@ def test_every_code_has_a_status_in_each_protocol(protocol: object) -> None:
 
 
 def test_http_statuses_blame_the_right_side() -> None:
-    ours = {Code.INTERNAL, Code.UNSUPPORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED}
+    ours = {Code.INTERNAL, Code.UNSUPPORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.STORAGE_FULL}
     for code, status in http_codec.STATUS.items():
         assert 500 <= status < 600 if code in ours else 400 <= status < 500
 

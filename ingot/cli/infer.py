@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.output import note, print_json, stdout
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, write_error
 
 if TYPE_CHECKING:
     from ingot.server.client import Client
@@ -55,7 +55,7 @@ def infer(
             with out.open("wb") as file:  # numpy would add .npz to a name without it
                 np.savez(file, **{name: _plain(array) for name, array in outputs.items()})
         except OSError as error:
-            raise InvalidArgument(f"cannot write {out}: {error.strerror or error}") from error
+            raise write_error(f"cannot write {out}", error) from error
         note(f"wrote {out}")
     elif as_json:
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})

@@ -14,7 +14,7 @@ import typer
 
 from ingot.cli.archives import Json, StoreOption, check_out
 from ingot.cli.output import note, print_json, progress, say, size
-from ingot.errors import AlreadyExists, InvalidArgument, Untrusted
+from ingot.errors import AlreadyExists, InvalidArgument, Untrusted, write_error
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference
@@ -204,11 +204,11 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
     except FileExistsError:
         raise AlreadyExists(f"{path} is there already, and keys are not overwritten") from None
     except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
+        raise write_error(f"cannot write {path}", error) from error
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
+        raise write_error(f"cannot write {path}", error) from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, write_error
 
 _CHUNK = 1 << 20
 # What zipfile and tarfile take in at once: a directory of members, or an extended header. Content is read in chunks.
@@ -157,9 +157,8 @@ def write(target: Path, chunks: Iterable[bytes]) -> Path:
             for chunk in chunks:
                 stream.write(chunk)
     except OSError as error:
-        raise InvalidArgument(
-            f"cannot unpack to {target.parent}: {error.strerror or error}; set TMPDIR to a folder with more space"
-        ) from error
+        remedy = "; set TMPDIR to a folder with more space"
+        raise write_error(f"cannot unpack to {target.parent}", error, remedy) from error
     return target
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store.blobs.remote import is_object
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.format.archive import Archive
@@ -209,7 +209,7 @@ def _file_of_that_name(name: str) -> Iterator[None]:
     """Where something is not found or is no reference, tell how a file of that name is meant, if there is one."""
     try:
         yield
-    except (NotFound, InvalidArgument) as error:
+    except (NotFound, InvalidArgument, PermissionDenied) as error:
         if os.path.isfile(name):  # noqa: PTH113
             raise NotFound(f"{error}; for the file of that name write ./{name}") from error
         raise

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, served_name_from, written_name
@@ -122,7 +122,7 @@ def _exported_first(source: str) -> Iterator[None]:
     """Where something is not an archive, but what one is made of, name the command that comes first."""
     try:
         yield
-    except (NotFound, InvalidArgument) as error:
+    except (NotFound, InvalidArgument, PermissionDenied) as error:
         if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises on names that are too long
             raise InvalidArgument(f"{source} is a folder, not an archive file; {_of_folder(Path(source))}") from error
         if os.path.isfile(source) and not source.endswith((".ingot", ".onnx")):  # noqa: PTH113 - as above

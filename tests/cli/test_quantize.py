@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ingot.cli.main import app
-from ingot.errors import Code, IngotError, InvalidArgument
+from ingot.errors import Code, IngotError, StorageFull
 from ingot.model_store import Archive
 from ingot.quant.report import Report
 from tests.quant import small_models
@@ -331,7 +331,7 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     with monkeypatch.context() as patch:
         patch.setattr(Archive, "save", full)
         error = CliRunner().invoke(app, args).exception
-        assert isinstance(error, InvalidArgument)
+        assert isinstance(error, StorageFull)
         assert str(error) == f"no space is left in {tmp_path}: make room, or name another folder"
     assert [path.name for path in tmp_path.iterdir()] == [".q.ingot.search"]
     assert CliRunner().invoke(app, args).exit_code == 0

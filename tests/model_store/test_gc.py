@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound, StorageFull
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.references import attachments_tag
@@ -413,7 +413,7 @@ class TestFullDisk:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         with store.leases.hold(item.digest for item in leased.descriptors()):
-            with pytest.raises(InvalidArgument, match="No space left on device"):
+            with pytest.raises(StorageFull, match="No space left on device"):
                 store.push(larger, "larger:1", transfer=Transfer(full))
             assert set(store.blobs.folder.iterdir()) == before | {store.blobs.path(i) for i in leased.descriptors()}
         assert list(store.tmp.iterdir()) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Unavailable
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.remote import is_object
 from tests.model_store.samples import archive
@@ -96,5 +96,5 @@ def test_a_bucket_that_lets_nobody_in(denying: int, monkeypatch: pytest.MonkeyPa
         ("AWS_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, value)
-    with pytest.raises((InvalidArgument, Unavailable), match=r"s3://bucket/a.ingot cannot be read"):
+    with pytest.raises(PermissionDenied, match=r"s3://bucket/a.ingot cannot be read"):
         Archive.open("s3://bucket/a.ingot")

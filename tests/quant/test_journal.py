@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, StorageFull
 from ingot.model_store import BatchLatency
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.measure.trial import Trial
@@ -169,8 +169,9 @@ def test_a_place_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch,
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("ingot.quant.search.journal.os.open", refuse)
+    kind = StorageFull if code == errno.ENOSPC else InvalidArgument
     for act in (lambda: journal.add(FIRST), lambda: Journal(path, SEARCH)):
-        with pytest.raises(InvalidArgument, match=f"the journal {path} cannot be kept: "):
+        with pytest.raises(kind, match=f"the journal {path} cannot be kept: "):
             act()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import InvalidArgument, NotFound, QuantizationError
+from ingot.errors import InvalidArgument, NotFound, QuantizationError, StorageFull
 from ingot.export import export_model
 from ingot.model_store import Archive, BatchLatency
 from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
@@ -206,7 +206,7 @@ class TestFailures:
         journal = str(tmp_path / "journal")
         with monkeypatch.context() as patch:
             patch.setattr("ingot.quant.measure.trial.onnx_graph.pack", fail)
-            with pytest.raises(InvalidArgument, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
+            with pytest.raises(StorageFull, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
                 quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
         assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"
 

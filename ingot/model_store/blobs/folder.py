@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, InvalidArgument, write_error
 from ingot.model_store.blobs.blobs import CHUNK_BYTES, Blobs, chunks, damaged
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.files import open_plain, sync_folder
@@ -43,7 +43,7 @@ class BlobFolder:
         try:
             folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
         except OSError as error:
-            raise InvalidArgument(f"no temporary folder can be made: {error.strerror}; set TMPDIR to one") from error
+            raise write_error("no temporary folder can be made", error, "; set TMPDIR to one") from error
         weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
         return folder
 
@@ -83,6 +83,7 @@ class BlobFolder:
 
         Raises:
             InvalidArgument: the folder cannot be written.
+            StorageFull: its disk is full.
         """
         sha, size = hashlib.sha256(), 0
         try:
@@ -95,7 +96,7 @@ class BlobFolder:
                 self._keep(stream, path, sha.hexdigest())
             self.finish()
         except OSError as error:
-            raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
+            raise write_error(f"{self.folder} cannot be written", error) from error
         return Descriptor(
             media_type=media_type, digest=f"sha256:{sha.hexdigest()}", size=size, annotations=dict(annotations or {})
         )
@@ -109,6 +110,7 @@ class BlobFolder:
 
         Raises:
             InvalidArgument: the folder cannot be written.
+            StorageFull: its disk is full.
         """
         descriptor = Descriptor(media_type=media_type, digest=f"sha256:{path.name}", size=path.stat().st_size)
         target = self.path(descriptor)
@@ -117,7 +119,7 @@ class BlobFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidArgument(f"{self.folder} cannot be written: {error.strerror or error}") from error
+            raise write_error(f"{self.folder} cannot be written", error) from error
         try:
             os.link(path, target)
         except FileExistsError:

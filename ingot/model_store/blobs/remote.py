@@ -10,7 +10,15 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable, missing_package
+from ingot.errors import (
+    IngotError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    missing_package,
+)
 
 SCHEMES = ("s3", "gs", "az", "abfss", "https", "file")
 _BUFFER_BYTES = 1 << 20
@@ -78,8 +86,9 @@ class ObjectFile:
         kinds = obstore.exceptions
         if isinstance(error, (FileNotFoundError, kinds.NotFoundError)):
             return NotFound(f"there is no object {self.url}")
-        if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
-            return InvalidArgument(f"{self.url} cannot be read: access is denied; check the cloud's credentials here")
+        denied = {kinds.PermissionDeniedError: PermissionDenied, kinds.UnauthenticatedError: Unauthenticated}
+        if (refused := denied.get(type(error))) is not None:
+            return refused(f"{self.url} cannot be read: access is denied; check the cloud's credentials here")
         if isinstance(error, (kinds.GenericError, OSError)):
             return Unavailable(f"{self.url} cannot be read: {reason}")
         return InvalidArgument(f"{self.url} cannot be read: {reason}")

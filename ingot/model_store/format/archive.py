@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound, write_error
 from ingot.model_store.blobs.blobs import Blobs, BlobSink, CheckedReader, chunks, read_document
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.files import atomic_file
@@ -256,6 +256,7 @@ class Archive:
 
         Raises:
             InvalidArgument: the folder does not exist or cannot be written.
+            StorageFull: its disk is full.
             InvalidArchive: a blob is missing or damaged.
         """
         path = Path(path)
@@ -277,7 +278,7 @@ class Archive:
                     with CheckedReader(blobs, descriptor, transfer) as blob:
                         _add(tar, f"blobs/sha256/{descriptor.hex}", descriptor.size, blob)
         except OSError as error:
-            raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
+            raise write_error(f"cannot write {path}", error) from error
 
     def _named(self) -> contextlib.AbstractContextManager[None]:
         return _named(self.blobs.name) if isinstance(self.blobs, TarBlobs) else contextlib.nullcontext()

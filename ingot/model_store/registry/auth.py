@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from ingot.model_store.references import HUB, RegistryAddress
 from ingot.model_store.registry.credentials import Credentials
 
@@ -146,7 +146,7 @@ class Authorizer:
         status, answer = self._ask(method, url, headers, content)
         host = urlsplit(realm).netloc
         if status in (400, 401, 403):
-            raise InvalidArgument(
+            raise (PermissionDenied if status == 403 else Unauthenticated)(
                 f"{host}, which guards {self._registry}, refuses {credentials or 'access'} "
                 f"({status}); docker login {self._registry.netloc} writes them"
             )

@@ -15,7 +15,15 @@ from http.cookiejar import DefaultCookiePolicy
 import httpx
 
 import ingot
-from ingot.errors import IngotError, InvalidArgument, NotFound, Transient, Unavailable
+from ingot.errors import (
+    IngotError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Transient,
+    Unauthenticated,
+    Unavailable,
+)
 from ingot.model_store.blobs.transfer import Cancelled, Transfer
 from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry.auth import Authorizer, Scope
@@ -242,12 +250,13 @@ class Client:
             what = f"'{request.scope.name}'" if request.scope.name else "this"
             login = f"docker login {self.address.netloc}"
             sent = self._authorizer.sent(request.scope.name)
+            refused = Unauthenticated if status == 401 else PermissionDenied
             if sent is not None:
-                return InvalidArgument(
+                return refused(
                     f"{self.address} refuses {sent} for {what} ({said}); {login} writes others, which must allow to "
                     f"{request.scope.verb}"
                 )
-            return InvalidArgument(
+            return refused(
                 f"{self.address} refuses access to {what} ({said}); {login} writes the credentials, which must allow "
                 f"to {request.scope.verb}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, Unsupported
+from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, PermissionDenied, Unsupported
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.format import manifest
@@ -68,7 +68,7 @@ class Registry:
         """
         try:
             found = pages.names(self._client)
-        except InvalidArgument as error:
+        except (InvalidArgument, PermissionDenied) as error:
             raise Unsupported(f"{self.address} does not list its models: {error}; name one") from error
         if found is None:
             raise Unsupported(f"{self.address} does not list its models; name one, such as {self.address}/team/digits")
@@ -231,7 +231,7 @@ class Registry:
     def _tag_of(self, digest: str, name: str) -> str | None:
         try:
             return next((tag for tag, there in self.tags(name).items() if there == digest), None)
-        except InvalidArgument:  # some give what is asked for and list nothing
+        except (InvalidArgument, PermissionDenied):  # some give what is asked for and list nothing
             return None
 
     def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
@@ -246,7 +246,7 @@ class Registry:
         """Return a model's tags to help with a message; None where listing them is refused."""
         try:
             return pages.tags(self._client, blobs.name)
-        except InvalidArgument:
+        except (InvalidArgument, PermissionDenied):
             return None
 
     def _archive(self, blobs: RegistryBlobs, descriptor: Descriptor, content: bytes, ref: Reference) -> Archive:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, InvalidArgument, write_error
 from ingot.model_store.blobs.descriptor import MAX_DOCUMENT_BYTES
 from ingot.model_store.blobs.files import atomic_file, open_plain
 from ingot.model_store.format import manifest
@@ -99,7 +99,7 @@ class StoreFolder:
                     stream.write(manifest.encode(_Schema()))
             yield
         except OSError as error:
-            raise InvalidArgument(f"the store at {self.root} cannot be written: {error.strerror or error}") from error
+            raise write_error(f"the store at {self.root} cannot be written", error) from error
 
 
 def _check_no_link(path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import IngotError, InvalidArchive, InvalidArgument, write_error
 from ingot.model_store.blobs.blobs import CHUNK_BYTES
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
@@ -196,5 +196,5 @@ def _put_aside(store: Store, path: Path) -> None:
         raise _unwritable(store, error) from error
 
 
-def _unwritable(store: Store, error: OSError) -> InvalidArgument:
-    return InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror}")
+def _unwritable(store: Store, error: OSError) -> IngotError:
+    return write_error(f"the store at {store.root} cannot be written", error)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, write_error
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import attachments, manifest
@@ -93,7 +93,7 @@ def collect(
             total = sum(size for _, size in removed)
             return Collected(files, total, len(marked), dry_run, len(waiting), sum(waiting))
     except OSError as error:
-        raise InvalidArgument(f"the store at {store.root} cannot be written: {error.strerror or error}") from error
+        raise write_error(f"the store at {store.root} cannot be written", error) from error
 
 
 def discard(store: Store, descriptors: Iterable[Descriptor]) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingot.errors import InvalidArgument
+from ingot.errors import StorageFull
 
 _CODES = (errno.ENOSPC, errno.EDQUOT)
 # What the system says, which compilers and ONNX Runtime repeat in messages of their own; and what the latter says of a
@@ -24,11 +24,11 @@ def is_full(error: BaseException | str) -> bool:
     return any(words in str(error) for words in _WORDS)
 
 
-def fault(folder: Path | None = None) -> InvalidArgument:
+def fault(folder: Path | None = None) -> StorageFull:
     """Return the error for a full disk; ``folder`` None is that of temporary files."""
     if folder is not None:
-        return InvalidArgument(f"no space is left in {folder.resolve()}: make room, or name another folder")
-    return InvalidArgument(
+        return StorageFull(f"no space is left in {folder.resolve()}: make room, or name another folder")
+    return StorageFull(
         f"no space is left in {tempfile.gettempdir()}, where models are made: make room, or set TMPDIR to a folder "
         "with more"
     )
@@ -39,7 +39,7 @@ def watched(folder: Path | None = None) -> Iterator[None]:
     """Make any error of a full disk one that names the folder and the remedy; see :func:`fault`.
 
     Raises:
-        InvalidArgument: the disk is full.
+        StorageFull: the disk is full.
     """
     try:
         yield

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, StorageFull
 from ingot.model_store.format.evidence import BatchLatency, Count, OutputAgreement
 from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison
@@ -176,11 +176,12 @@ def _open(path: Path, flags: int) -> int:
     return handle
 
 
-def _fault(path: Path, error: OSError) -> InvalidArgument:
+def _fault(path: Path, error: OSError) -> InvalidArgument | StorageFull:
     if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link; a folder; a pipe that nobody reads
         return InvalidArgument(f"the journal {path} is no regular file; remove it")
     why = "no space is left in its folder" if error.errno == errno.ENOSPC else error.strerror or error
-    return InvalidArgument(f"the journal {path} cannot be kept: {why}")
+    kind = StorageFull if error.errno == errno.ENOSPC else InvalidArgument
+    return kind(f"the journal {path} cannot be kept: {why}")
 
 
 def _is_head(line: str) -> bool:

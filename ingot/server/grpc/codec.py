@@ -26,10 +26,13 @@ STATUS = {
     Code.DEADLINE_EXCEEDED: 4,
     Code.NOT_FOUND: 5,
     Code.ALREADY_EXISTS: 6,
+    Code.PERMISSION_DENIED: 7,
     Code.TOO_LARGE: 8,
+    Code.STORAGE_FULL: 9,
     Code.UNSUPPORTED: 12,
     Code.INTERNAL: 13,
     Code.UNAVAILABLE: 14,
+    Code.UNAUTHENTICATED: 16,
 }
 
 # FP16 and BF16 have no typed field: they must be raw.

@@ -22,6 +22,8 @@ from ingot.tensors import Array, DType, Signature, TensorSpec
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
     Code.NOT_FOUND: 404,
     Code.ALREADY_EXISTS: 409,
     Code.TOO_LARGE: 413,
@@ -29,6 +31,7 @@ STATUS = {
     Code.UNSUPPORTED: 501,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
+    Code.STORAGE_FULL: 507,
 }
 # Where it was the client that took too long: its body did not come.
 TOO_SLOW = 408

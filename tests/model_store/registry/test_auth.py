@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ingot.errors import InvalidArgument, Unavailable
+from ingot.errors import InvalidArgument, Unauthenticated, Unavailable
 from ingot.model_store.references import RegistryAddress
 from ingot.model_store.registry import Credentials, Registry, Retries
 from ingot.model_store.registry.auth import Authorizer, Scope, parse_challenges
@@ -120,13 +120,13 @@ class TestTokens:
         assert not any("refresh" in item.path for item in server.log)
 
     def test_credentials_that_are_refused_are_said_so_and_not_shown(self, server: Server) -> None:
-        with pytest.raises(InvalidArgument, match=r"guards .* refuses the credentials \(401\); docker login") as caught:
+        with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); docker login") as caught:
             place(server, Credentials("ann", "hunter2")).find("tiny:1")
         assert "hunter2" not in repr(caught.value)
 
     def test_a_token_that_is_refused_is_asked_for_once_more_only(self, server: Server, fake: Tokens) -> None:
         fake.uses = 0
-        with pytest.raises(InvalidArgument, match="refuses the credentials for 'tiny'"):
+        with pytest.raises(Unauthenticated, match="refuses the credentials for 'tiny'"):
             place(server).find("tiny:1")
         assert len(server.asked("/manifests/1")) == 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import InvalidArchive, Unavailable
+from ingot.errors import InvalidArchive, PermissionDenied, Unavailable
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.blobs import CHUNK_BYTES
 from ingot.model_store.blobs.transfer import Transfer
@@ -152,7 +152,7 @@ class TestDownload:
 
     def test_what_the_registry_refuses_is_not_asked_again(self, place: Registry, proxy: Server, pushed: str) -> None:
         proxy.faults = [Fault("/manifests/1$", times=9, status=403)]
-        with pytest.raises(Exception, match="refuses access"):
+        with pytest.raises(PermissionDenied, match="refuses access"):
             place.find(pushed)
         assert len(proxy.asked("/manifests/1$")) == 1
 

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved, Unsupported
+from ingot.errors import (
+    AlreadyExists,
+    InvalidArchive,
+    InvalidArgument,
+    NotFound,
+    TagMoved,
+    Unauthenticated,
+    Unsupported,
+)
 from ingot.model_store import Store
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.places import Place, open_place
@@ -234,13 +242,13 @@ class TestPassword:
     def test_without_it_the_error_says_how_to_log_in(self, registry_with_password: tuple[str, str, str]) -> None:
         address = registry_with_password[0]
         host = address.removeprefix("oci://")
-        with pytest.raises(InvalidArgument, match=f"refuses access to 'tiny' .401: .*docker login {host} writes the"):
+        with pytest.raises(Unauthenticated, match=f"refuses access to 'tiny' .401: .*docker login {host} writes the"):
             Registry(address).find("tiny:1")
 
     def test_a_wrong_one_is_refused_and_not_shown(self, registry_with_password: tuple[str, str, str]) -> None:
         address, user, _ = registry_with_password
         place = Registry(address, credentials=Credentials(user, "hunter2"))
-        with pytest.raises(InvalidArgument, match="refuses the credentials for 'tiny'") as caught:
+        with pytest.raises(Unauthenticated, match="refuses the credentials for 'tiny'") as caught:
             place.find("tiny:1")
         assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
 
@@ -256,7 +264,7 @@ class TestPassword:
             ("pull", lambda: Registry(address).find("tiny:1")),
             ("push", lambda: Registry(address).push(FIRST, "tiny:1")),
         ):
-            with pytest.raises(InvalidArgument, match=f"refuses the credentials of {file} .* allow to {verb}$"):
+            with pytest.raises(Unauthenticated, match=f"refuses the credentials of {file} .* allow to {verb}$"):
                 call()
 
 
