@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
@@ -168,27 +167,3 @@ def spans_last(weight: ir.Value, value: ir.Value) -> bool:
     """Tell whether ``weight`` is a vector with one element for each of the last axis of ``value``."""
     shape, vector = dims(value) or (), dims(weight) or ()
     return len(vector) == 1 and len(shape) > 0 and same(vector[0], shape[-1])
-
-
-def shape_of(vector: ir.Value | None) -> Dims | None:
-    """Return the sizes and names that a vector of sizes is computed from, or None if that is not plain."""
-    array = constant(vector)
-    if array is not None:
-        return tuple(array.reshape(-1).tolist())
-    node = vector.producer() if vector is not None else None
-    if node is None:
-        return None
-    if node.op_type == "Shape":
-        shape = dims(node.inputs[0])
-        bounds = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", None))
-        return None if shape is None else shape[bounds]
-    parts = [shape_of(value) for value in node.inputs]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    if node.op_type == "Concat":
-        return tuple(itertools.chain.from_iterable(known))
-    if node.op_type == "Slice" and all(len(part) == 1 for part in known[1:]) and known[4:] in ([], [(1,)]):
-        start, end = known[1][0], known[2][0]
-        return known[0][start:end] if isinstance(start, int) and isinstance(end, int) else None
-    return None

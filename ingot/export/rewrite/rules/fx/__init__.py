@@ -11,7 +11,6 @@ from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
 from ingot.export.rewrite.rules.fx.layer_norm import LayerNorm
 from ingot.export.rewrite.rules.fx.onnx_forms import TRANSLATIONS as TRANSLATIONS
 from ingot.export.rewrite.rules.fx.rms_norm import RmsNorm
-from ingot.export.rewrite.rules.fx.rotary import Rotary
 from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
 
 # Constants first: they decide branches, and layers whose weights are computed become plain ones.
@@ -25,6 +24,5 @@ RULES: tuple[FxPass, ...] = (
     LayerNorm(),
     BiasGelu(),
     SiluGate(),
-    Rotary(),
     Attention(),
 )

@@ -1,4 +1,4 @@
-"""How operators that the rules make are expressed in ONNX, where the exporter has no form, or a poor one."""
+"""ONNX forms of operators that the rules make, where the exporter's own form is poor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript
-from onnx.defs import OpSchema
 from onnxscript.function_libs.torch_lib.ops import nn
 from torch._ops import OpOverload
 
 from ingot.export.rewrite.rules.fx.attention import SDPA
-from ingot.export.rewrite.rules.fx.rotary import ROTARY
 
 # The methods of an opset are typed for onnxscript's own tensors, not for the symbolic ones of the exporter.
 op: Any = onnxscript.opset18
@@ -34,7 +32,6 @@ def attention(
     The exporter's own form before opset 23 takes shapes apart to transpose the keys, which doubles the nodes, it lets a
     row in which a Boolean mask hides everything attend to all keys alike, where PyTorch gives zeros, and it takes 4-D
     queries only (https://github.com/microsoft/onnxscript/pull/2558). It stays in use for grouped heads and dropout.
-    The rule for the ONNX graph makes one operator of it, if wanted.
     """
     if enable_gqa or dropout_p:
         return nn.aten_scaled_dot_product_attention(
@@ -72,40 +69,5 @@ def _causal(query: Any, key: Any) -> Any:
     return mask
 
 
-_KERNEL = onnxscript.values.Op(
-    onnxscript.values.Opset("com.microsoft", 1),
-    "RotaryEmbedding",
-    OpSchema(
-        "RotaryEmbedding",
-        "com.microsoft",
-        1,
-        inputs=[
-            OpSchema.FormalParameter("input", "T"),
-            OpSchema.FormalParameter("position_ids", "M"),
-            OpSchema.FormalParameter("cos_cache", "T"),
-            OpSchema.FormalParameter("sin_cache", "T"),
-        ],
-        outputs=[OpSchema.FormalParameter("output", "T")],
-        type_constraints=[("T", ["tensor(float)", "tensor(float16)"], ""), ("M", ["tensor(int64)"], "")],
-    ),
-)
-
-
-def rotary_embedding(x: Any, cos: Any, sin: Any) -> Any:
-    """Express ``ingot::rotary`` by ONNX Runtime's kernel, which finds the angles of each place in a table.
-
-    The table has a row for each place of ``cos``: for each position, and each place in the batch if they differ there.
-    """
-    places = op.Shape(cos, start=0, end=2)
-    count = op.ReduceProd(places, keepdims=0)
-    rows = op.Reshape(op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1)), places)
-    positions = op.Expand(rows, op.Concat(op.Shape(x, start=0, end=1), op.Shape(x, start=2, end=3), axis=0))
-    table = op.Constant(value_ints=[-1, cos.shape[2]])
-    return _KERNEL(x, positions, op.Reshape(cos, table), op.Reshape(sin, table))
-
-
-TRANSLATIONS: dict[OpOverload[..., Any], Callable[..., Any]] = {
-    SDPA: attention,
-    ROTARY: rotary_embedding,
-}
-"""The forms by operator, for the ONNX exporter's ``custom_translation_table``."""
+TRANSLATIONS: dict[OpOverload[..., Any], Callable[..., Any]] = {SDPA: attention}
+"""By operator, for the ONNX exporter's ``custom_translation_table``."""

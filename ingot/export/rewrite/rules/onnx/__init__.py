@@ -1,8 +1,6 @@
 """Rules for the ONNX graph, in the order in which they run."""
 
 from ingot.export.rewrite.passes.manager import OnnxPass
-from ingot.export.rewrite.rules.onnx.attention import Attention
-from ingot.export.rewrite.rules.onnx.bias_gelu import BiasGelu
 from ingot.export.rewrite.rules.onnx.common_subexpressions import CommonSubexpressions
 from ingot.export.rewrite.rules.onnx.constant_folding import ConstantFolding
 from ingot.export.rewrite.rules.onnx.conv_bn import ConvBn
@@ -10,9 +8,7 @@ from ingot.export.rewrite.rules.onnx.dead_branches import DeadBranches
 from ingot.export.rewrite.rules.onnx.dequant_matmul import DequantMatmul
 from ingot.export.rewrite.rules.onnx.layer_norm import LayerNorm
 from ingot.export.rewrite.rules.onnx.rms_norm import RmsNorm
-from ingot.export.rewrite.rules.onnx.rotary import Rotary
 from ingot.export.rewrite.rules.onnx.rotary_cache import RotaryCache
-from ingot.export.rewrite.rules.onnx.silu_gate import SiluGate
 
 RULES: tuple[OnnxPass, ...] = (
     ConstantFolding(),
@@ -22,9 +18,5 @@ RULES: tuple[OnnxPass, ...] = (
     ConvBn(),
     LayerNorm(),
     RmsNorm(),
-    BiasGelu(),
-    SiluGate(),
-    Rotary(),
-    Attention(),
     DequantMatmul(),
 )
