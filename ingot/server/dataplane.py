@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import time
@@ -11,28 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import ingot
-from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import Code, IngotError, InternalError, InvalidArgument
 from ingot.faultlog import RateLimitFilter
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.recorder import Recorder
-from ingot.server.requests import InferRequest, InferResponse, Parameters, Route, Template
+from ingot.server.requests import InferRequest, InferResponse, Route, Template, outcome_of, priority_of, timeout_of
 from ingot.tensors import Array, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitFilter())
 
-# More inputs or outputs than any model has; a request is refused before time is spent on each of millions.
-MAX_TENSORS = 1024
-
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
-
-_UNSUPPORTED = {
-    "shared_memory_region": "shared memory",
-    "classification": "the classification extension",
-}
 
 
 @dataclass(frozen=True)
@@ -135,21 +126,7 @@ class DataPlane:
         Raises:
             IngotError: any of the kinds that :meth:`ingot.runtime.Model.submit` names, or NotFound.
         """
-        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-
-        def reply(outcome: InferResponse | IngotError) -> None:
-            if future.done():  # its client left in this very tick
-                return
-            if isinstance(outcome, IngotError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        ticket = self.submit(request, protocol, reply)
-        try:
-            return await future
-        finally:
-            ticket.cancel()  # which does nothing unless its client left
+        return await outcome_of(functools.partial(self.submit, request, protocol))
 
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
         """Take a request in, and return at once. All that a client of this process asks comes through here.
@@ -205,8 +182,8 @@ class _Route(Route):
     def __init__(self, model: Servable, template: Template):
         super().__init__(model.name, model.version, _wanted(model, template.outputs))
         self.model = model
-        self.timeout = _timeout(template.parameters)
-        self.priority = _priority(template.parameters)
+        self.timeout = timeout_of(template.parameters)
+        self.priority = priority_of(template.parameters)
         self.key = template.key
 
 
@@ -283,38 +260,3 @@ def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
     if len(set(outputs)) < len(outputs):
         raise InvalidArgument("an output is asked for twice")
     return tuple(specs[name] for name in outputs)
-
-
-def check_parameters(where: str, parameters: Parameters) -> None:
-    """Refuse a tensor's parameters that would change the answer and are not supported; others may be ignored.
-
-    Raises:
-        Unsupported: names the extension.
-    """
-    for name, extension in _UNSUPPORTED.items():
-        if name in parameters:
-            raise Unsupported(f"{where} asks for {extension}, which this server does not have")
-
-
-def _timeout(parameters: Parameters) -> float | None:
-    """Return the request's ``timeout`` parameter, which is in microseconds, in seconds."""
-    value = parameters.get("timeout")
-    if value is None or value == 0:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"parameter 'timeout' is {value!r}; it must be a whole number of microseconds")
-    return value / 1e6
-
-
-# Far more than anybody has classes of requests; the protocol's lowest and highest are not stated.
-_MAX_PRIORITY = 1 << 31
-
-
-def _priority(parameters: Parameters) -> int:
-    """Return the request's ``priority`` parameter as the scheduler takes it; the protocol's 1 is the most urgent."""
-    value = parameters.get("priority")
-    if value is None or value == 0:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
-        raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
-    return _MAX_PRIORITY - value

@@ -1,22 +1,46 @@
-"""Bounds on what clients can make the server hold."""
+"""Bounds on the memory that clients can make the server hold."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ingot.errors import TooLarge, Unavailable
 
-# What a body or a message that has begun must bring in each minute until it is whole. Else a few clients that never
-# finish theirs could hold all of the budget for ever. It is 17 KiB/s: less than any link that tensors are sent over.
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+# Bytes that an incomplete body or message must bring per minute. Otherwise a few clients that never finish theirs could
+# hold the whole budget. This is 17 KiB/s, slower than any link that tensors are sent over.
 BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
-
-# What the server keeps for an open call beside its messages, rounded up: for one of few messages, and for one of many
-# whose first has come, which takes a task.
+# Bytes that an open call costs in addition to its messages, rounded up: a call of few messages, and a stream, which
+# needs a task.
 CALL_BYTES = 2 << 10
 STREAM_BYTES = 16 << 10
-# The part of the limit on bodies that open calls may take, and the least that they may, for servers of small bodies.
+# The share of the limit on bodies that open calls may use, and its minimum, for servers with a low limit.
 _CALLS_SHARE = 4
 _CALLS_LEAST = 16 << 20
+
+
+class BoundedCache(dict[Key, Value]):
+    """A dictionary that drops its oldest entry when a new one exceeds the limit.
+
+    Look up with ``get``; add with :meth:`keep`.
+
+    Args:
+        limit: most entries.
+    """
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self._limit = limit
+
+    def keep(self, key: Key, value: Value) -> None:
+        """Add a value."""
+        if len(self) >= self._limit and key not in self:
+            del self[next(iter(self))]
+        self[key] = value
 
 
 def check_size(size: int, limit: int) -> None:
@@ -30,14 +54,18 @@ def check_size(size: int, limit: int) -> None:
 
 
 def calls_budget(max_bodies_bytes: int) -> Budget:
-    """Return the budget of a server's open calls, whatever their messages hold."""
+    """Return the budget of a server's open calls, not counting their messages."""
     return Budget(max(max_bodies_bytes // _CALLS_SHARE, _CALLS_LEAST), "open calls")
 
 
 class Budget:
-    """The bytes that all clients together may have in memory; ``what`` says of what, for the error's text.
+    """The bytes that all clients together may hold in memory.
 
-    Those of request bodies count from their arrival to their answer.
+    A request body counts from its arrival to its response.
+
+    Args:
+        limit: most bytes.
+        what: what they hold, for the error message.
     """
 
     def __init__(self, limit: int, what: str = "request bodies"):
@@ -50,21 +78,21 @@ class Budget:
         return Reservation(self)
 
     def change(self, size: int, own: int = 0) -> None:
-        """Take or, if negative, give back.
+        """Reserve bytes or, if negative, release them.
 
         Args:
             size: bytes.
-            own: what the request holds already.
+            own: bytes that the request holds already.
 
         Raises:
-            Unavailable: there is not so much left. One request alone always fits.
+            Unavailable: the budget is exhausted. A request that holds all of it may always grow.
         """
         if size > 0 and self._held > own and self._held + size > self._limit:
             raise Unavailable(f"the server's memory limit for {self._what} is reached; retry later")
         self._held += size
 
     def keep(self, size: int) -> None:
-        """Count bytes that a request which is over still uses; :meth:`change` gives them back."""
+        """Count bytes that a finished request still uses; :meth:`change` releases them."""
         self._held += size
 
 
@@ -76,10 +104,10 @@ class Reservation:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Take more.
+        """Reserve more bytes.
 
         Raises:
-            Unavailable: there is not so much left.
+            Unavailable: the budget is exhausted.
         """
         self._budget.change(size, self._size)
         self._size += size

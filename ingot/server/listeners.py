@@ -7,10 +7,9 @@ from typing import Protocol
 
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.descriptors import Descriptors
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.listener import HttpListener
-from ingot.server.listening import Listener, check_port, taken
+from ingot.server.listening import Descriptors, Listener, check_port, taken
 from ingot.server.tls import Tls
 
 

@@ -1,31 +1,51 @@
-"""Inference requests and answers as the data plane takes and gives them, free of HTTP and gRPC."""
+"""Inference requests and responses as the data plane takes and returns them, independent of HTTP and gRPC."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Unsupported
 from ingot.runtime import InputKey
-from ingot.server.recent import BoundedCache
+from ingot.server.limits import BoundedCache
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
-# What templates that are remembered may hold at most of what their clients made up.
-_MOST_NAMES = 64
+
+MAX_TENSORS = 1024
+"""Most inputs or outputs of a request: more than any model has. A request with more is refused before it is parsed."""
+
+# Most names in a template that is remembered: clients choose them.
+_MAX_NAMES = 64
 _SCALARS = (str, int, float, type(None))
-# How many forms of answers are remembered for one template; they differ in the shapes of the outputs.
-_FORMS = 16
+# Response layouts remembered for one template; they differ in the shapes of the outputs.
+_LAYOUTS = 16
 _NONE: Parameters = MappingProxyType({})
+_UNSUPPORTED = {
+    "shared_memory_region": "shared memory",
+    "classification": "the classification extension",
+}
+# The protocol states neither the lowest nor the highest priority.
+_MAX_PRIORITY = 1 << 31
+
+T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """Work that reports its outcome by a callback."""
+
+    def cancel(self) -> None:
+        """Drop the work; does nothing once it is done."""
 
 
 class Route:
-    """Whose answers the requests of one template get: a model's name and version, and which of its outputs.
+    """Where the requests of one template go: a model's name and version, and which of its outputs.
 
-    ``answers`` is for the codec that made the template: what its answers of one form have in common.
+    ``answers`` belongs to the codec that made the template: what its responses of one layout have in common.
     """
 
     __slots__ = ("answers", "name", "outputs", "version")
@@ -34,15 +54,15 @@ class Route:
         self.name = name
         self.version = version
         self.outputs = outputs
-        self.answers: BoundedCache[Any, Any] = BoundedCache(_FORMS)
+        self.answers: BoundedCache[Any, Any] = BoundedCache(_LAYOUTS)
 
 
 class Template:
-    """What requests have in common that differ in nothing but their tensors' values, their id and their deadline.
+    """What requests share that differ only in the values of their tensors, their id and their deadline.
 
-    A codec that has seen the like of a request before, byte for byte, uses that one's template again, and the data
-    plane keeps in its ``route`` what it found out for the first. ``outputs`` empty means all; ``key`` is what
-    :func:`ingot.runtime.key_of` gives for the inputs, where the codec knows it.
+    A codec reuses the template of an earlier request with the same bytes, and the data plane keeps in ``route`` what it
+    resolved for the first of them. Empty ``outputs`` means all; ``key`` is :func:`ingot.runtime.key_of` the inputs, if
+    the codec knows it.
     """
 
     __slots__ = ("key", "model", "outputs", "parameters", "route", "version")
@@ -66,12 +86,12 @@ class Template:
     def light(self) -> bool:
         """Whether it may be remembered: a few bytes of JSON can make objects that take many times as much memory."""
         parameters, names = self.parameters, len(self.parameters) + len(self.outputs)
-        return names <= _MOST_NAMES and all(isinstance(value, _SCALARS) for value in parameters.values())
+        return names <= _MAX_NAMES and all(isinstance(value, _SCALARS) for value in parameters.values())
 
 
 @dataclass(slots=True, eq=False)
 class InferRequest:
-    """One inference request, decoded. ``left`` is in how many seconds its client gives up, if it says so."""
+    """One decoded inference request. ``left`` is the seconds until its client's deadline, if it has one."""
 
     template: Template
     inputs: Mapping[str, Array]
@@ -81,7 +101,7 @@ class InferRequest:
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """One answer; ``arrays`` may hold more outputs than its route has."""
+    """One response; ``arrays`` may hold more outputs than its route has."""
 
     route: Route
     id: str
@@ -89,7 +109,7 @@ class InferResponse:
 
     @property
     def outputs(self) -> list[tuple[str, DType, Array]]:
-        """The outputs in the order asked for, else in the model's."""
+        """The outputs in the order requested, by default the model's."""
         return [(spec.name, spec.dtype, self.arrays[spec.name]) for spec in self.route.outputs]
 
 
@@ -105,3 +125,69 @@ def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:
         [(twice, _)] = Counter(name for name, _ in given).most_common(1)
         raise InvalidArgument(f"input '{twice}' stands twice in the request")
     return found
+
+
+def check_parameters(where: str, parameters: Parameters) -> None:
+    """Refuse a tensor's parameters that would change the response and are not supported; others may be ignored.
+
+    Raises:
+        Unsupported: names the extension.
+    """
+    for name, extension in _UNSUPPORTED.items():
+        if name in parameters:
+            raise Unsupported(f"{where} asks for {extension}, which this server does not have")
+
+
+def timeout_of(parameters: Parameters) -> float | None:
+    """Return a request's ``timeout`` parameter, which is in microseconds, in seconds; None if it has none.
+
+    Raises:
+        InvalidArgument: it is not a whole number of microseconds.
+    """
+    value = parameters.get("timeout")
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(f"parameter 'timeout' is {value!r}; it must be a whole number of microseconds")
+    return value / 1e6
+
+
+def priority_of(parameters: Parameters) -> int:
+    """Return a request's ``priority`` parameter as the scheduler takes it; the protocol's 1 is the most urgent.
+
+    Raises:
+        InvalidArgument: it is not a whole number in the protocol's range.
+    """
+    value = parameters.get("priority")
+    if value is None or value == 0:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
+        raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
+    return _MAX_PRIORITY - value
+
+
+async def outcome_of(begin: Callable[[Callable[[T | Exception], None]], Cancellable | None]) -> T:
+    """Return the outcome of work that reports it by a callback; cancel the work if this task is cancelled.
+
+    Args:
+        begin: starts the work, given the callback, and returns what can be cancelled; None if the work is done.
+
+    Raises:
+        Exception: the outcome, if it is one, or what ``begin`` raises.
+    """
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: T | Exception) -> None:
+        if future.done():  # the task was cancelled in this very tick
+            return
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    work = begin(done)
+    try:
+        return await future
+    finally:
+        if work is not None:
+            work.cancel()

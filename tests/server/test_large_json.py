@@ -17,7 +17,7 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
-from ingot.server import unfolding
+from ingot.server import compression
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, large
 from ingot.server.http.exchange import NOTHING, Service, begin
@@ -285,7 +285,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
     monkeypatch.setattr(large, "loads", wait)
     budget = Budget(1 << 30)
     service = Service(cast(DataPlane, None), Plans(), 1 << 30, budget)
-    threads = unfolding.threads._max_workers
+    threads = compression.threads._max_workers
 
     async def work() -> None:
         bodies = [large_request() + b" " * number for number in range(threads + 1)]
@@ -300,7 +300,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
         async with asyncio.timeout(60):
             while budget._held:
                 await asyncio.sleep(0.01)
-        await asyncio.to_thread(unfolding.threads.submit(int).result)
+        await asyncio.to_thread(compression.threads.submit(int).result)
         assert sorted(map(len, texts)) == sorted(map(len, bodies[:threads]))
 
     asyncio.run(work())

@@ -13,9 +13,8 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.dataplane import MAX_TENSORS, check_parameters
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import InferRequest, InferResponse, Template, named
+from ingot.server.requests import MAX_TENSORS, InferRequest, InferResponse, Template, check_parameters, named
 from ingot.tensors import Array, DType
 
 SERVICE = "inference.GRPCInferenceService"

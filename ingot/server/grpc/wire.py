@@ -7,73 +7,51 @@ known goes through the protobuf library, which alone decides what a message mean
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from ingot import arrays
-from ingot.runtime import key_of
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import parse
+from ingot.server.limits import BoundedCache
+from ingot.server.memo import MAX_BYTES, Memo, Pattern
 from ingot.server.requests import InferRequest, InferResponse, Route
 from ingot.tensors import DType
 
-_REMEMBERED = 512
-_REMEMBERED_BYTES = 4096
-# How many kinds of requests may have one length, before those of that length are all parsed.
+_LENGTHS = 512
+# Most kinds of requests of one length; the latest are recognized.
 _ALIKE = 8
 
 _NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
 _RAW_INPUT = b"\x3a"
 _RAW_OUTPUT = b"\x32"
 
-# A type whose every value is valid, so that the bytes can be taken as they are.
-_UNCHECKED = frozenset(DType) - {DType.BOOL, DType.BYTES}
-
-
 _Form = tuple[bytes, tuple[tuple[bytes, str], ...], int]
 """An answer up to its id, what stands before each output's tensor, and the size of it all."""
 
 
-class _Plan:
-    """A request without its id and tensors: what it means, and where the tensors lie, counted from its start."""
+class _Message(NamedTuple):
+    """A request's pattern, counted from its first tensor, and what must stand before each of the others."""
 
-    __slots__ = ("end", "gaps", "template", "tensors")
+    pattern: Pattern
+    gaps: tuple[tuple[int, int, bytes], ...]
 
-    def __init__(self, request: InferRequest, raw: list[bytes], start: int):
-        self.template = request.template
-        self.template.key = key_of(request.inputs)
-        self.gaps: list[tuple[int, int, bytes]] = []
-        self.tensors: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
-        for index, ((name, array), content) in enumerate(zip(request.inputs.items(), raw, strict=True)):
-            if index:
-                gap = _RAW_INPUT + _varint(len(content))
-                self.gaps.append((start, start + len(gap), gap))
-                start += len(gap)
-            self.tensors.append((name, array.shape, array.dtype, start))
-            start += len(content)
-        self.end = start
-
-    def read(self, data: bytes, shift: int, request_id: str, left: float | None) -> InferRequest | None:
-        """Return the request that ``data`` is, whose metadata is this; ``shift`` is what its id takes."""
-        if len(data) != self.end + shift:  # another message has this length, and begins like this one
+    def read(self, data: bytes, start: int, identifier: str, left: float | None) -> InferRequest | None:
+        """Return the request of a message whose first tensor begins at ``start``."""
+        if len(data) != start + self.pattern.size:  # another message of this length begins in the same way
             return None
-        for start, stop, gap in self.gaps:
-            if data[start + shift : stop + shift] != gap:
+        for begin, end, gap in self.gaps:
+            if data[start + begin : start + end] != gap:
                 return None
-        inputs = {}
-        for name, shape, dtype, start in self.tensors:
-            inputs[name] = np.ndarray(shape, dtype, data, start + shift)
-        return InferRequest(self.template, inputs, request_id, left)
+        return self.pattern.request(data, start, identifier, left)
 
 
 class Codec:
     """Decodes requests and encodes responses, and remembers those parts of them that come again. Bounded."""
 
     def __init__(self) -> None:
-        self._starts: dict[int, tuple[int, ...]] = {}
-        self._plans: dict[bytes, _Plan] = {}
+        self._starts: BoundedCache[int, tuple[int, ...]] = BoundedCache(_LENGTHS)
+        self._messages: Memo[bytes, _Message] = Memo()
 
     def decode(self, data: bytes, left: float | None = None) -> tuple[InferRequest, bool]:
         """Parse a ModelInferRequest.
@@ -89,17 +67,17 @@ class Codec:
             InvalidArgument: it is no valid protobuf, or contradicts itself.
         """
         for start in self._starts.get(len(data), ()):
-            plan = self._plans.get(data[:start])
-            if plan is not None and (request := plan.read(data, 0, "", left)) is not None:
+            known = self._messages.get(data[:start])
+            if known is not None and (request := known.read(data, start, "", left)) is not None:
                 return request, False
         begin, stop = _id_of(data)
         shift = stop - begin
         if shift:
             for start in self._starts.get(len(data) - shift, ()):
-                plan = self._plans.get(data[:begin] + data[stop : start + shift])
+                known = self._messages.get(data[:begin] + data[stop : start + shift])
                 text = _text(data[begin + 2 : stop])
-                if plan is not None and text is not None:
-                    request = plan.read(data, shift, text, left)
+                if known is not None and text is not None:
+                    request = known.read(data, start + shift, text, left)
                     if request is not None:
                         return request, False
         return self._parse(data, left)
@@ -130,8 +108,7 @@ class Codec:
         message = parse(pb.ModelInferRequest, data)
         request = codec.decode_request(message)
         typed = not message.raw_input_contents
-        unchecked = all(DType.of(array) in _UNCHECKED for array in request.inputs.values())
-        if not typed and unchecked and request.template.light:
+        if not typed:
             self._learn_request(message, request, len(data))
         request.left = left
         return request, typed
@@ -144,18 +121,19 @@ class Codec:
         prefix = message.SerializeToString(deterministic=True)
         key = prefix + _RAW_INPUT + _varint(len(raw[0]))
         whole = len(prefix) + sum(len(_RAW_INPUT + _varint(len(content))) + len(content) for content in raw)
-        # A message that is longer holds something that this one does not; it is looked up in vain.
-        if len(key) > _REMEMBERED_BYTES or whole + with_id - len(prefix) != size:
+        # A longer message holds something that this one lacks, and is not recognized.
+        if len(key) > MAX_BYTES or whole + with_id - len(prefix) != size or self._messages.is_new(key):
             return
-        if len(self._plans) >= _REMEMBERED:
-            self._plans.clear()
-            self._starts.clear()
+        tags = [_RAW_INPUT + _varint(len(content)) for content in raw[1:]]
+        pattern = Pattern.of(request, (0, *map(len, tags)))
+        if pattern is None:
+            return
+        offsets = [offset for *_, offset in pattern.tensors[1:]]
+        gaps = tuple((offset - len(tag), offset, tag) for offset, tag in zip(offsets, tags, strict=True))
+        self._messages.keep(key, _Message(pattern, gaps))
         starts = self._starts.get(whole, ())
-        if key in self._plans or (len(key) not in starts and len(starts) >= _ALIKE):
-            return
-        self._plans[key] = _Plan(request, raw, len(key))
         if len(key) not in starts:
-            self._starts[whole] = (*starts, len(key))
+            self._starts.keep(whole, (*starts, len(key))[-_ALIKE:])
 
 
 def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:

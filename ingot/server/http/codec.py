@@ -14,10 +14,17 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.dataplane import MAX_TENSORS, check_parameters
 from ingot.server.http import data, large
 from ingot.server.http.plans import Plans, ResponseFormat
-from ingot.server.requests import InferRequest, InferResponse, Route, Template, named
+from ingot.server.requests import (
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    Route,
+    Template,
+    check_parameters,
+    named,
+)
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 STATUS = {

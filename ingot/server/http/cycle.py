@@ -6,11 +6,12 @@ import functools
 
 from ingot.errors import IngotError, Unavailable
 from ingot.server.http import exchange
-from ingot.server.http.exchange import Decoding, HttpResponse
+from ingot.server.http.exchange import HttpResponse
 from ingot.server.http.heads import Head
 from ingot.server.http.protocol import BoundedProtocol
 from ingot.server.http.shared import Shared
 from ingot.server.limits import check_size
+from ingot.server.requests import Cancellable
 
 _SMALL_PART = 4 << 10
 
@@ -44,7 +45,7 @@ class Cycle:
         self._protocol = protocol
         self._shared = shared
         self._held = 0
-        self._ticket: Decoding | None = None
+        self._ticket: Cancellable | None = None
 
     @property
     def response_started(self) -> bool:

@@ -7,18 +7,18 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, NotFound, public_text
 from ingot.faultlog import RateLimitFilter
-from ingot.server import compression, unfolding
+from ingot.server import compression
+from ingot.server.compression import Decompression, Hold
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.http import codec, large
 from ingot.server.http.codec import Headers
 from ingot.server.http.plans import Plans, ResponseFormat
 from ingot.server.limits import BODY_PACE, Budget
-from ingot.server.requests import InferRequest, InferResponse
-from ingot.server.unfolding import Decompression, Hold
+from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitFilter())
@@ -83,14 +83,7 @@ class Service(NamedTuple):
     budget: Budget
 
 
-class Decoding(Protocol):
-    """A request that is not answered yet."""
-
-    def cancel(self) -> None:
-        """Forget it, as its client left; does nothing once it is answered."""
-
-
-def begin(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Decoding | None:
+def begin(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
     """Take an inference request in.
 
     Args:
@@ -109,7 +102,7 @@ def begin(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: D
     return _submit(service, asked, body, hold, done)
 
 
-def _submit(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Decoding | None:
+def _submit(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
     plane = service.plane
     try:
         length = asked.header_length
@@ -138,14 +131,14 @@ class _Decoding:
         self._asked = asked
         self._hold = hold
         self._done = done
-        self._work: Decoding | None = None
+        self._work: Cancellable | None = None
         self._decoding: Future[tuple[InferRequest, ResponseFormat]] | None = None
         self._size = 0
         self._cancelled = False
 
-    def start(self, body: bytes, header_length: int | None) -> Decoding:
+    def start(self, body: bytes, header_length: int | None) -> Cancellable:
         self._size = len(body)
-        self._decoding = unfolding.threads.submit(
+        self._decoding = compression.threads.submit(
             codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
         )
         asyncio.wrap_future(self._decoding).add_done_callback(self._decoded)
@@ -186,9 +179,9 @@ class _Packed:
         self._asked = asked
         self._hold = hold
         self._done = done
-        self._work: Decoding | None = None
+        self._work: Cancellable | None = None
 
-    def start(self, body: bytes) -> Decoding | None:
+    def start(self, body: bytes) -> Cancellable | None:
         try:
             encoding = compression.known(self._asked.encoding)
         except InvalidArgument as error:
@@ -196,7 +189,7 @@ class _Packed:
             return None
         if not encoding:
             return _submit(self._service, self._asked, body, self._hold, self._done)
-        pieces = compression.unfolded(body, encoding, self._service.max_body_bytes)
+        pieces = compression.decompressed(body, encoding, self._service.max_body_bytes)
         self._work = body_to_be = Decompression(pieces, self._hold, self._go_on)
         body_to_be.start(len(body))
         return self if self._work is not None else None
@@ -240,25 +233,14 @@ def _reply(
         done(HttpResponse(200, body, headers, media_type))
     else:
         headers += (("Content-Encoding", asked.answer_encoding),)
-        unfolding.compress(
+        compression.compress(
             body, asked.answer_encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type))
         )
 
 
 async def infer(service: Service, asked: RequestHead, body: bytes, hold: Hold) -> HttpResponse:
     """Answer an inference request; :func:`begin` as a coroutine."""
-    future: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-
-    def done(answer: HttpResponse) -> None:
-        if not future.done():  # else its client left in this very tick
-            future.set_result(answer)
-
-    work = begin(service, asked, body, hold, done)
-    try:
-        return await future
-    finally:
-        if work is not None:
-            work.cancel()  # which does nothing unless its client left
+    return await outcome_of(functools.partial(begin, service, asked, body, hold))
 
 
 def live(plane: DataPlane) -> HttpResponse:

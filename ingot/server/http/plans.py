@@ -13,13 +13,10 @@ import orjson
 
 from ingot.runtime import key_of
 from ingot.server.http import data
-from ingot.server.recent import BoundedCache
+from ingot.server.memo import MAX_BYTES, Memo, Pattern
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import DType
 
-# How many are remembered, and the most bytes that one of them may have beside its tensors' values.
-_MOST = 512
-_MOST_BYTES = 4 << 10
 # Lists of more values are converted piece by piece, which is not done here.
 _MOST_VALUES = 1 << 14
 # An id before all else, where most clients write it, whose text is its bytes; and the member behind it.
@@ -41,15 +38,6 @@ class ResponseFormat(NamedTuple):
 Decoded = tuple[InferRequest, ResponseFormat]
 
 
-class _Raw(NamedTuple):
-    """A JSON header whose tensors are raw data behind it, as (name, shape, type, offset in the data)."""
-
-    template: Template
-    layout: ResponseFormat
-    tensors: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
-    size: int
-
-
 class _Text(NamedTuple):
     """A JSON text in which the values of the one tensor are a flat list, or one row of a nested one."""
 
@@ -65,44 +53,34 @@ class Plans:
     """The bodies that are known of one server; each is learnt when the like of it comes for the second time."""
 
     def __init__(self) -> None:
-        self._raws: BoundedCache[tuple[str, str, bytes], _Raw] = BoundedCache(_MOST)
-        self._texts: BoundedCache[tuple[str, str, bytes, bytes], _Text] = BoundedCache(_MOST)
-        self._seen: BoundedCache[int, None] = BoundedCache(_MOST)
+        self._raws: Memo[tuple[str, str, bytes], tuple[Pattern, ResponseFormat]] = Memo()
+        self._texts: Memo[tuple[str, str, bytes, bytes], _Text] = Memo()
 
     def read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
-        """Return the request that a body is, which begins with ``header``; None if nothing like it is known."""
+        """Return the request of a body that begins with ``header``; None if its header is not known."""
         identifier, rest = _cut_id(header)
-        plan = self._raws.get((model, version, rest))
-        if plan is None:
+        known = self._raws.get((model, version, rest))
+        if known is None:
             return None
+        pattern, layout = known
         start = len(header)
-        if len(body) - start != plan.size:
+        if len(body) - start != pattern.size:
             return None
-        inputs = {}
-        for name, shape, dtype, offset in plan.tensors:
-            inputs[name] = np.ndarray(shape, dtype, body, start + offset)
-        return InferRequest(plan.template, inputs, identifier), plan.layout
+        return pattern.request(body, start, identifier), layout
 
     def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
-        """Remember what a header means, if that is all that there is to know of requests that begin with it."""
-        template = request.template
+        """Remember what a header means, if nothing else is needed to read requests that begin with it."""
         identifier, rest = _cut_id(raw)
-        key = template.model, template.version, rest
-        if len(raw) > _MOST_BYTES or request.id != identifier or not template.light or self._is_new(key):
+        key = request.template.model, request.template.version, rest
+        if len(raw) > MAX_BYTES or request.id != identifier or self._raws.is_new(key):
             return
-        if identifier and "id" in orjson.loads(b"{" + rest):  # said twice
+        if identifier and "id" in orjson.loads(b"{" + rest):  # a second id
             return
         if any("data" in item for item in header["inputs"]):
             return
-        tensors = []
-        offset = 0
-        for name, array in request.inputs.items():
-            if array.dtype.kind in "Ob" or not array.size:  # the content of text and truth values is checked each time
-                return
-            tensors.append((name, array.shape, array.dtype, offset))
-            offset += array.nbytes
-        template.key = key_of(request.inputs)
-        self._raws.keep(key, _Raw(template, layout, tuple(tensors), offset))
+        pattern = Pattern.of(request)
+        if pattern is not None:
+            self._raws.keep(key, (pattern, layout))
 
     def read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
         """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
@@ -128,14 +106,14 @@ class Plans:
         [(name, array)] = request.inputs.items()
         code = data.FORMATS.get(DType.of(array))
         start, stop = _values(body)
-        if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > _MOST_BYTES:
+        if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > MAX_BYTES:
             return
         identifier, before = _cut_id(body[:start])
         template = request.template
         if request.id != identifier or not template.light:
             return
         key = template.model, template.version, before, body[stop:]
-        if self._is_new(key) or body.count(b",", start, stop) != array.size - 1:
+        if self._texts.is_new(key) or body.count(b",", start, stop) != array.size - 1:
             return
         if identifier:
             del header["id"]
@@ -144,14 +122,6 @@ class Plans:
             template.key = key_of(request.inputs)
             packing = struct.Struct(f"={array.size}{code}")
             self._texts.keep(key, _Text(template, layout, name, array.shape, array.dtype, packing))
-
-    def _is_new(self, key: tuple[Any, ...]) -> bool:
-        """Tell whether a key comes for the first time: what never comes again is not to drive out what does."""
-        seen = hash(key)
-        if seen in self._seen:
-            return False
-        self._seen.keep(seen, None)
-        return True
 
 
 def _cut_id(text: bytes) -> tuple[str, bytes]:

@@ -12,8 +12,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.http.exchange import HttpResponse, Service
 from ingot.server.http.heads import Head
 from ingot.server.http.plans import Plans
-from ingot.server.limits import Budget
-from ingot.server.recent import BoundedCache
+from ingot.server.limits import BoundedCache, Budget
 
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.

@@ -10,6 +10,7 @@ from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
 from ingot.faultlog import RateLimitFilter
+from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.fast import replies
@@ -22,7 +23,6 @@ from ingot.server.grpc.fast.stream import Stream
 from ingot.server.grpc.wire import Codec
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
 from ingot.server.requests import InferResponse
-from ingot.server.unfolding import unfolded
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitFilter())
@@ -289,5 +289,5 @@ class Calls:
 
     async def _decompressed(self, stream: Stream, data: bytes) -> bytes:
         """Return what a message holds; that is held beside the message."""
-        unfolding = pieces(data, stream.head.encoding, self._limit)
-        return await unfolded(unfolding, len(data), partial(self._hold, stream))
+        content = pieces(data, stream.head.encoding, self._limit)
+        return await decompress(content, len(data), partial(self._hold, stream))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.compression import ENCODINGS, unfolded
+from ingot.server.compression import ENCODINGS, decompressed
 from ingot.server.limits import check_size
 
 PREFIX = 5
@@ -104,7 +104,7 @@ class Messages:
 
 
 def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
-    """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.unfolded`.
+    """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.decompressed`.
 
     Raises:
         Unsupported: nobody knows the encoding.
@@ -115,4 +115,4 @@ def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
         raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
-    return unfolded(data, name, limit, members=1)
+    return decompressed(data, name, limit, members=1)
