@@ -6,10 +6,10 @@ The public names below are loaded when they are first used, so that ``import ing
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from ingot import errors as errors
+from ingot._version import __version__
 
 if TYPE_CHECKING:
     from ingot.errors import IngotError as IngotError
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from ingot.quant.measure.comparison import compare as compare
     from ingot.server.client import Client as Client
     from ingot.server.main import serve as serve
-
-__version__ = "0.1.0"
-
-# ONNX Runtime's packages report their use to their maker unless this is set before they are loaded. A server must not
-# call out unasked; whoever wants it to sets ORT_DISABLE_TELEMETRY=0 himself.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _PUBLIC = {
     "Archive": "ingot.model_store",

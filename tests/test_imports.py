@@ -30,6 +30,7 @@ FLOORS = {
     "pages": 2,
     "tensors": 2,
     "units": 2,
+    "_version": 1,
     "errors": 1,
 }
 # The facade and the entry point stand above all floors.
@@ -57,8 +58,8 @@ def test_imports_go_down() -> None:
         f"{module} imports {name}"
         for module in INSIDE
         for name in imports(module)
-        if name.split(".")[0] == "ingot" and name not in TOP and folder(name) != folder(module)
-        if FLOORS[folder(name)] >= FLOORS[folder(module)]
+        if name.split(".")[0] == "ingot"
+        if name in TOP or (folder(name) != folder(module) and FLOORS[folder(name)] >= FLOORS[folder(module)])
     ]
     assert wrong == []
 
@@ -130,7 +131,34 @@ def test_the_light_ways_in_import_nothing_heavy(arguments: list[str]) -> None:
     assert names & HEAVY == set()
 
 
-def test_serving_an_onnx_archive_imports_no_torch(digits_archive: Path, tmp_path: Path) -> None:
+# Writes what the variable is when ONNX Runtime is first imported; looking for the package alone does not count.
+HOOK = """
+import os, sys
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "onnxruntime":
+        print("telemetry disabled:", os.environ.get("ORT_DISABLE_TELEMETRY"), file=sys.stderr, flush=True)
+sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let commands report how they import ONNX Runtime, and return what they must print."""
+    folder = tmp_path / "hook"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HOOK)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    return "telemetry disabled: 1"
+
+
+def test_exporting_disables_telemetry_before_onnx_runtime_is_imported(watched: str) -> None:
+    code = "import ingot, torch; ingot.export_model(torch.nn.Linear(2, 1), (torch.ones(1, 2),))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert watched == re.findall("telemetry .*", result.stderr)[0]
+
+
+def test_serving_an_onnx_archive_imports_no_torch(digits_archive: Path, tmp_path: Path, watched: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "ingot", "serve", str(digits_archive)]
     command += ["--http-port", "0", "--grpc-port", "0"]
     log = tmp_path / "stderr"
@@ -145,6 +173,7 @@ def test_serving_an_onnx_archive_imports_no_torch(digits_archive: Path, tmp_path
         process.communicate(timeout=60)
     assert ready
     assert process.returncode == 0
+    assert watched == re.findall("telemetry .*", log.read_text())[0]
     names = imported(log.read_text())
     assert {"onnxruntime", "uvicorn"} <= names
     # FastAPI comes with the first request that needs it, which inference and health checks do not.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import ingot
+from ingot._version import __version__
 from ingot.cli import interrupts
 from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ingot {ingot.__version__}")
+        print(f"ingot {__version__}")
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ingot
+from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument
 from ingot.faultlog import RateLimitFilter
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
@@ -58,7 +58,7 @@ class DataPlane:
 
     def server_metadata(self) -> dict[str, Any]:
         """Return the server's name, version and the protocol extensions that work."""
-        return {"name": "ingot", "version": ingot.__version__, "extensions": list(EXTENSIONS)}
+        return {"name": "ingot", "version": __version__, "extensions": list(EXTENSIONS)}
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers.

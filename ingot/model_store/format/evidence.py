@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-import ingot
+from ingot._version import __version__
 from ingot.errors import InvalidArgument
 
 # An archive may come from anybody, and what was measured is computed with: such numbers are finite and bounded.
@@ -146,5 +146,5 @@ class Provenance(Record):
         Raises:
             InvalidArgument: see :func:`now`.
         """
-        versions = {"ingot": ingot.__version__} | {name: version(name) for name in packages}
+        versions = {"ingot": __version__} | {name: version(name) for name in packages}
         return cls(source=source, created=now(), versions=versions, notes=tuple(notes))

@@ -14,7 +14,7 @@ from http.cookiejar import DefaultCookiePolicy
 
 import httpx
 
-import ingot
+from ingot._version import __version__
 from ingot.errors import (
     IngotError,
     InvalidArgument,
@@ -88,7 +88,7 @@ class Client:
             verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
             # A compressed answer could be a bomb, and its digest would be another one.
-            headers={"User-Agent": f"ingot/{ingot.__version__}", "Accept-Encoding": "identity"},
+            headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
             # This machine's own servers are not reached through a proxy.
             mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None,
         )

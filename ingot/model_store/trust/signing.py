@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-import ingot
+from ingot._version import __version__
 from ingot.errors import InvalidArchive
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import attachments
@@ -131,7 +131,7 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
         "_type": STATEMENT_TYPE,
         "subject": [{"name": subject_name(name), "digest": {"sha256": archive.descriptor.hex}}],
         "predicateType": PREDICATE_TYPE,
-        "predicate": {"created": now(), "tool": f"ingot-{ingot.__version__}"},
+        "predicate": {"created": now(), "tool": f"ingot-{__version__}"},
     }
     payload = json.dumps(statement, separators=(",", ":")).encode()
     signature = {"keyid": key.public.keyid, "sig": _encode(key.sign(encoding(payload)))}

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ingot.quant.report import Audit
 from ingot.quant.schemes.plan import EngineName
+from ingot.runtime.engines.ort_session import package
 
 # Operators that compute in integers.
 _INTEGER = frozenset(
@@ -42,8 +43,7 @@ def audit(path: Path, engine: EngineName = "onnxruntime") -> Audit:
 
 def _optimized(path: Path) -> ir.Model:
     """Return the graph after ONNX Runtime's optimizations, without its weights."""
-    import onnxruntime as ort
-
+    ort = package()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,14 @@ def options_of(ort: Any, path: Path, library: Path | None) -> Any:
 
 
 def package() -> Any:
-    """Return ONNX Runtime's package.
+    """Return ONNX Runtime's package; every use of it in Ingot comes through here.
 
     Raises:
         Unsupported: it is not installed.
     """
+    # Its packages report their use to Microsoft unless this is set before they are loaded. A server must not call out
+    # unasked; users who want the reports set the variable to 0.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

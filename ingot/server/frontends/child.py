@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import ingot
 from ingot.errors import InternalError
 from ingot.runtime import Model
 from ingot.server.dataplane import DataPlane
@@ -100,7 +99,7 @@ class Child:
 
 
 def _start(*handles: int) -> subprocess.Popen[bytes]:
-    path = [str(Path(ingot.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ingot.server.frontends.process", *map(str, handles)],
         pass_fds=handles,

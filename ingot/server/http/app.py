@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
-import ingot
+from ingot._version import __version__
 from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata, wrapped
@@ -36,7 +36,7 @@ def create_app(
         max_bodies_bytes: how much all requests together may hold.
         budget: the same as shared with others, in place of ``max_bodies_bytes``.
     """
-    app = FastAPI(title="Ingot", version=ingot.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Ingot", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     budget = budget or Budget(max_bodies_bytes)
     service = exchange.Service(plane, Plans(), max_body_bytes, budget)
 

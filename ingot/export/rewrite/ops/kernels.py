@@ -18,6 +18,7 @@ from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
 from ingot.export.proof.parity import TOLERANCE
 from ingot.export.torch_arrays import from_torch
+from ingot.runtime.engines.ort_session import package
 from ingot.tensors import DType
 
 _HEADER = "onnxruntime_c_api.h"
@@ -98,10 +99,9 @@ def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: s
         raise Unsupported(f"there is no C++ compiler '{compiler}' here; install one, or name it by CXX") from error
     except subprocess.CalledProcessError as error:
         raise InvalidArgument(f"{paths[0].name} does not compile: {_errors(error.stderr)}") from error
-    import onnxruntime  # the only use of it here
-
+    ort = package()
     try:
-        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+        ort.SessionOptions().register_custom_ops_library(str(library))
     except Exception as error:  # ONNX Runtime's exceptions share no base
         reason = " ".join(str(error).split())[:300]
         raise InvalidArgument(f"ONNX Runtime cannot load {library.name}: {reason}") from error
