@@ -1,7 +1,7 @@
-"""Generate ingot/server/grpc/open_inference_pb2.py and .pyi from protos/open_inference.proto (``make protos``).
+"""Generate the Python modules of the schemas in protos/ (``make protos``).
 
-The stubs get a descriptor pool of their own: tritonclient and kserve register the same messages in the default pool,
-and a second registration raises "duplicate symbol" when two of them are imported in one process.
+Each module gets a private descriptor pool: tritonclient and kserve register the same messages in the default pool, and
+a second registration raises "duplicate symbol" when two of them are imported in one process.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent.parent
-OUT = ROOT / "ingot" / "server" / "grpc"
+MODULES = {"open_inference": "ingot/server/grpc", "triton_config": "ingot/importing"}
 
 
 def main() -> None:
     """Run protoc and give its output a private pool."""
-    arguments = ["protoc", f"-I{ROOT / 'protos'}", f"--python_out={OUT}", f"--pyi_out={OUT}", "open_inference.proto"]
-    if protoc.main(arguments) != 0:
-        sys.exit("protoc failed")
-    stubs = OUT / "open_inference_pb2.py"
-    text = stubs.read_text()
-    shared = "_descriptor_pool.Default()"
-    if text.count(shared) != 1:
-        sys.exit(f"the generated code mentions {shared} {text.count(shared)} times; once was expected")
-    stubs.write_text(text.replace(shared, "_descriptor_pool.DescriptorPool()"))
+    for name, folder in MODULES.items():
+        out = ROOT / folder
+        if protoc.main(["protoc", f"-I{ROOT / 'protos'}", f"--python_out={out}", f"--pyi_out={out}", f"{name}.proto"]):
+            sys.exit("protoc failed")
+        stubs = out / f"{name}_pb2.py"
+        text = stubs.read_text()
+        shared = "_descriptor_pool.Default()"
+        if text.count(shared) != 1:
+            sys.exit(f"the generated code mentions {shared} {text.count(shared)} times; once was expected")
+        stubs.write_text(text.replace(shared, "_descriptor_pool.DescriptorPool()"))
 
 
 if __name__ == "__main__":

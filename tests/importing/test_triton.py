@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.importing import Candidate, Consent, Imported, candidates
 from ingot.importing.declared import specs
+from ingot.importing.pbtxt import read_config
 from ingot.tensors import DType, TensorSpec
 from tests.importing.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
 
@@ -63,7 +68,17 @@ class TestWhatIsFound:
         reshaped = CONFIG.replace("dims: [ 3 ] }", "dims: [ 3 ] reshape { shape: [ 1, 3 ] } }", 1)
         found = only(triton(tmp_path / "a", reshaped))
         assert specs(found.inputs)[0].shape == ("batch", 1, 3)
-        assert "the reshape of 'x' is not taken over: clients must send what the model takes" in found.notes
+        assert "the reshape of 'x' is not imported: clients must send the model's own shape" in found.notes
+
+    def test_every_form_of_the_text_format(self, tmp_path: Path) -> None:
+        config = """
+        # a comment
+        platform: "onnx" 'runtime' ; max_batch_size: 0x8, unheard_of: 1.5f more [ { a: KIND_CPU }, { } ]
+        ensemble_scheduling { step [ { model_name: "a [b" control [ { x: [] } ] } ] }  # it's [ unpaired
+        input: < name: 'b\\303\\244' data_type: TYPE_STRING dims: [1, 017] dims: -1 >
+        """
+        found = only(triton(tmp_path / "a", config))
+        assert [str(spec) for spec in specs(found.inputs)] == ["bä:string[batch,1,15,b__3]"]
 
     def test_torchscript_takes_inputs_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
         found = only(triton(tmp_path / "a", TORCH, {"1/model.pt": torch_file(*SCRIPT)}))
@@ -85,10 +100,10 @@ class TestWhatIsFound:
         found = only(tmp_path / "a")
         assert found.documents == {"labels.txt": b"cat"}
         assert found.notes == (
-            "max_batch_size 8 is not taken over: ingot serve has --max-batch",
-            "dynamic_batching is not taken over: ingot serve joins requests by itself",
-            "instance_group is not taken over: see --instances and --device of ingot serve",
-            "parameters is not taken over",
+            "max_batch_size 8 is not imported: ingot serve has --max-batch",
+            "dynamic_batching is not imported: ingot serve batches requests by itself",
+            "instance_group is not imported: see --instances and --device of ingot serve",
+            "parameters is not imported",
             "files that are not taken over: warm.bin",
         )
 
@@ -141,24 +156,41 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ("max_batch_size: many", "config.pbtxt: 'max_batch_size' is not a number"),
-            ("platform: 3", "'platform' is not text"),
-            ("input: 3", "'input' is no list of messages"),
+            ("max_batch_size: many", "config.pbtxt, line 1: Couldn't parse integer: many"),
+            ("platform: 3", "config.pbtxt, line 1: Expected string but found: '3'"),
+            ("input: 3", 'line 1: Expected "{"'),
             ("input { dims: 3 }", "an input has no name"),
-            ('input { name: "x" data_type: TYPE_FP9 }', "the data_type of the input 'x' is 'TYPE_FP9'"),
-            ('input { name: "x" data_type: TYPE_FP32 dims: -2 }', "the dims of the input 'x' are no sizes"),
-            ('input { name: "x" data_type: TYPE_FP32 dims: "3" }', "the dims of the input 'x' are no sizes"),
-            ('input { name: "x" data_type: TYPE_FP32 dims: [' + "1," * 99 + "1] }", "are no sizes"),
-            ("input { } " * 1001, "'input' is no list of messages, of 1000 at most"),
-            ("input {" * 100, "messages inside each other, over 32 deep"),
+            ('input { name: "x" }', "the input 'x' has no data_type"),
+            ('input { name: "x" data_type: TYPE_FP9 }', "has no value named TYPE_FP9"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: -2 }', "the dims of the input 'x' must be at most 64 sizes"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: "3" }', "line 1: Couldn't parse integer"),
+            ('input { name: "x" data_type: TYPE_FP32 dims: [' + "1," * 99 + "1] }", "must be at most 64 sizes"),
+            ("input { } " * 1001, "over 1000 inputs or outputs"),
+            ("input {" * 1000, "messages are nested too deeply"),
+            ("a {" * 1000, "messages are nested too deeply"),
             ("a: 1 " * 1_000_000, "config.pbtxt is larger than 1 MiB"),
-            ("platform: [", "line 1: the end of the file stands where a value should be"),
+            ("a: 1 " * 10_000, "config.pbtxt has a line of over 16 KiB"),
+            ("a: 1\nplatform: [", "line 2: Expected string but found: '['"),
+            ("platform: '\\377'", "line 1: Couldn't parse string"),
+            ("platform: \x7f", r"Expected string but found: '\x7f'"),
         ],
     )
     def test_a_damaged_configuration(self, tmp_path: Path, config: str, message: str) -> None:
         with pytest.raises(InvalidArgument) as error:
             only(triton(tmp_path / "a", config))
         assert message in str(error.value)
+
+    def test_a_configuration_that_is_not_text(self, tmp_path: Path) -> None:
+        triton(tmp_path / "a")
+        (tmp_path / "a" / "config.pbtxt").write_bytes(b"\xff")
+        with pytest.raises(InvalidArgument, match=r"config.pbtxt is not text: .* at byte 0"):
+            only(tmp_path / "a")
+
+    @given(st.one_of(st.binary(max_size=200), st.text("ab:{}[]<>,;\"'\\#01.-xX eEfu\n", max_size=80).map(str.encode)))
+    def test_any_configuration_is_read_or_refused(self, raw: bytes) -> None:
+        with TemporaryDirectory() as folder, contextlib.suppress(InvalidArgument):
+            (Path(folder) / "config.pbtxt").write_bytes(raw)
+            read_config(Path(folder).resolve(), Path(folder).resolve())
 
     @pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", ".."])
     def test_a_file_name_that_leads_elsewhere(self, tmp_path: Path, name: str) -> None:
