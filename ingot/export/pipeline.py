@@ -1,4 +1,4 @@
-"""The export pipeline, as it is called: a model and options in, an archive out."""
+"""The export pipeline: a model and options in, an archive out."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from torch import nn
 
 from ingot import padding
 from ingot.errors import InvalidArgument
+from ingot.export.capture.ladder import Legacy
+from ingot.export.lower.packed import Packed, precision_of
 from ingot.export.proof.parity import Remembered
 from ingot.export.proof.probe import unchanged
 from ingot.export.report import Journal, Progress
 from ingot.export.rewrite import rules
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
-from ingot.export.run import LOWERINGS, Options, Original, Run, check_batch_dim
 from ingot.export.source import defaults
 from ingot.export.source import onnx as onnx_source
-from ingot.export.source.subject import describe, parse_inputs, prepare
+from ingot.export.source.subject import Subject, check_batch_dim, describe, parse_inputs, prepare
+from ingot.export.stages.capture import capture_module
+from ingot.export.stages.context import Context, Options
+from ingot.export.stages.lower import TARGETS, lower_to_onnx, lower_to_target
+from ingot.export.stages.pack import pack_archive, pack_onnx
+from ingot.export.stages.prove import prove_packed
+from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
 from ingot.model_store import Archive
 from ingot.model_store.references import name_from, stored_name
-from ingot.tensors import Range, TensorSpec
+from ingot.tensors import Signature, TensorSpec
 
 
 def export_model(
@@ -45,38 +53,39 @@ def export_model(
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
-    """Capture a model as an ONNX graph, prove that it equals the original, and pack it.
+    """Capture a model as a graph, prove that the graph equals the model, and pack it.
 
     Args:
-        model: a module, exported as it is in evaluation mode, or the path of an ``.onnx`` file.
-        example_inputs: a tensor, a sequence of arguments in the order of ``forward``, or a mapping of its keywords;
-            dicts, lists and tuples inside are flattened to dotted names, and what is no tensor is a constant. Without
-            ``inputs``, the first dimension of every tensor is the batch and all others are fixed. With neither, a
-            model of transformers, a LightningModule with an ``example_input_array`` and a saved program tell theirs.
+        model: a module, exported in evaluation mode, or the path of an ``.onnx`` file.
+        example_inputs: a tensor, a sequence of arguments in the order of ``forward``, or a mapping of its keywords.
+            Nested dicts, lists and tuples are flattened to dotted names; values other than tensors are constants.
+            Without ``inputs``, the first dimension of every tensor is the batch and all others are fixed. With
+            neither, a model of transformers, a LightningModule with an ``example_input_array`` and a saved program
+            describe their own inputs.
         inputs: the inputs, such as ``"image:float32[batch,3,224,224]"``; see :func:`ingot.tensors.parse_spec`. Without
             ``example_inputs``, examples are generated from these.
         constants: keywords of ``forward`` that are fixed in the graph.
         output_names: names for the outputs, in order.
         name: the archive's; by default the module's class, or the file's stem.
-        batch_dim: which named dimension requests may be joined along; by default ``batch``.
+        batch_dim: the named dimension along which requests are batched; by default ``batch``.
         opset: the ONNX operator set; by default the exporter's.
         capture: the route, one of :data:`ingot.export.capture.ladder.ROUTES`; ``auto`` tries them in turn.
         rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rewrite.rules.select`.
-        lift_state: make the buffers and inputs that the model changes into inputs and outputs of the graph.
-        target: what the model becomes: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).
+        lift_state: turn the buffers and inputs that the model changes into inputs and outputs of the graph.
+        target: ``onnx``, ``aoti`` (an AOTInductor package) or ``pt2`` (an exported program).
         partition: run what ONNX cannot express in PyTorch, and the rest in ONNX Runtime.
-        device: what an AOTInductor package is compiled for: ``cpu`` or ``cuda``.
-        pad: dimensions along which the server may pad requests, since the model does not notice, such as ``"seq"`` of
-            one with an attention mask; see :func:`ingot.padding.parse`.
+        device: the device of an AOTInductor package: ``cpu`` or ``cuda``.
+        pad: dimensions that the server may pad because the model ignores the padding, such as ``"seq"`` of a model
+            with an attention mask; see :func:`ingot.padding.parse`.
         source: where the model came from, for the archive's provenance.
-        progress: called with what begins now.
+        progress: called with the name of each step as it begins.
 
     Returns:
         An archive with one variant, in a temporary folder: :meth:`Archive.save` it or push it to a store.
 
     Raises:
         ExportError: the model does not run on the examples, or cannot be captured or lowered.
-        ParityError: the graph gives other numbers than the model.
+        ParityError: the graph computes other numbers than the model.
         InvalidArgument: an option is wrong.
     """
     if isinstance(model, type):
@@ -89,38 +98,72 @@ def export_model(
     )
     fx_rules, onnx_rules = rules.select([rewrite] if isinstance(rewrite, str | FxPass | OnnxPass) else rewrite)
     options = Options(
-        name,
-        source or name,
-        batch_dim,
-        opset,
-        capture,
-        fx_rules,
-        onnx_rules,
-        _target(target, partition),
-        device,
-        dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
+        name=name,
+        source=source or name,
+        batch_dim=batch_dim,
+        opset=opset,
+        capture=capture,
+        fx_rules=fx_rules,
+        onnx_rules=onnx_rules,
+        target=_target(target, partition),
+        device=device,
+        paddings=dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
     )
     journal = Journal(progress)
     if not isinstance(model, nn.Module):
         if output_names or opset or constants or lift_state or capture != "auto" or options.target != "onnx":
-            raise InvalidArgument("an .onnx file is taken as it is: leave out what concerns the capture of a module")
-        return _from_onnx(Path(model), example_inputs, specs, ranges, options, journal)
+            raise InvalidArgument(
+                "an .onnx file is exported as it is: constants, output names, opset, capture route, state lifting and "
+                "target are for modules; leave them out"
+            )
+        with journal.stage("read", "Reading the ONNX model"):
+            file = onnx_source.read(Path(model), example_inputs, specs, ranges)
+        journal.note(*file.notes)
+        context = Context(options=options, journal=journal, reference=file.file, examples=file.examples)
+        return _finish_onnx(context, file.model, file.signature)
     with evaluating(model), unchanged(model):
         with journal.stage("probe", "Running the model on example inputs"):
             description = describe(model, example_inputs, inputs, constants)
             journal.note(*description.notes)
             subject = prepare(model, description, output_names, lift_state=lift_state)
         examples = subject.examples.signed() if capture == "trace" else subject.examples
-        original = Original(Remembered(subject.eager), examples, subject.eager)
-        return Run(original, options, journal).from_module(subject)
+        reference = Remembered(subject.eager)
+        context = Context(options=options, journal=journal, reference=reference, examples=examples, eager=subject.eager)
+        return _export_module(context, subject)
+
+
+def _export_module(context: Context, subject: Subject) -> Archive:
+    captured = capture_module(context, subject)
+    to_onnx = context.options.target == "onnx"
+    if isinstance(captured, Legacy):
+        if not to_onnx:
+            raise InvalidArgument(f"a TorchScript model can become ONNX only, not '{context.options.target}'")
+        return _finish_onnx(context, captured.model, captured.signature)
+    program = rewrite_program(context, captured, subject, tidy=not to_onnx)
+    if to_onnx:
+        model, program = lower_to_onnx(context, program, subject, rewritten=program is not captured)
+        return _finish_onnx(context, model, program.signature)
+    packed = lower_to_target(context, program)
+    return _finish(context, packed, precision_of(program), program.signature)
+
+
+def _finish_onnx(context: Context, model: ir.Model, signature: Signature) -> Archive:
+    model = rewrite_onnx(context, model, signature)
+    packed, precision = pack_onnx(context, model, signature)
+    return _finish(context, packed, precision, signature)
+
+
+def _finish(context: Context, packed: Packed, precision: str, signature: Signature) -> Archive:
+    proved = prove_packed(context, packed, signature)
+    return pack_archive(context, packed, precision, proved)
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a module into the form that is exported, and each of its parts back into the mode it was in."""
+    """Put a module into the form that is exported, and restore the mode of each of its parts afterwards."""
     modes = [(part, part.training) for part in model.modules()]
     try:
-        with contextlib.suppress(NotImplementedError):  # a program that was exported has no modes
+        with contextlib.suppress(NotImplementedError):  # an exported program has no modes
             model.eval()
         with defaults.exportable(model):
             yield
@@ -129,24 +172,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _from_onnx(
-    path: Path,
-    example_inputs: Any,
-    specs: tuple[TensorSpec, ...],
-    ranges: Mapping[str, Range],
-    options: Options,
-    journal: Journal,
-) -> Archive:
-    with journal.stage("read", "Reading the ONNX model"):
-        source = onnx_source.read(path, example_inputs, specs, ranges)
-    journal.note(*source.notes)
-    original = Original(source.file, source.examples)
-    return Run(original, options, journal).from_onnx(source.model, source.signature)
-
-
 def _target(target: str, partition: bool) -> str:
-    if target not in ("onnx", *LOWERINGS) or target == "partitioned":
-        raise InvalidArgument(f"there is no target '{target}'; there are: onnx, aoti, pt2")
+    if target not in ("onnx", *TARGETS) or target == "partitioned":
+        raise InvalidArgument(f"there is no target '{target}'; the targets are: onnx, aoti, pt2")
     if partition and target != "onnx":
-        raise InvalidArgument(f"target '{target}' takes the whole model; leave out --partition")
+        raise InvalidArgument(f"target '{target}' cannot be partitioned; leave out --partition")
     return "partitioned" if partition else target

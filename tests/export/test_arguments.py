@@ -149,13 +149,13 @@ class Loose(nn.Module):
 
 
 def test_a_keyword_that_the_model_ignores_is_refused_and_one_that_it_reads_is_taken() -> None:
-    with pytest.raises(InvalidArgument, match=r"ignores the input 'scael', which is no parameter .* takes x, scale"):
+    with pytest.raises(InvalidArgument, match=r"ignores the input 'scael': .*its parameters are x, scale"):
         export_model(Loose(), inputs=["x:float32[batch,3]", "scael:float32[batch,3]"])
     archive = export_model(
         Loose(), inputs=["x:float32[batch,3]", "shift:float32[batch,3]"], constants={"use_cash": False}
     )
     assert [spec.name for spec in archive.signature.inputs] == ["x", "shift"]
-    assert any("'use_cash' is no parameter" in note for note in archive.variant().serving.provenance.notes)
+    assert any("'use_cash' is not a parameter" in note for note in archive.variant().serving.provenance.notes)
 
 
 def test_an_input_that_nothing_depends_on_is_noted() -> None:

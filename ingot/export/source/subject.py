@@ -17,7 +17,7 @@ from ingot.export.proof import caches, indices, misdeclared, probe, sizes
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.source import defaults
 from ingot.export.torch_arrays import from_torch
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec, symbols
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,13 @@ def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[Tensor
             raise InvalidArgument(f"input '{spec.name}' is described twice")
         specs.append(spec)
     return tuple(specs), ranges
+
+
+def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidArgument if no input has a dimension of this name."""
+    known = symbols(inputs)
+    if batch not in known:
+        raise InvalidArgument(f"no input has a dimension '{batch}'; the dynamic ones are: {', '.join(known) or 'none'}")
 
 
 def prepare(

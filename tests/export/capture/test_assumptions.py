@@ -39,7 +39,7 @@ def test_a_branch_on_sizes_is_refused_with_its_condition(
 ) -> None:
     """None of these is broken by the sizes that every export tries: the conditions themselves tell which to try."""
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
-    with pytest.raises(ParityError, match=f"the capture is right only where .*{shown}"):
+    with pytest.raises(ParityError, match=f"the captured graph is valid only where .*{shown}"):
         export_model(module, inputs=SPEC, capture=capture)
 
 
@@ -73,7 +73,7 @@ def test_a_factor_that_torch_cannot_follow_is_captured() -> None:
 )
 def test_one_size_among_many_is_found(spec: str, condition: Callable[[int, int], bool]) -> None:
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
-    with pytest.raises(ExportError, match=r"the capture is right only where|was captured as where .*\ba\b.* != "):
+    with pytest.raises(ExportError, match=r"graph is valid only where|was captured as where .*\ba\b.* != "):
         export_model(module, inputs=spec)
 
 

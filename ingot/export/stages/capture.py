@@ -1,0 +1,128 @@
+"""From a module to a captured graph, proved at sizes that its own conditions exclude too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ingot.errors import ExportError, InvalidArgument, ParityError
+from ingot.export import arguments
+from ingot.export.capture import assumptions, counterexamples, exported, ladder
+from ingot.export.program import Captured, Program
+from ingot.export.proof import caches
+from ingot.export.report import graphs
+from ingot.export.source.subject import Subject
+from ingot.export.stages.context import Context
+from ingot.model_store import ParityEvidence
+from ingot.tensors import TensorSpec
+
+# Elements in the inputs of the largest example to compare at.
+_LARGEST_EXAMPLE = 1 << 26
+
+
+def capture_module(context: Context, subject: Subject) -> ladder.Captured:
+    """Capture a module by the first route of the ladder whose graph equals it.
+
+    Raises:
+        ExportError: no route captures it.
+        ParityError: no captured graph equals it.
+        InvalidArgument: an input is not a parameter of ``forward``.
+    """
+    journal, eager = context.journal, subject.eager
+    journal.note(*subject.notes)
+    journal.note(*(f"fixed in the graph: {constant}" for constant in eager.arguments.constants))
+    loose = arguments.outside_parameters(eager.module, list(eager.arguments.fixed))
+    journal.note(*(f"'{name}' is not a parameter of forward, whose **kwargs may ignore it" for name in loose))
+    captured = _climb(context, subject)
+    journal.note(*captured.log)
+    if isinstance(captured, Program):
+        journal.graphs.append(graphs.of_fx("FX graph as captured", captured.exported.graph))
+        journal.note(*_unused(captured, subject))
+    return captured
+
+
+def _climb(context: Context, subject: Subject) -> ladder.Captured:
+    options, journal = context.options, context.journal
+    task = ladder.Task(
+        subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, options.opset
+    )
+    with journal.stage("capture") as stage:
+
+        def check(captured: ladder.Captured) -> None:
+            if isinstance(captured, Program):  # an ONNX model is proved when it is packed
+                stage.parity = prove_captured(context, captured, subject, "captured")
+
+        try:
+            captured, attempts = ladder.capture(task, options.capture, check, journal.progress)
+        except ExportError as error:
+            remedy = caches.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
+            if not remedy:
+                raise
+            raise ExportError(f"{remedy} ({error})") from error
+        undecided = "; ".join(context.undecided)
+        stage.detail = attempts[-1].route + (f"; held at all sizes that were tried: {undecided}" if undecided else "")
+    journal.attempts.extend(attempts)
+    return captured
+
+
+def prove_captured(context: Context, program: Program, subject: Subject, which: str) -> tuple[ParityEvidence, ...]:
+    """Prove that a program equals the original.
+
+    Sizes that its guards exclude are compared too, because later stages drop the guards.
+
+    Args:
+        context: keeps these sizes for the proofs of later stages.
+        program: what is proved.
+        subject: what was captured.
+        which: names the graph in progress messages.
+
+    Raises:
+        ParityError: it differs, or cannot be compared at a declared size that its guards exclude.
+    """
+    context.journal.progress(f"Searching for sizes that break a condition of the {which} graph")
+    assumed = assumptions.find(program.exported, subject.inputs)
+    broken, undecided = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
+    conditions = "; ".join(item.text for item in assumed if not all(map(item.holds, broken)))
+    for sizes in broken:
+        if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE:
+            shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ParityError(
+                f"the captured graph is valid only where {conditions}, and {shown} is too large to test without that; "
+                "declare ranges within the condition"
+            )
+    context.examples = context.examples.at(broken)
+    context.journal.progress(f"Proving that the {which} graph equals the model")
+    graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
+    try:
+        parity, _ = context.prove(graph, program.signature)
+    except ParityError as error:
+        if not broken:
+            raise
+        raise ParityError(
+            f"{error}; the captured graph is valid only where {conditions}: declare ranges within that"
+        ) from error
+    context.undecided = tuple(dict.fromkeys(item.text for item in undecided))
+    context.search_limit = counterexamples.short(assumed)
+    return parity
+
+
+def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape) for spec in inputs)
+
+
+def _unused(program: Program, subject: Subject) -> Iterator[str]:
+    """Yield a remark for each input that no node uses.
+
+    Raises:
+        InvalidArgument: such an input is not a parameter of ``forward`` either, so its name is probably wrong.
+    """
+    nodes = {node.name: node for node in program.exported.graph.nodes}
+    for spec, node_name in zip(subject.inputs, program.exported.graph_signature.user_inputs, strict=True):
+        if nodes[str(node_name)].users:
+            continue
+        if arguments.outside_parameters(subject.eager.module, [spec.name]):
+            known = ", ".join(arguments.parameters(subject.eager.module))
+            raise InvalidArgument(
+                f"the model ignores the input '{spec.name}': forward has no such parameter; its parameters are {known}"
+            )
+        yield f"nothing depends on the input '{spec.name}'"

@@ -1,0 +1,81 @@
+"""State shared by the stages of one export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from ingot.export.program import Eager, Runner
+from ingot.export.proof.examples import Examples
+from ingot.export.proof.parity import prove
+from ingot.export.report import Journal, Rewrite
+from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
+from ingot.model_store import BlobFolder, Golden, ParityEvidence
+from ingot.padding import Padding
+from ingot.tensors import Array, Signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to export; see :func:`ingot.export.export_model` for each."""
+
+    name: str
+    source: str
+    batch_dim: str | None
+    opset: int | None
+    capture: str
+    fx_rules: tuple[FxPass, ...]
+    onnx_rules: tuple[OnnxPass, ...]
+    target: str
+    device: str
+    paddings: Mapping[str, Padding]
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One export in progress.
+
+    Attributes:
+        options: how to export.
+        journal: records what the stages do, for the report.
+        reference: the original model, which every later form must equal.
+        examples: inputs to compare with. The capture stage adds sizes that break a condition of its graph.
+        eager: the original as a module; None for an ONNX file.
+        blobs: the files of the archive.
+        undecided: conditions on sizes that held at every size tested, where not every declared size was tested.
+        search_limit: a remark that the search for such sizes used up its budget, or empty.
+    """
+
+    options: Options
+    journal: Journal
+    reference: Runner
+    examples: Examples
+    eager: Eager | None = None
+    blobs: BlobFolder = field(default_factory=BlobFolder.scratch)
+    undecided: tuple[str, ...] = ()
+    search_limit: str = ""
+
+    def prove(
+        self, candidate: Runner, signature: Signature, most: int | None = None
+    ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
+        """Compare a candidate with the original; see :func:`ingot.export.proof.parity.prove`."""
+        exact = _InDouble(self.eager) if self.eager is not None else None
+        return prove(self.reference, candidate, signature, self.examples, exact=exact, most=most)
+
+    def record_rules(self, records: Sequence[PassRecord]) -> str:
+        """Add rewrite rules to the report, and return which of them changed the graph."""
+        self.journal.rewrites.extend(Rewrite(**asdict(record)) for record in records)
+        for record in records:
+            if record.rejected:
+                self.journal.note(f"rule '{record.rule}' ({record.kind}) was left out: {record.rejected}")
+        return ", ".join(f"{item.rule} {item.matches}x" for item in records if item.matches and not item.rejected)
+
+
+class _InDouble:
+    """The original in double precision, built only where rounding is in question."""
+
+    def __init__(self, eager: Eager):
+        self._eager = eager
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self._eager.in_double().run(inputs)

@@ -1,0 +1,63 @@
+"""From a captured program to ONNX, or to the files of another target."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ingot.errors import ExportError
+from ingot.export.lower import aoti, partition
+from ingot.export.lower import onnx as lower_onnx
+from ingot.export.lower import program as lower_program
+from ingot.export.lower.packed import Packed
+from ingot.export.lower.translations import TRANSLATIONS
+from ingot.export.program import Program
+from ingot.export.source.subject import Subject
+from ingot.export.stages.context import Context, Options
+from ingot.export.stages.rewrite import rewrite_program
+from ingot.model_store import BlobFolder
+
+TARGETS: dict[str, Callable[[Program, BlobFolder, Options], Packed]] = {
+    "aoti": lambda program, blobs, options: aoti.pack(program, blobs, device=options.device),
+    "pt2": lambda program, blobs, options: lower_program.pack(program, blobs),
+    "partitioned": lambda program, blobs, options: partition.pack(
+        program, blobs, opset=options.opset, translations=TRANSLATIONS
+    ),
+}
+"""Targets other than ONNX. The graph of an ONNX model is rewritten before it is packed; these are packed directly."""
+
+
+def lower_to_onnx(context: Context, program: Program, subject: Subject, *, rewritten: bool) -> tuple[ir.Model, Program]:
+    """Translate a program to ONNX, and return the model with the program that it was made from.
+
+    A program that no rule changed (``rewritten`` is false) is tidied and tried again if it cannot be translated.
+
+    Raises:
+        ExportError: an operator has no ONNX form.
+    """
+    journal, opset = context.journal, context.options.opset
+    with journal.stage("lower", "Translating to ONNX"):
+        try:
+            return lower_onnx.lower(program, opset, TRANSLATIONS, remark=journal.note), program
+        except ExportError:
+            tidied = program if rewritten else rewrite_program(context, program, subject, tidy=True)
+            if tidied is program:
+                raise
+            return lower_onnx.lower(tidied, opset, TRANSLATIONS, remark=journal.note), tidied
+
+
+def lower_to_target(context: Context, program: Program) -> Packed:
+    """Translate a program to one of :data:`TARGETS`, and put its files into the archive.
+
+    Raises:
+        ExportError: the target cannot express it.
+    """
+    options, journal = context.options, context.journal
+    with journal.stage("lower", f"Translating to {options.target}"):
+        packed = TARGETS[options.target](program, context.blobs, options)
+    # The report also lists what ONNX would lack, which cannot be found for every program.
+    with contextlib.suppress(Exception):
+        journal.outside_opset = lower_onnx.outside(program, options.opset, TRANSLATIONS)
+    return packed

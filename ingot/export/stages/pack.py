@@ -1,0 +1,56 @@
+"""The archive: a proved model with its evidence, goldens and export report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from ingot.export.lower import packed as lowered
+from ingot.export.lower.packed import Packed
+from ingot.export.report import page, view
+from ingot.export.stages.context import Context
+from ingot.export.stages.prove import Proved
+from ingot.model_store import Archive, Provenance, Serving, add_variant
+from ingot.model_store.format import onnx_graph
+from ingot.tensors import Signature
+
+
+def pack_onnx(context: Context, model: ir.Model, signature: Signature) -> tuple[Packed, str]:
+    """Put an ONNX model into the files of the archive, and return them with its precision."""
+    precision = lowered.precision(_weights(model), signature)
+    graph, weights = onnx_graph.pack(model, context.blobs)
+    requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
+    return Packed(graph, weights, "onnx", requires), precision
+
+
+def _weights(model: ir.Model) -> Iterator[tuple[str, int]]:
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value.dtype is not None and value.dtype != ir.DataType.STRING:
+            yield value.dtype.numpy().name, value.const_value.nbytes
+
+
+def pack_archive(context: Context, packed: Packed, precision: str, proved: Proved) -> Archive:
+    """Write the archive of a proved model, with the report of the export."""
+    options, journal = context.options, context.journal
+    serving = Serving(
+        name=options.name,
+        variant=precision if packed.format == "onnx" else f"{precision}-{packed.format}",
+        format=packed.format,
+        precision=precision,
+        signature=proved.signature,
+        requires=packed.requires,
+        golden_tolerance=proved.golden_tolerance,
+        padding=proved.paddings,
+        provenance=Provenance.of(options.source, ("torch", "onnx-ir", "onnxscript"), journal.notes),
+        evidence=proved.evidence,
+    )
+    sizes = {"graph": packed.graph.size, "weights": sum(item.size for item in packed.weights)}
+    report = journal.report(serving, sizes)
+    documents = {
+        "report.json": report.model_dump_json(indent=1).encode(),
+        "report.html": page.html(report).encode(),
+        "report.txt": view.text(report).encode(),
+    }
+    variant = add_variant(context.blobs, serving, packed.graph, packed.weights, proved.goldens, documents)
+    return Archive.create(context.blobs, [variant])

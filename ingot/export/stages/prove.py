@@ -1,0 +1,101 @@
+"""Proof and measurement of the packed model: what the server will load must equal the original."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ingot.errors import ExportError, InvalidArgument
+from ingot.export.lower.packed import Packed
+from ingot.export.proof import extremes, misdeclared, padded
+from ingot.export.proof.parity import rows_touch, tolerance
+from ingot.export.source.subject import check_batch_dim
+from ingot.export.stages.context import Context
+from ingot.model_store import Evidence, Golden
+from ingot.padding import Padding, declared
+from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.tensors import Signature
+
+# FLOPs of the largest call that is timed.
+_MOST_TIMED = 3e11
+
+
+@dataclass(frozen=True)
+class Proved:
+    """What the proof found: the signature with its batch axis, paddings that change nothing, evidence and goldens."""
+
+    signature: Signature
+    paddings: Mapping[str, Padding]
+    evidence: Evidence
+    goldens: tuple[Golden, ...]
+    golden_tolerance: float
+
+
+def prove_packed(context: Context, packed: Packed, signature: Signature) -> Proved:
+    """Load a packed model, prove that it equals the original, and measure it.
+
+    Raises:
+        ExportError: it does not load.
+        ParityError: it differs, or a declared padding changes its outputs.
+        InvalidArgument: the batch dimension or a padding does not fit the signature.
+    """
+    journal, examples = context.journal, context.examples
+    signature, notes = _with_batch(context, signature)
+    journal.note(*packed.notes, *notes)
+    if context.undecided:
+        many = "conditions" if len(context.undecided) > 1 else "condition"
+        journal.note(
+            f"{len(context.undecided)} {many} on sizes in the model's code held at all sizes that were tried, but not "
+            f"all were{context.search_limit}; the report names them, and narrower ranges in --input may prove them"
+        )
+    paddings = declared(context.options.paddings, signature)
+    with contextlib.closing(_load(context, packed)) as engine:
+        with journal.stage("pack", "Proving that the graph equals the model") as stage:
+            stage.parity, goldens = context.prove(engine, signature)
+            journal.note(*padded.prove(engine, signature, paddings, examples))
+        journal.note(*extremes.remarks(context.reference, engine, examples, tolerance(signature)))
+        with journal.stage("measure", "Measuring"):
+            batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
+            latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
+    worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
+    evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency)
+    return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
+
+
+def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
+    """Return a signature with its batch axis, if the rows of the declared one do not affect each other; and why not."""
+    batch = context.options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
+    if batch is None:
+        return signature, (f"served without batching: no input has a dimension named 'batch'{_advice(signature)}",)
+    check_batch_dim(batch, signature.inputs)
+    if (step := signature.range(batch).step) > 1:
+        return replace(signature, batch=None), (f"served without batching: '{batch}' has a step of {step}",)
+    reason = rows_touch(context.reference, signature, batch, context.examples)
+    if reason is not None:
+        return replace(signature, batch=None), (f"served without batching: {reason}",)
+    return replace(signature, batch=batch), ()
+
+
+def _advice(signature: Signature) -> str:
+    """Return how to declare the first dimensions as the batch, where they are dynamic."""
+    firsts = [spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str)]
+    options = " ".join(f"--input '{replace(spec, shape=('batch', *spec.shape[1:]))}'" for spec in firsts)
+    return f"; if the first dimension of an input counts independent rows, name it so: {options}" if firsts else ""
+
+
+def _load(context: Context, packed: Packed) -> Engine:
+    path = context.blobs.path(packed.graph)
+    device = "cpu" if packed.format == "onnx" else context.options.device
+    try:
+        return load_engine(path, format=packed.format, device=device, allow_code=True)  # this export made it
+    except InvalidArgument as error:
+        reason = str(error).replace(f" {path.name}", "")
+        advice = misdeclared.as_int64(context.examples) if "tensor(int32)" in reason else ""
+        raise ExportError(f"the graph was exported, but does not load: {reason}{advice}") from error
+
+
+def _affordable(context: Context, signature: Signature, rows: int) -> bool:
+    """Return whether a call with this many rows is timed; one with a single row always is."""
+    examples, batch = context.examples, signature.batch
+    return rows == 1 or batch is None or examples.affordable({**examples.default_sizes, batch: rows}, _MOST_TIMED)
