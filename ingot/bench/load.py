@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """What a run measured. ``errors`` are answers other than 200."""
 

@@ -60,8 +60,8 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
     base = _base(members)
     found = _manifest(members, base).model
     version = None if found.model_version is None else str(found.model_version)
-    reader = _Reader(members, base, found, scratch, consent)
-    return Candidate(str(members.path), name_from(found.model_name), version, reader.read, found.model_name)
+    reader = _Reader(members, base, found, scratch=scratch, consent=consent)
+    return Candidate(str(members.path), name_from(found.model_name), version, reader.read, called=found.model_name)
 
 
 def _base(members: Members) -> str:
@@ -95,7 +95,7 @@ def _manifest(members: Members, base: str) -> _Manifest:
 class _Reader:
     """Reads one archive's model."""
 
-    def __init__(self, members: Members, base: str, model: _Model, scratch: Path, consent: Consent):
+    def __init__(self, members: Members, base: str, model: _Model, *, scratch: Path, consent: Consent):
         self._members = members
         self._base = base
         self._model = model

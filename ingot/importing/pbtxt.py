@@ -41,7 +41,7 @@ _SERVING = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A model's configuration; ``backend`` is empty if the model's file name decides."""
 
@@ -97,11 +97,11 @@ def _config(message: ModelConfig, where: str) -> Config:
     inputs = (_input(item, message.max_batch_size > 0, where) for item in message.input)
     return Config(
         # `backend` is the newer field; `platform` names a format as well.
-        message.backend or message.platform,
-        message.default_model_filename,
-        tuple(sorted(inputs, key=lambda item: _position(item.name))),
-        tuple(sorted((item.name for item in message.output), key=_position)),
-        tuple(_notes(message)),
+        backend=message.backend or message.platform,
+        filename=message.default_model_filename,
+        inputs=tuple(sorted(inputs, key=lambda item: _position(item.name))),
+        outputs=tuple(sorted((item.name for item in message.output), key=_position)),
+        notes=tuple(_notes(message)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +53,7 @@ class Imported:
     called: str
     format: ModelFormat
     file: Path
+    _: KW_ONLY
     inputs: tuple[Declared, ...] = ()
     outputs: tuple[str, ...] = ()
     code: Path | None = None
@@ -72,4 +73,5 @@ class Candidate:
     name: str
     version: str | None
     read: Callable[[], Imported]
+    _: KW_ONLY
     called: str = ""

@@ -72,7 +72,7 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
 
 
 def _graph(path: Path) -> Candidate:
-    return Candidate(str(path), name_from(path.stem), None, lambda: Imported(str(path), "onnx", path), path.stem)
+    return Candidate(str(path), name_from(path.stem), None, lambda: Imported(str(path), "onnx", path), called=path.stem)
 
 
 def _members(path: Path, scratch: Path, limits: Limits) -> Members:

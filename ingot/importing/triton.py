@@ -90,7 +90,7 @@ def _versions(root: Path, model: Path) -> Iterator[Candidate]:
 
 def _candidate(root: Path, model: Path, number: str) -> Candidate:
     name = model.resolve().name
-    return Candidate(str(model / number), name_from(name), number, partial(_read, root, model, number), name)
+    return Candidate(str(model / number), name_from(name), number, partial(_read, root, model, number), called=name)
 
 
 def _nothing(root: Path, model: Path) -> Imported:
@@ -119,7 +119,15 @@ def _version(root: Path, model: Path, number: str) -> Imported:
     carried, left = _documents(model, config)
     # An ONNX graph names its own, of which the configuration may leave some out.
     outputs = config.outputs if kind == "torchscript" else ()
-    return Imported(called, kind, file, config.inputs, outputs, documents=carried, notes=(*config.notes, *left))
+    return Imported(
+        called,
+        kind,
+        file,
+        inputs=config.inputs,
+        outputs=outputs,
+        documents=carried,
+        notes=(*config.notes, *left),
+    )
 
 
 def _file(root: Path, folder: Path, name: str) -> Path:

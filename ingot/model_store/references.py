@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from ingot.errors import InvalidArgument, NotFound
@@ -113,6 +113,7 @@ class Reference:
     tag: str | None = None
     digest: str | None = None
     variant: str | None = None
+    _: KW_ONLY
     registry: RegistryAddress | None = None
 
     @classmethod
@@ -132,7 +133,7 @@ class Reference:
         name = stored_name(match["name"])
         if match["tag"] and _ATTACHED.fullmatch(match["tag"]):
             raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> hold signatures; they name no archive")
-        return cls(name, match["tag"], match["digest"], match["variant"], registry)
+        return cls(name, match["tag"], match["digest"], match["variant"], registry=registry)
 
     @property
     def pushable(self) -> bool:

@@ -79,7 +79,7 @@ class Histograms(Collector):
     """A histogram with labels; ``buckets`` are upper bounds, in ascending order, without infinity."""
 
     def __init__(
-        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float], registry: CollectorRegistry
+        self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
     ):
         self._description = (name, text, None, None, labels)
         self._buckets = tuple(float(bound) for bound in buckets)
@@ -125,21 +125,25 @@ class Metrics:
             "ingot_request_seconds",
             "Time from decoded request to answer, queueing included",
             (*_MODEL, "protocol"),
-            _SECONDS,
-            registry,
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.queue_seconds = Histograms(
-            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, _SECONDS, registry
+            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, buckets=_SECONDS, registry=registry
         )
         self.engine_seconds = Histograms(
             "ingot_engine_seconds",
             "Time of an engine call, joining and splitting included",
             _MODEL,
-            _SECONDS,
-            registry,
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self.batch_size = Histograms("ingot_batch_size", "Rows in one engine call", _MODEL, _ROWS, registry)
-        self.batch_requests = Histograms("ingot_batch_requests", "Requests in one engine call", _MODEL, _ROWS, registry)
+        self.batch_size = Histograms(
+            "ingot_batch_size", "Rows in one engine call", _MODEL, buckets=_ROWS, registry=registry
+        )
+        self.batch_requests = Histograms(
+            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_ROWS, registry=registry
+        )
         self.padding_elements = Counts(
             "ingot_padding_elements",
             "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",

@@ -12,7 +12,7 @@ from ingot.runtime.scheduling.scheduler import Limits
 VariantChoice = Literal["measured", "preferred"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How models are run.
 

@@ -198,15 +198,15 @@ class ServerConfig(BaseModel):
         """The settings that the runtime takes."""
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
-            self.device,
-            self.instances,
-            limits,
-            self.allow_code,
-            self.ort_library,
-            self.variant_choice,
-            self.choice_time,
-            self.derived_cache,
-            self.slo,
+            device=self.device,
+            instances=self.instances,
+            limits=limits,
+            allow_code=self.allow_code,
+            ort_library=self.ort_library,
+            variant_choice=self.variant_choice,
+            choice_time=self.choice_time,
+            derived_cache=self.derived_cache,
+            slo=self.slo,
             engine_threads=self.threads,
         )
 

@@ -43,7 +43,7 @@ class Engines:
             self.most = max(self.most, len(self.open))
             return engine
 
-        return Runnable(start, variant.goldens(), variant.serving.golden_tolerance, variant.name)
+        return Runnable(start, variant.goldens(), tolerance=variant.serving.golden_tolerance, variant=variant.name)
 
     def name(self, engine: Any) -> str:
         return next(name for name, item in self.opened if item is engine)
@@ -193,7 +193,7 @@ def test_a_timing_that_fails_leaves_the_first(engines: Engines, caplog: pytest.L
         return {"y": inputs["x"] * 2}
 
     def form(variant: Variant, settings: Settings) -> Runnable:
-        return Runnable(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), 1e-3, variant.name)
+        return Runnable(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), variant=variant.name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runnable, "of_variant", form)

@@ -45,7 +45,7 @@ class Saved:
 def takeover(
     saved: Saved, engines: list[FunctionEngine], done: list[str], test: Callable[[Engine], None] = lambda engine: None
 ) -> EngineSwap:
-    return EngineSwap(cast("Prepacked", saved), engines, 1, test, done.append, "net")
+    return EngineSwap(cast("Prepacked", saved), engines, threads=1, test=test, done=done.append, name="net")
 
 
 def closed(engines: list[Any]) -> list[bool]:

@@ -95,11 +95,11 @@ class _Reader:
         info = TensorInfo(name=name, dtype=str(element), shape=shape, size=size)
         if isinstance(tensor, ir.ExternalTensor):
             layer = self._layer(info, tensor)
-            return Tensor(info, layer.hex, lambda: self._content(layer), element, bits)
+            return Tensor(info, layer.hex, lambda: self._content(layer), element=element, bits=bits)
         raw = tensor.tobytes()
         if len(raw) != size:
             raise InvalidArchive(f"the tensor '{one_line(name)}' holds {len(raw)} bytes; {info} has {size}")
-        return Tensor(info, hashlib.sha256(raw).hexdigest(), lambda: (tensor.tobytes(),), element, bits)
+        return Tensor(info, hashlib.sha256(raw).hexdigest(), lambda: (tensor.tobytes(),), element=element, bits=bits)
 
     def _content(self, layer: Descriptor) -> Iterator[bytes]:
         with about(self._label):

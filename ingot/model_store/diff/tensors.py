@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Tensor:
     info: TensorInfo
     digest: str
     content: Callable[[], Iterable[bytes]]
+    _: KW_ONLY
     element: np.dtype[Any] | None = None
     bits: int = 0
 

@@ -72,7 +72,7 @@ class RegistryBlobs:
         folder = "manifests" if _is_manifest(descriptor) else "blobs"
         url = self.client.url(f"{self.name}/{folder}/{descriptor.digest}")
         answer = self.client.call(
-            Request("HEAD", url, Scope(self.name, purpose=self._purpose), {"Accept": ACCEPT}), allow=(404,)
+            Request("HEAD", url, Scope(self.name, purpose=self._purpose), headers={"Accept": ACCEPT}), allow=(404,)
         )
         if answer.status == 404:
             return False
@@ -102,7 +102,8 @@ class RegistryBlobs:
             transfer.advance(descriptor.size)
         else:
             scope = Scope(self.name, PUSH, self._neighbour(source))
-            Upload(self.client, scope, source, descriptor, transfer, self._chunk_bytes).run()
+            upload = Upload(self.client, scope, source, descriptor, transfer=transfer, chunk_bytes=self._chunk_bytes)
+            upload.run()
 
     def finish(self) -> None:
         """Do nothing: what a registry has taken, it keeps."""
@@ -179,7 +180,7 @@ class RegistryBlobs:
     def _request(self, method: str, reference: str, headers: dict[str, str], content: bytes | None = None) -> Request:
         actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, "pull")
         url = self.client.url(f"{self.name}/manifests/{reference}")
-        return Request(method, url, Scope(self.name, actions, purpose=self._purpose), headers, content)
+        return Request(method, url, Scope(self.name, actions, purpose=self._purpose), headers=headers, content=content)
 
 
 def _is_manifest(descriptor: Descriptor) -> bool:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from http.cookiejar import DefaultCookiePolicy
 
 import httpx
@@ -50,6 +50,7 @@ class Request:
     method: str
     url: str
     scope: Scope
+    _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict)
     content: Content = None
     passing: tuple[str, ...] = ()

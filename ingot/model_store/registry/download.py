@@ -31,11 +31,11 @@ def open_download(client: Client, url: str, scope: Scope, descriptor: Descriptor
         InvalidArchive: the registry lacks the blob, or has one of another size.
         Unavailable: the registry cannot be reached.
     """
-    return io.BufferedReader(_Download(client, url, scope, descriptor, start), CHUNK_BYTES)
+    return io.BufferedReader(_Download(client, url, scope, descriptor=descriptor, start=start), CHUNK_BYTES)
 
 
 class _Download(io.RawIOBase):
-    def __init__(self, client: Client, url: str, scope: Scope, descriptor: Descriptor, start: int):
+    def __init__(self, client: Client, url: str, scope: Scope, *, descriptor: Descriptor, start: int):
         self._client = client
         self._url = url
         self._scope = scope
@@ -115,7 +115,7 @@ class _Download(io.RawIOBase):
     def _connect(self) -> None:
         headers = {"Range": f"bytes={self._at}-"} if self._at else {}
         try:
-            response = self._client.open(Request("GET", self._url, self._scope, headers), allow=(416,))
+            response = self._client.open(Request("GET", self._url, self._scope, headers=headers), allow=(416,))
         except NotFound as error:
             raise InvalidArchive(f"blob {self._descriptor.digest} is missing: {error}") from error
         self._response = response

@@ -96,7 +96,7 @@ def _from_api(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]] | None:
     if not blobs.client.has_referrers:
         return None
     url = blobs.client.url(f"{blobs.name}/referrers/{digest}")
-    request = Request("GET", url, Scope(blobs.name), {"Accept": manifest.INDEX})
+    request = Request("GET", url, Scope(blobs.name), headers={"Accept": manifest.INDEX})
     entries: list[dict[str, Any]] = []
     # Registries without it answer by all kinds of refusals.
     for answer in pages(blobs.client, request, allow=(400, 403, 404, 405, 406, 501)):

@@ -117,7 +117,7 @@ class Registry:
         archive = self._archive(blobs, descriptor, content, ref)
         if tag is None:
             tag = self._tag_of(descriptor.digest, ref.name)
-        return archive, Reference(ref.name, tag, descriptor.digest, ref.variant, self.address)
+        return archive, Reference(ref.name, tag, descriptor.digest, ref.variant, registry=self.address)
 
     def push(
         self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
@@ -183,7 +183,7 @@ class Registry:
             raise NotFound(f"{self.address} has no '{ref}': {moved(ref, digest)}")
         check_expected(f"{ref.name}:{ref.tag}", digest, expect)
         self._delete(blobs, ref.tag, digest)
-        return Reference(ref.name, ref.tag, digest, None, self.address)
+        return Reference(ref.name, ref.tag, digest, registry=self.address)
 
     def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
         """Store what is attached to an archive that is there already, beside or instead of what was attached before.
@@ -215,7 +215,7 @@ class Registry:
         ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
         if ref.registry not in (None, self.address):
             raise InvalidArgument(f"'{ref}' is in another registry than {self.address}")
-        return Reference(ref.name, ref.tag, ref.digest, ref.variant, self.address)
+        return Reference(ref.name, ref.tag, ref.digest, ref.variant, registry=self.address)
 
     def _latest(self, blobs: RegistryBlobs, ref: Reference) -> str:
         """Return the highest version, or the only tag.
@@ -278,7 +278,7 @@ class Registry:
         if self._check_tag(blobs, tag, descriptor.digest, expect) != descriptor.digest:
             with blobs.open(descriptor) as stream:
                 blobs.put_manifest(tag, stream.read(), descriptor.media_type)
-        return Reference(blobs.name, tag, descriptor.digest, None, self.address)
+        return Reference(blobs.name, tag, descriptor.digest, registry=self.address)
 
     def _delete(self, blobs: RegistryBlobs, tag: str, digest: str) -> None:
         refusals = (400, 404, 405, 415, 501)

@@ -38,6 +38,7 @@ class Upload:
         scope: Scope,
         source: Blobs,
         descriptor: Descriptor,
+        *,
         transfer: Transfer,
         chunk_bytes: int | None = None,
     ):
@@ -83,7 +84,7 @@ class Upload:
 
     def _finish(self, location: str, headers: dict[str, str], content: Content) -> None:
         url = f"{location}{'&' if '?' in location else '?'}digest={quote(self._descriptor.digest, safe='')}"
-        answer = self._client.once(Request("PUT", url, self._scope, headers, content), allow=_LOST)
+        answer = self._client.once(Request("PUT", url, self._scope, headers=headers, content=content), allow=_LOST)
         if answer.status in _LOST:
             raise Transient(f"{self._client.address} has lost the upload of blob {self._descriptor.digest}")
 
@@ -117,7 +118,7 @@ class Upload:
             "Content-Range": f"{at}-{end - 1}",
             "Content-Type": _BINARY,
         }
-        return Request("PATCH", location, self._scope, headers, lambda: self._bytes(at, end))
+        return Request("PATCH", location, self._scope, headers=headers, content=lambda: self._bytes(at, end))
 
     def _location(self, answer: RegistryResponse, before: str | None = None) -> str:
         location = answer.headers.get("Location")

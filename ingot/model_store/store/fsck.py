@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +29,7 @@ class Problem:
     kind: Kind
     subject: str
     detail: str
+    _: KW_ONLY
     needed_by: tuple[str, ...] = ()
     repaired: bool = False
 
@@ -153,14 +154,16 @@ def _blobs(
         try:
             digest = _digest(path, transfer)
         except OSError as error:  # whether it is damaged is not known
-            problems.append(Problem("blob", f"sha256:{path.name}", f"it cannot be read: {error.strerror}", users))
+            problems.append(
+                Problem("blob", f"sha256:{path.name}", f"it cannot be read: {error.strerror}", needed_by=users)
+            )
             return
         if digest in (None, path.name):
             return
         if repair:
             _put_aside(store, path)
         detail = f"its content has the digest sha256:{digest}"
-        problems.append(Problem("blob", f"sha256:{path.name}", detail, users, repair))
+        problems.append(Problem("blob", f"sha256:{path.name}", detail, needed_by=users, repaired=repair))
 
     transfer.expect(sum(_size(path) for path in found))
     transfer.each(look, found, store.blobs.workers)

@@ -42,7 +42,7 @@ class Store(Protocol):
     def open(self, descriptor: Descriptor, entries: Mapping[str, Descriptor]) -> Archive: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Collected:
     """What a collection removed, or with ``dry_run`` would have: files and their bytes; and how many blobs it kept.
 
@@ -75,7 +75,7 @@ def collect(
     since = datetime.now(UTC) - grace
     names = store.names()
     if not store.root.exists():
-        return Collected((), 0, 0, dry_run)
+        return Collected(files=(), size=0, kept=0, dry_run=dry_run)
     try:
         with store.leases.closed() as leased:
             needed = set(leased)
@@ -91,7 +91,14 @@ def collect(
             gone = {path for path, _ in found}
             waiting = [_size(path) for path in _loose(store, needed, leased, math.inf) if path not in gone]
             total = sum(size for _, size in removed)
-            return Collected(files, total, len(marked), dry_run, len(waiting), sum(waiting))
+            return Collected(
+                files=files,
+                size=total,
+                kept=len(marked),
+                dry_run=dry_run,
+                waiting=len(waiting),
+                waiting_size=sum(waiting),
+            )
     except OSError as error:
         raise write_error(f"the store at {store.root} cannot be written", error) from error
 

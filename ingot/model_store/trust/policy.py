@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Verdict:
 
     result: Result
     rule: str
+    _: KW_ONLY
     signed_by: str | None = None
     created: str | None = None
     allow_code: bool = False
@@ -79,6 +80,7 @@ class Rule:
 
     label: str
     names: re.Pattern[str]
+    _: KW_ONLY
     registry: tuple[str, int] | None = None
     keys: Mapping[str, PublicKey] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
@@ -173,7 +175,13 @@ class Policy:
         if finding.result != "valid" and rule.require_signature:
             raise Untrusted(self._refusal(archive, reference, rule, finding, file))
         allow_code = rule.allow_code and finding.result == "valid"
-        return Verdict(finding.result, rule.label, finding.signed_by, finding.created, allow_code)
+        return Verdict(
+            finding.result,
+            rule.label,
+            signed_by=finding.signed_by,
+            created=finding.created,
+            allow_code=allow_code,
+        )
 
     def check_self_named(self, archive: Archive, name: str, *, file: str = "") -> Verdict:
         """Tell whether an archive that was found under no name but its own is trusted as what it is served as.
@@ -268,7 +276,14 @@ def _rule(table: _RuleTable, number: int, path: Path) -> Rule:
     registry = _registry(table.registry, where) if table.registry is not None else None
     title = table.names if table.registry is None else f"{table.names} of {table.registry}"
     return Rule(
-        label, _pattern(table.names.lower()), registry, keys, titles, table.allow_code, table.require_signature, title
+        label,
+        _pattern(table.names.lower()),
+        registry=registry,
+        keys=keys,
+        titles=titles,
+        allow_code=table.allow_code,
+        require_signature=table.require_signature,
+        title=title,
     )
 
 

@@ -177,7 +177,7 @@ class Dispatcher:
             return Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority)
 
         nbytes = fit.nbytes if fit.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
-        parts = Parts(self, reply, now, signature, math.ceil(fit.rows / most), part)
+        parts = Parts(self, reply, now, signature=signature, count=math.ceil(fit.rows / most), make=part)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:

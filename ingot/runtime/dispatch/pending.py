@@ -138,6 +138,7 @@ class Parts(Pending):
         owner: Owner,
         reply: Reply,
         arrived: float,
+        *,
         signature: Signature,
         count: int,
         make: Callable[[int, Reply], Entry],

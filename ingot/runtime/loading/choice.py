@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from ingot.errors import IngotError, Unsupported
@@ -34,6 +34,7 @@ class Choice:
 
     form: Runnable
     engine: Engine
+    _: KW_ONLY
     reason: Reason = ""
     why: str = ""
     tested: bool = False
@@ -56,7 +57,7 @@ def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", 
 
     def choose() -> Choice:
         engine, tested = form.start(settings.device, settings.threads, model)
-        return Choice(form, engine, reason, tested=tested)
+        return Choice(form, engine, reason=reason, tested=tested)
 
     return choose
 
@@ -138,7 +139,7 @@ class Chooser:
     def _first(self, variants: Sequence[Variant], why: str) -> Choice | None:
         for variant in variants:
             if opened := self._open(variant):
-                return Choice(*opened, "preferred", why, tested=True)
+                return Choice(*opened, reason="preferred", why=why, tested=True)
         return None
 
     def _by_record(self, variants: Sequence[Variant], costs: Mapping[str, Costs]) -> Choice | None:
@@ -149,7 +150,8 @@ class Chooser:
             left.remove(best)
             if opened := self._open(best):
                 told = [comparison.tell(best.name, costs[best.name], item.name, costs[item.name]) for item in left]
-                return Choice(*opened, "recorded" if left else "only", "; ".join(told), tested=True)
+                reason: Reason = "recorded" if left else "only"
+                return Choice(*opened, reason=reason, why="; ".join(told), tested=True)
         return None
 
     def _by_timing(self, variants: Sequence[Variant]) -> Choice | None:
@@ -167,7 +169,7 @@ class Chooser:
             told.append(text)
         if best is None:
             return None
-        return Choice(*best, "measured" if told else "only", "; ".join(told), tested=True)
+        return Choice(*best, reason="measured" if told else "only", why="; ".join(told), tested=True)
 
     def _race(
         self, first: tuple[Runnable, Engine], second: tuple[Runnable, Engine]

@@ -107,4 +107,6 @@ class Pulls:
                 f"{error}; the store has what '{wanted}' was at an earlier pull, and ingot serve {copy} serves that"
             ) from error
         log.warning("%s; serving %s, which is the same, from the store", error, copy)
-        return archive, Reference(wanted.name, wanted.tag or found.tag, archive.digest, wanted.variant, registry)
+        return archive, Reference(
+            wanted.name, wanted.tag or found.tag, archive.digest, wanted.variant, registry=registry
+        )

@@ -78,6 +78,7 @@ class EngineSwap:
         self,
         prepacked: Prepacked,
         engines: Sequence[Engine],
+        *,
         threads: int,
         test: Test,
         done: Callable[[str], None],

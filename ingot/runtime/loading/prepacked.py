@@ -36,7 +36,7 @@ _FORM = 1
 Test = Callable[[Engine], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepacked:
     """How a variant is opened by way of the derived cache.
 
@@ -59,7 +59,13 @@ class Prepacked:
         cache = DerivedCache.beside(variant.blobs)
         if not on_cpu or engine_of(variant) != ENGINES[0] or cache is None:
             return None
-        return cls(variant.path(), weights, cache, variant.descriptor.hex, settings.ort_library)
+        return cls(
+            graph=variant.path(),
+            weights=weights,
+            cache=cache,
+            manifest=variant.descriptor.hex,
+            library=settings.ort_library,
+        )
 
     def entry(self) -> CacheEntry:
         """Return where the saved form is, or is to be: it is for one build of the engine, processor and library."""
@@ -167,11 +173,11 @@ def main() -> None:
     graph, weights, path, library = sys.argv[1:]
     entry = CacheEntry(Path(path))
     how = Prepacked(
-        Path(graph),
-        int(weights),
-        DerivedCache(entry.path.parents[1]),
-        entry.manifest_hex,
-        Path(library) if library else None,
+        graph=Path(graph),
+        weights=int(weights),
+        cache=DerivedCache(entry.path.parents[1]),
+        manifest=entry.manifest_hex,
+        library=Path(library) if library else None,
     )
     os.nice(10)  # whoever serves meanwhile comes first
     try:

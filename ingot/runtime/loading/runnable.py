@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from ingot import arrays
@@ -36,6 +36,7 @@ class Runnable:
 
     open: OpenEngine
     goldens: Sequence[Golden] = ()
+    _: KW_ONLY
     tolerance: float = 1e-3
     variant: str = ""
     joins: bool = True
@@ -68,13 +69,13 @@ class Runnable:
                 precision=precision_of(variant),
             ),
             variant.goldens(),
-            variant.serving.golden_tolerance,
-            variant.name,
-            variant.serving.joins,
-            Prepacked.of_variant(variant, settings),
-            variant.serving.padding,
+            tolerance=variant.serving.golden_tolerance,
+            variant=variant.name,
+            joins=variant.serving.joins,
+            prepacked=Prepacked.of_variant(variant, settings),
+            padding=variant.serving.padding,
             # It was recorded with all cores for one call.
-            warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
+            latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
@@ -112,7 +113,14 @@ class Runnable:
         """Return what replaces engines at work by such as share memory, not started; None if nothing is to."""
         if self.prepacked is None:
             return None
-        return EngineSwap(self.prepacked, engines, threads, lambda engine: self.test(engine, model), done, model)
+        return EngineSwap(
+            self.prepacked,
+            engines,
+            threads=threads,
+            test=lambda engine: self.test(engine, model),
+            done=done,
+            name=model,
+        )
 
     def test(self, engine: Engine, model: str) -> None:
         """Replay the goldens.
