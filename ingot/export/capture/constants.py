@@ -12,6 +12,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ingot.export.program import Eager
 
+# No public setting changes CONSTANT_NUMEL_LIMIT, the most elements of a tensor whose values a capture tracks:
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_subclasses/fake_tensor.py#L85
 _FAKE: Any = importlib.import_module("torch._subclasses.fake_tensor")
 # Elements of a buffer whose values are known: a mask of features, not a table.
 _MOST = 1024

@@ -226,7 +226,7 @@ class Archive:
             source = _Noting(self.blobs)
             with self._named():
                 sink.copy(source, item, transfer)
-                if not source.read_whole:
+                if not source.opened_at_start:
                     for _ in chunks(self.blobs, item):
                         transfer.check()
 
@@ -288,14 +288,14 @@ class Archive:
 
 
 class _Noting:
-    """A source of blobs that knows whether one was read from its beginning."""
+    """A source of blobs that notes whether one was opened at its beginning."""
 
     def __init__(self, source: Blobs):
         self._source = source
-        self.read_whole = False
+        self.opened_at_start = False
 
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
-        self.read_whole |= start == 0
+        self.opened_at_start |= start == 0
         return self._source.open(descriptor, start)
 
 
