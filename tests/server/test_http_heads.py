@@ -42,6 +42,32 @@ REFUSED: dict[str, tuple[bytes, int, bytes]] = {
     "a path in Host": (POST + b"Host: a/b\r\n" + LENGTH + BODY, 400, b"'a/b'"),
     "a port that is none": (POST + b"Host: a:b\r\n" + LENGTH + BODY, 400, b"'a:b'"),
     "two Hosts in one": (POST + b"Host: a, b\r\n" + LENGTH + BODY, 400, b"'a, b'"),
+    "two Hosts in one without a blank": (POST + b"Host: a,b\r\n" + LENGTH + BODY, 400, b"'a,b'"),
+    "two lengths of JSON": (
+        POST + b"Host: x\r\n" + b"Inference-Header-Content-Length: %d\r\n" % len(HEADER) * 2 + LENGTH + BODY,
+        400,
+        b"2 headers 'Inference-Header-Content-Length'",
+    ),
+    "two Content-Encodings": (
+        POST + b"Host: x\r\nContent-Encoding: identity\r\ncontent-encoding: gzip\r\n" + LENGTH + BODY,
+        400,
+        b"2 headers 'Content-Encoding'",
+    ),
+    "two Content-Types": (
+        POST + b"Host: x\r\n" + b"Content-Type: application/json\r\n" * 2 + LENGTH + BODY,
+        400,
+        b"2 headers 'Content-Type'",
+    ),
+    "two Content-Types, for FastAPI": (
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\nContent-Type: a/b\r\nContent-Type: c/d\r\n\r\n",
+        400,
+        b"2 headers 'Content-Type'",
+    ),
+    "chunks in HTTP/1.0": (
+        POST.replace(b"/1.1", b"/1.0") + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+        400,
+        b"HTTP/1.0 has no 'Transfer-Encoding'",
+    ),
     "packed chunks": (POST + b"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS, 501, b"'gzip, chunked'"),
     "in two lines": (
         POST + b"Host: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS,

@@ -15,8 +15,11 @@ _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+)
 _PROBES: Mapping[bytes, exchange.Probe] = {b"/v2/health/live": exchange.live, b"/v2/health/ready": exchange.ready}
 
 
-# RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name.
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
+# RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name. RFC 3986
+# allows commas in names, but proxies join the values of repeated headers with them.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]*)(:[0-9]*)?")
+# Headers that decide how a body is read. A proxy may use one value of several, and this server another.
+_ONCE = ("Content-Encoding", "Content-Type", "Inference-Header-Content-Length")
 
 
 class Head(NamedTuple):
@@ -57,6 +60,12 @@ def fault(version: str, headers: Sequence[tuple[bytes, bytes]], size: int) -> Fa
         return Fault(
             InvalidArgument(f"the header 'Host' is {hosts[0].decode('latin-1')!r}; it must be a host or host:port")
         )
+    names = [name for name, _ in headers]
+    for once in _ONCE:
+        if (count := names.count(once.lower().encode())) > 1:
+            return Fault(InvalidArgument(f"the request has {count} headers '{once}'; send one"))
+    if version == "1.0" and b"transfer-encoding" in names:  # RFC 9112, 6.1: the framing is faulty
+        return Fault(InvalidArgument("HTTP/1.0 has no 'Transfer-Encoding'; send HTTP/1.1, or a 'Content-Length'"))
     codings = b", ".join(value for name, value in headers if name == b"transfer-encoding").lower()
     if codings not in (b"", b"chunked"):
         text = codings.decode("latin-1")
