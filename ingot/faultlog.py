@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ class RateLimitFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._clock = clock
+        self._lock = threading.Lock()  # loggers call filters from any thread
         self._seen: dict[str, tuple[float, int]] = {}  # by kind: when its first was written, and how many came since
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -32,12 +34,20 @@ class RateLimitFilter(logging.Filter):
         message = record.getMessage()
         kind = re.sub(r"\d+", "", message[:_PREFIX])
         now = self._clock()
-        began, count = self._seen.get(kind, (now, 0))
-        if now >= began + _SECONDS:
-            if count > _MOST:
-                record.msg, record.args = f"{message} ({count - _MOST} more like this were not logged)", ()
-            began, count = now, 0
-        if len(self._seen) >= _KINDS and kind not in self._seen:
-            self._seen.clear()
-        self._seen[kind] = began, count + 1
-        return count < _MOST
+        with self._lock:
+            began, count = self._seen.get(kind, (now, 0))
+            if now >= began + _SECONDS:
+                if count > _MOST:
+                    record.msg, record.args = f"{message} ({count - _MOST} more like this were not logged)", ()
+                began, count = now, 0
+            if len(self._seen) >= _KINDS and kind not in self._seen:
+                self._seen.clear()
+            self._seen[kind] = began, count + 1
+            return count < _MOST
+
+
+def rate_limited_logger(name: str) -> logging.Logger:
+    """Return the logger of a module, with repeated errors left out. Call it once per name."""
+    logger = logging.getLogger(name)
+    logger.addFilter(RateLimitFilter())
+    return logger

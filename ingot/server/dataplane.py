@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Count
@@ -20,8 +19,7 @@ from ingot.server.recorder import Recorder
 from ingot.server.requests import InferRequest, InferResponse, Route, Template, outcome_of, priority_of, timeout_of
 from ingot.tensors import Array, Signature, TensorSpec
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 

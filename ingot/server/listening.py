@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 from typing import Protocol
 
 from ingot.errors import InvalidArgument
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Metrics
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 # Connections that may wait to be taken; past it, clients try again a second later.
 BACKLOG = 2048

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,19 @@ def test_the_log_says_how_many_errors_were_left_out() -> None:
     now = 10.0
     assert passes("request 100 failed") == "request 100 failed (95 more like this were not logged)"
     assert passes("request 101 failed") == "request 101 failed"
+
+
+def test_threads_that_fail_alike_share_one_count() -> None:
+    class Slow(dict[str, tuple[float, int]]):
+        """Lets other threads run between a look at the count and its change."""
+
+        def get(self, key: str, default: Any = None) -> Any:
+            found = super().get(key, default)
+            time.sleep(0.001)
+            return found
+
+    limited = RateLimitFilter(lambda: 0.0)
+    limited._seen = Slow()
+    records = [logging.LogRecord("ingot", logging.ERROR, "", 0, "failed", (), None) for _ in range(16)]
+    with ThreadPoolExecutor(len(records)) as pool:
+        assert sum(map(bool, pool.map(limited.filter, records))) == 5

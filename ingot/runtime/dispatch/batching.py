@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.errors import IngotError, InternalError, Unavailable
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
 from ingot.runtime.dispatch.buffers import Buffers
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -19,8 +18,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, Signature
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 # Kinds of numpy's own types, whose arrays can be joined as bytes: a third of what np.concatenate takes.
 _PLAIN = "biuf"

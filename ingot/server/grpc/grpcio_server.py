@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec, reflected
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -24,8 +23,7 @@ from ingot.server.grpc.service import Service, parse
 from ingot.server.listening import bracketed
 from ingot.server.tls import Tls
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 # grpcio has an enumeration for what is a number in gRPC.
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}

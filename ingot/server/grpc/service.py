@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc import codec
@@ -19,8 +18,7 @@ from ingot.tensors import TensorSpec
 
 M = TypeVar("M", bound=Message)
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 # How many requests of one stream are in work at once.
 _AHEAD = 64

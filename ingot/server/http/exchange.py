@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, NotFound, public_text
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.server import compression
 from ingot.server.compression import Decompression, Hold
 from ingot.server.dataplane import DataPlane, wrapped
@@ -20,8 +19,7 @@ from ingot.server.http.plans import Plans, ResponseFormat
 from ingot.server.limits import BODY_PACE, Budget
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)

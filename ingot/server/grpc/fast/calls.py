@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
-from ingot.faultlog import RateLimitFilter
+from ingot.faultlog import rate_limited_logger
 from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, wrapped
 from ingot.server.grpc.codec import STATUS
@@ -24,8 +23,7 @@ from ingot.server.grpc.wire import Codec
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
 from ingot.server.requests import InferResponse
 
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitFilter())
+log = rate_limited_logger(__name__)
 
 Work = Callable[[], Coroutine[None, None, None]]
 
