@@ -73,6 +73,15 @@ def _within(runner: Runner, examples: Examples, dim: str, end: int, error: str) 
     return Range(low, high, bounds.step)
 
 
+def changes(before: Examples, after: Examples) -> list[str]:
+    """Return a note on the dimensions whose ranges differ, if any do."""
+    changed = [dim for dim, bounds in after.ranges.items() if bounds != before.ranges[dim]]
+    if not changed:
+        return []
+    shown = declared(after.ranges, changed)
+    return [f"the model does not run at all sizes; found by trying, the archive takes {shown}"]
+
+
 def declared(ranges: Mapping[str, Range], dims: Sequence[str]) -> str:
     """Return dimensions as they are declared in ``--input``."""
     return ", ".join(f"{dim}={ranges[dim]}" for dim in dims)

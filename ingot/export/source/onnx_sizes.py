@@ -100,9 +100,7 @@ def fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]
         found = sizes.stepped(file, examples)
         if found is None:
             raise
-        changed = [dim for dim, bounds in found.ranges.items() if bounds != examples.ranges[dim]]
-        shown = sizes.declared(found.ranges, changed)
-        notes.append(f"the model does not run at all sizes; found by trying, the archive takes {shown}")
+        notes = sizes.changes(examples, found)
         examples = found
     examples, more = sizes.narrowed(file, examples)
     return examples, (*notes, *more)

@@ -156,7 +156,7 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
     Raises:
         ExportError: it runs on none.
     """
-    notes = []
+    notes: list[str] = []
     try:
         examples = _weighed(eager, examples)
     except ExportError as error:
@@ -165,10 +165,7 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
         fitting = _running(eager, examples)
         if fitting is None:
             raise ExportError(f"{error}; {misdeclared.remedy(eager, examples)}") from error
-        changed = [dim for dim, bounds in fitting.ranges.items() if bounds != examples.ranges[dim]]
-        if changed:
-            shown = sizes.declared(fitting.ranges, changed)
-            notes.append(f"the model does not run at all sizes; found by trying, the archive takes {shown}")
+        notes = sizes.changes(examples, fitting)
         examples = _weighed(eager, fitting)
     known = probe.index_limits(eager, examples.make(examples.default_sizes))
     examples = examples.limited(known)
