@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.fast import calls, frames
+from ingot.server.grpc.fast import calls, control, frames
 from ingot.server.grpc.fast import outlet as outlets
 from ingot.server.grpc.fast import stream as streams
 from ingot.server.grpc.fast.frames import ErrorCode
+from ingot.server.grpc.fast.head import Heads
 from ingot.server.grpc.fast.messages import Messages
 from ingot.server.grpc.fast.replies import integer
 from ingot.server.grpc.fast.stream import Stream
@@ -169,17 +170,16 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
 }
 
 
-def literal_call(stream_id: int, more: bytes) -> bytes:
-    """Return the HEADERS of a call to ModelInfer whose block ends with ``more``, and puts nothing into the table."""
-    path = b"\x04" + bytes((len(INFER),)) + INFER.encode()
-    block = b"\x83\x86" + path + b"\x0f\x10\x10application/grpc" + more
+def literal_call(stream_id: int, more: bytes, path: str = INFER) -> bytes:
+    """Return the HEADERS of a call whose block ends with ``more``, and puts nothing into the table."""
+    block = b"\x83\x86\x04" + bytes((len(path),)) + path.encode() + b"\x0f\x10\x10application/grpc" + more
     return frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
 
 
-def huffman(stream_id: int, size: int) -> bytes:
+def huffman(stream_id: int, size: int, path: str = INFER) -> bytes:
     """Return a call with a header of ``size`` zeros, each of which is five bits long."""
     packed = size * 5 // 8  # of a multiple of eight, so that no padding is due
-    return literal_call(stream_id, b"\x00\x01x" + integer(packed, 7, 0x80) + bytes(packed))
+    return literal_call(stream_id, b"\x00\x01x" + integer(packed, 7, 0x80) + bytes(packed), path)
 
 
 @pytest.mark.parametrize("kind", FLOODS)
@@ -250,6 +250,39 @@ def test_headers_that_are_long_to_read_cost_patience(costs: str) -> None:
         assert peer.connection._patience <= before - 4 * 4
 
     run(test)
+
+
+@pytest.mark.parametrize("path", [INFER, "/x/y"])
+def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(control, "_PATIENCE_A_SECOND", 0)
+
+    async def test() -> None:
+        peer = Peer()
+        for index in range(1000):
+            stream_id = 1 + 2 * index
+            block = huffman(stream_id, 8000, path)  # less than half of what a client may send
+            peer.send(block + data(stream_id, prefixed(request(1)), frames.END_STREAM))
+            if goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM:
+                break
+        assert peer.wire.closed
+        assert index < 500
+
+    run(test)
+
+
+def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
+    plain = b"\x00\x01x" + integer(5000, 7) + b"0" * 5000
+    packed = b"\x00\x01x" + integer(3125, 7, 0x80) + bytes(3125)
+    # A literal that joins the table, the same from there, and a name from the table with a value in Huffman's code.
+    table = b"\x40\x01y" + integer(3000, 7) + b"0" * 3000 + b"\xbe" + b"\x0f\x2f" + packed[3:]
+    costs = []
+    for block in (plain, packed, table):
+        heads = Heads()
+        heads.decode(block)
+        costs.append(heads.cost)
+    assert costs == [5001 // 2048, (5001 + 2 * 3125) // 2048, (2 * 3001 + 5001 + 2 * 3125) // 2048]
 
 
 def test_a_client_that_works_may_send_headers_of_some_kib() -> None:

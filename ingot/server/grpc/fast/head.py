@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
+from hpack.hpack import decode_integer
 from hpack.table import HeaderTable
 
 from ingot.server.grpc.fast.frames import ErrorCode, Fault
@@ -20,8 +21,9 @@ _REMEMBERED_BYTES = 1024
 _QUOTED = 64
 # Changes of the table's size in one block (RFC 7541, section 4.2).
 _MOST_RESIZES = 2
-# Reading so much of a block, or so many of its headers, takes as long as a frame of another kind.
-_BYTES_A_FRAME, _HEADERS_A_FRAME = 2048, 64
+# So many decoded bytes, or so many headers, cost as much as a frame of another kind. hpack decodes Huffman's code in
+# Python, so each byte of that counts as so many more.
+_BYTES_A_FRAME, _HEADERS_A_FRAME, _HUFFMAN_BYTE = 2048, 64, 2
 
 _FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
@@ -167,5 +169,26 @@ class Heads:
         finally:
             if self._table.changed:
                 self._known.clear()
-        self.cost = len(block) // _BYTES_A_FRAME + len(headers) // _HEADERS_A_FRAME
+        size = sum(len(name) + len(value) for name, value in headers)
+        # Where neither the block nor the headers are large, its Huffman code is not worth counting.
+        if size + _HUFFMAN_BYTE * len(block) >= _BYTES_A_FRAME:
+            size += _HUFFMAN_BYTE * _huffman_bytes(block)
+        self.cost = size // _BYTES_A_FRAME + len(headers) // _HEADERS_A_FRAME
         return headers
+
+
+def _huffman_bytes(block: bytes) -> int:
+    """Return how many bytes of a block are Huffman's code (RFC 7541, section 6). hpack must have accepted the block."""
+    rest, count = memoryview(block), 0
+    while rest:
+        kind = rest[0]
+        prefix = 7 if kind & 0x80 else 6 if kind & 0x40 else 5 if kind & 0x20 else 4
+        index, used = decode_integer(rest, prefix)
+        rest = rest[used:]
+        strings = 0 if prefix in (7, 5) else 1 if index else 2  # an indexed header and a table size have none
+        for _ in range(strings):
+            packed = rest[0] & 0x80
+            length, used = decode_integer(rest, 7)
+            count += length if packed else 0
+            rest = rest[used + length :]
+    return count
