@@ -30,6 +30,12 @@ def number(value: int) -> bytes:
     return (b"\xff" if value < 0 else b"\x80") + (value % (1 << 88)).to_bytes(11)
 
 
+def extended(records: bytes, kind: bytes = b"x") -> bytes:
+    """Return an extended header of records."""
+    info, _ = member("PaxHeaders", records, kind)
+    return info.tobuf() + records + bytes(-len(records) % 512)
+
+
 class TestHostileTar:
     @pytest.mark.parametrize(
         ("extra", "message"),
@@ -107,6 +113,41 @@ class TestHostileTar:
             stream.write(content)
         message = refused(run_ingot("push", path, "tiny:1"))
         assert "tiny.ingot has a member with headers of more than 1 MiB" in message
+
+    @pytest.mark.parametrize("kind", [b"x", b"g", b"X"])
+    @pytest.mark.parametrize(
+        ("records", "message"),
+        [
+            (b"5 a=\n" * 257, "'index.json', whose headers have too many records"),
+            (b"5 a=\n" * 200_000, "'index.json', whose headers have too many records"),
+            (b"2 " * 500_000 + b"a=", "'index.json', whose headers have a damaged record"),
+            (b"9" * 1_000_000, "'index.json', whose headers have a damaged record"),
+            (b"1000010 path=" + b"1" * 999_996 + b"\n", "'index.json', whose headers have a number of over 64 digits"),
+        ],
+        ids=["many", "one MiB of many", "overlapping", "no blank", "a long number"],
+    )
+    def test_records_that_take_long_to_read_are_refused(
+        self, path: Path, kind: bytes, records: bytes, message: str
+    ) -> None:
+        path.write_bytes(extended(records, kind) + member("index.json")[0].tobuf() + path.read_bytes())
+        with pytest.raises(InvalidArchive, match=message):
+            Archive.open(path)
+
+    def test_records_of_all_members_are_bounded_together(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tar, "_MAX_ALL_RECORDS", 500)
+        one = extended(b"5 a=\n" * 250) + member("blobs", kind=tarfile.DIRTYPE)[0].tobuf()
+        path.write_bytes(one * 2 + path.read_bytes())
+        Archive.open(path)
+        path.write_bytes(one + path.read_bytes())
+        with pytest.raises(InvalidArchive, match=r"'blobs/', whose headers have too many .* 500 in the whole file"):
+            Archive.open(path)
+
+    def test_attributes_that_packers_write_are_passed_over(self, path: Path) -> None:
+        content = members(path)
+        for info, _ in content:
+            info.pax_headers = {"path": info.name, "mtime": "1.5", "SCHILY.xattr.user.x": "1" * 5000, "comment": "é=\n"}
+        write(path, content, tarfile.PAX_FORMAT)
+        Archive.open(path).verify()
 
     @pytest.mark.parametrize("kind", [b"x", b"g"])
     def test_many_extension_headers_are_bounded_together(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ _MAX_HEADER_BYTES = 1 << 20
 """What the headers of one member may have, its long name and extended attributes included."""
 _MAX_HEADERS_BYTES = MAX_MEMBERS * 2048
 """What the headers of all members may have together: an extended header each, and some to spare."""
+_MAX_RECORDS = 256
+"""Extended attributes of one member; bsdtar writes about ten."""
+_MAX_ALL_RECORDS = MAX_MEMBERS * 16
+_EXTENDED = frozenset((tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE))
+_NEEDED = frozenset((b"path", b"linkpath", b"size", b"hdrcharset"))
+_MAX_DIGITS = 64  # as many as a digest has characters
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS + 1))
 
 
 class TarSource(Protocol):
@@ -177,12 +185,15 @@ class _Headers:
         self._stream = stream
         self._name = name
         self._left = _MAX_HEADERS_BYTES
+        self._records = _MAX_ALL_RECORDS
+        self._extended = False  # the next read is of an extended header's records
         self.seek, self.tell = stream.seek, stream.tell
         self.start_member()
 
     def start_member(self) -> None:
         """Allow for the headers of one more member."""
         self._left_here = _MAX_HEADER_BYTES
+        self._records_here = _MAX_RECORDS
 
     def read(self, size: int) -> bytes:
         if size > self._left_here:
@@ -194,7 +205,43 @@ class _Headers:
             raise InvalidArchive(f"the headers in {self._name} have more than {_MAX_HEADERS_BYTES >> 20} MiB together")
         self._left -= size
         self._left_here -= size
-        return self._stream.read(size)
+        data = self._stream.read(size)
+        if self._extended:
+            self._extended = False
+            return self._needed(data)
+        self._extended = size == tarfile.BLOCKSIZE and data[156:157] in _EXTENDED
+        return data
+
+    def _needed(self, data: bytes) -> bytes:
+        """Return an extended header with only the records that decide what a member is, and of the same size.
+
+        tarfile takes quadratic time for long numbers and for records that overlap, in Pythons before 3.11.10 and
+        3.12.6 (https://github.com/python/cpython/issues/121285).
+        """
+        kept, at = [], 0
+        while at < len(data) and data[at]:
+            blank = data.find(b" ", at, at + _MAX_DIGITS)
+            digits = data[at:blank] if blank > 0 else b""
+            end = at + int(digits) if digits.isdigit() else 0
+            key, equals, value = data[blank + 1 : end].partition(b"=")
+            if not (blank < end <= len(data) and equals and value.endswith(b"\n")):
+                raise self._error("a damaged record of extended attributes")
+            if not (self._records_here and self._records):
+                most = f"{_MAX_RECORDS}, or {_MAX_ALL_RECORDS} in the whole file"
+                raise self._error(f"too many records of extended attributes (at most {most}); pack it without them")
+            self._records_here -= 1
+            self._records -= 1
+            if key in _NEEDED or key.startswith(b"GNU.sparse."):
+                if _LONG_NUMBER.search(value):
+                    raise self._error(f"a number of over {_MAX_DIGITS} digits in '{key.decode()[:100]}'")
+                kept.append(data[at:end])
+            at = end
+        return b"".join(kept).ljust(len(data), b"\0")
+
+    def _error(self, what: str) -> InvalidArchive:
+        """Return an error on the next member, whose plain header follows the extended one."""
+        name = self._stream.read(tarfile.BLOCKSIZE)[:100].partition(b"\0")[0]
+        return InvalidArchive(f"{self._name} has a member, {name.decode('latin-1')!r}, whose headers have {what}")
 
 
 class _Span(io.RawIOBase):
