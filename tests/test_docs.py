@@ -16,11 +16,11 @@ import pytest
 import typer
 
 import ingot
-from ingot import units
 from ingot.cli.main import app
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
+from ingot.report import units
 from ingot.runtime import Metrics, Repository
 from ingot.server.config import TIMES, ServerConfig
 from ingot.server.dataplane import DataPlane

@@ -27,9 +27,8 @@ FLOORS = {
     "demo": 3,
     "padding": 3,
     "faultlog": 2,
-    "pages": 2,
+    "report": 2,
     "tensors": 2,
-    "units": 2,
     "_version": 1,
     "errors": 1,
 }

@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.serving.contestants import Start, contestants
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import Process, free_port
-from ingot.units import size
+from ingot.report.units import size
 
 # Seconds to the first answer, seconds of CPU until then, bytes.
 Sample = tuple[float, float, float]

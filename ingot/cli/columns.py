@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
-from ingot.units import size
+from ingot.report.units import size
 
 
 class Amount(ProgressColumn):

@@ -13,7 +13,7 @@ from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_s
 from ingot.cli.loading import LoadTimeout, limited_load, load_limit
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
-from ingot.units import one_line
+from ingot.report.text import one_line
 
 if TYPE_CHECKING:
     from ingot.importing import Candidate

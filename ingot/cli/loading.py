@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ingot import units
 from ingot.cli import interrupts
 from ingot.errors import InvalidArgument
+from ingot.report import units
 
 LoadTimeout = Annotated[
     str,

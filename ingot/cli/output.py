@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ingot import units
 from ingot.errors import InvalidArgument
-from ingot.units import duration as duration
-from ingot.units import size as size
+from ingot.report import units
+from ingot.report.units import duration as duration
+from ingot.report.units import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console

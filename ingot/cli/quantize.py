@@ -206,7 +206,8 @@ def _show_candidates(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ingot.quant.report.words import mean, number, times
+    from ingot.quant.report.words import mean
+    from ingot.report.units import number, times
 
     title = Text(printable(f"{report.metric} may drop by {report.budget:g}"))
     table = Table("candidate", "speed-up", "drop", "size", "", title=title, title_justify="left", title_style="")
@@ -232,7 +233,7 @@ def _mark(item: Candidate) -> str:
 
 
 def _show_result(result: Quantized, out: Path) -> None:
-    from ingot.quant.report.words import number
+    from ingot.report.units import number
 
     report, chosen = result.report, result.report.chosen
     if report.before is not None and report.after is not None:

@@ -39,8 +39,9 @@ from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.source.subject import Description, Subject, describe
 from ingot.export.torch_arrays import from_torch, to_torch
+from ingot.report.text import table
+from ingot.report.units import count, size
 from ingot.tensors import Signature, TensorSpec
-from ingot.units import count, size, table
 
 BATCHES = (1, 8, 32)
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}

@@ -13,8 +13,8 @@ from ingot.errors import InvalidArgument
 from ingot.importing.declared import Declared
 from ingot.importing.members import inside
 from ingot.importing.triton_config_pb2 import DataType, ModelConfig, ModelInput
+from ingot.report.text import one_line
 from ingot.tensors import DType
-from ingot.units import one_line
 
 CONFIG = "config.pbtxt"
 # protobuf's parser takes a time that is quadratic in the length of a line: 1 MiB in one line takes two minutes.

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ingot import units
 from ingot.errors import InvalidArgument
+from ingot.report import units
 from ingot.runtime import Limits, Settings
 from ingot.runtime.settings import VariantChoice
 

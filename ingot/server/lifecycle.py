@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import threading
 
-from ingot import units
 from ingot.errors import DeadlineExceeded
+from ingot.report import units
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
 from ingot.server.config import ServerConfig

@@ -14,8 +14,8 @@ from ingot.model_store.format import manifest
 from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant import metric
 from ingot.quant.report import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side, comparison
-from ingot.quant.report.axes import Axis
 from ingot.quant.report.view import html, text
+from ingot.report.axes import Axis
 
 
 def score(value: float, half: float = 0.004) -> Score:

@@ -1,4 +1,4 @@
-"""The export report as one page of HTML that needs nothing else: no script, no font, no other file."""
+"""The export report as a page of HTML."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from ingot import pages
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
-from ingot.units import size
+from ingot.report import charts, pages
+from ingot.report.units import size
 
-# As many operators as a glance takes in; the rest is folded away.
+# Further operators are folded.
 _MOST_BARS = 12
-# A longer list of nodes without a module is folded, and modules that lie deeper are not told apart.
+# A longer list of nodes without a module is folded; deeper modules are shown as one.
 _LONGEST = 40
 _DEEPEST = 40
 
 
 def html(report: Report) -> str:
-    """Return a report as a page; all text in it is escaped, whatever a model calls its parts."""
+    """Return a report as a page. All text in it is escaped: names come from the model."""
     sections = (
         ("Summary", _summary(report)),
         ("Capture", _attempts(report.attempts)),
@@ -32,10 +32,10 @@ def html(report: Report) -> str:
     return pages.page(
         report.name,
         "export report",
-        f"exported from <code>{escape(report.source)}</code> at <time>{escape(report.created)}</time>",
+        f"exported from {pages.code(report.source)} at <time>{escape(report.created)}</time>",
         sections,
         f"{escape(pages.versions(report.versions))} &middot; report format {report.schema_version}",
-        _STYLE,
+        charts.STYLE + _STYLE,
     )
 
 
@@ -50,12 +50,12 @@ def _summary(report: Report) -> str:
 
 
 def _codes(items: Iterable[str]) -> str:
-    return "<br>".join(f"<code>{escape(item)}</code>" for item in items)
+    return "<br>".join(map(pages.code, items))
 
 
 def _attempts(attempts: Sequence[Attempt]) -> str:
     rows = [
-        (f"<code>{escape(item.route)}</code>", pages.mark(not item.failure, "taken", "failed"), escape(item.failure))
+        (pages.code(item.route), pages.mark(not item.failure, "taken", "failed"), escape(item.failure))
         for item in attempts
     ]
     return pages.table(("Route", "", "Why not"), rows)
@@ -67,7 +67,7 @@ def _stages(stages: Sequence[Stage]) -> str:
         first = (escape(stage.name), f"{stage.seconds:.2f} s", escape(stage.detail))
         proofs = [
             (
-                f"<code>{escape(item.tensor)}</code>",
+                pages.code(item.tensor),
                 pages.mark(item.error <= item.tolerance, f"{item.error:.1e}", f"{item.error:.1e}"),
                 f"{item.tolerance:.0e}",
                 str(item.cases),
@@ -81,7 +81,7 @@ def _stages(stages: Sequence[Stage]) -> str:
 def _rewrites(rewrites: Sequence[Rewrite]) -> str:
     rows = [
         (
-            f"<code>{escape(item.rule)}</code>",
+            pages.code(item.rule),
             escape(item.kind),
             str(item.matches),
             "" if item.error is None else f"{item.error:.1e}",
@@ -115,12 +115,12 @@ def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
     root, flat = _Part(""), _Part("no module")
     for node in graph.nodes:
         (root.place(node.module.split(".", _DEEPEST)) if node.module else flat).nodes.append(node)
-    # A graph that does not tell modules is one long list, which must not be open from the start.
+    # A graph without modules is one long list, which must not be unfolded at the start.
     own = flat.unfolding(marks) if flat.count() > _LONGEST else flat.own(marks)
     most = max([1, *graph.operators.values()])
     bars = [_bar(operator, count, most) for operator, count in graph.operators.items()]
     more = bars[_MOST_BARS:]
-    rest = f"<details><summary>{len(more)} more operators</summary>{''.join(more)}</details>" if more else ""
+    rest = pages.details(f"{len(more)} more operators", "".join(more)) if more else ""
     return (
         f"<article><h3>{escape(graph.title)} <small>{len(graph.nodes)} nodes</small></h3>"
         f'<div class="bars">{"".join(bars[:_MOST_BARS])}{rest}</div>{own}{root.shown(marks)}</article>'
@@ -128,8 +128,7 @@ def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
 
 
 def _bar(operator: str, count: int, most: int) -> str:
-    bar = f'<svg aria-hidden="true"><rect width="{100 * count / most:.1f}%" height="100%" rx="3"/></svg>'
-    return f'<div class="bar"><code>{escape(operator)}</code>{bar}<b>{count}</b></div>'
+    return f'<div class="bar"><code>{escape(operator)}</code>{charts.meter(count / most)}<b>{count}</b></div>'
 
 
 @dataclass
@@ -141,7 +140,7 @@ class _Part:
     parts: dict[str, _Part] = field(default_factory=dict)
 
     def place(self, path: list[str]) -> _Part:
-        """Return the part at a path, made if need be."""
+        """Return the part at a path, created if it is missing."""
         return self.parts.setdefault(path[0], _Part(path[0])).place(path[1:]) if path else self
 
     def count(self) -> int:
@@ -164,8 +163,7 @@ class _Part:
 
 
 def _unfolding(name: str, count: int, content: str) -> str:
-    summary = f"<summary><code>{escape(name)}</code> <small>{count}</small></summary>"
-    return f"<details>{summary}{content}</details>"
+    return pages.details(f"{pages.code(name)} <small>{count}</small>", content)
 
 
 def _row(node: Node, mark: str) -> str:
@@ -182,7 +180,7 @@ _STYLE = """
 .graphs{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:18px;align-items:start}
 article{border:1px solid var(--line);border-radius:10px;padding:14px 16px;min-width:0}
 .bars{margin-bottom:14px}.bar{display:grid;grid-template-columns:minmax(0,1.3fr) 1fr 3.5em;gap:10px;align-items:center}
-.bar code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}.bar svg{width:100%;height:8px;fill:var(--key)}
+.bar code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .bar b{font-weight:500;text-align:right;font-variant-numeric:tabular-nums}
 details{border-left:2px solid var(--line);padding-left:10px;margin:2px 0}summary{cursor:pointer;padding:2px 0}
 summary:hover{color:var(--key)}ol{list-style:none;margin:2px 0 6px;padding:0;font:13px/1.5 ui-monospace,monospace}

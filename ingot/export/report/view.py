@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ingot.export.report import GraphView, Node, Report, Stage
 from ingot.export.report.page import html as html
-from ingot.units import size, table
+from ingot.report.pages import versions
+from ingot.report.text import items, section, table
+from ingot.report.units import size
 
 
 def text(report: Report, nodes: bool = False) -> str:
@@ -16,25 +18,19 @@ def text(report: Report, nodes: bool = False) -> str:
             often each operator stands in it.
     """
     lines = [f"{report.name}, exported from {report.source} at {report.created}"]
-    lines += _section("Inputs", [f"  {item}" for item in report.inputs])
-    lines += _section("Outputs", [f"  {item}" for item in report.outputs])
+    lines += section("Inputs", items(report.inputs))
+    lines += section("Outputs", items(report.outputs))
     lines += ["", f"Batch dimension: {report.batch or 'none'}"]
-    lines += _section("Capture", [f"  {item.route}: {item.failure or 'taken'}" for item in report.attempts])
-    lines += _section("Stages", [line for stage in report.stages for line in _stage(stage)])
-    lines += _section("Rewrites", _rewrites(report))
+    lines += section("Capture", [f"  {item.route}: {item.failure or 'taken'}" for item in report.attempts])
+    lines += section("Stages", [line for stage in report.stages for line in _stage(stage)])
+    lines += section("Rewrites", _rewrites(report))
     for graph in report.graphs:
-        lines += _section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
-    lines += _section("Sizes", table([(name, size(count)) for name, count in report.sizes.items() if count]))
-    lines += _section("Outside the operator set", [f"  {item}" for item in report.outside_opset])
-    lines += _section("Notes", [f"  {item}" for item in report.notes])
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return "\n".join(
-        [*lines, "", f"Made with {versions or 'unknown versions'}; report format {report.schema_version}", ""]
-    )
-
-
-def _section(title: str, lines: list[str]) -> list[str]:
-    return ["", title, *lines] if lines else []
+        lines += section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
+    lines += section("Sizes", table([(name, size(count)) for name, count in report.sizes.items() if count]))
+    lines += section("Outside the operator set", items(report.outside_opset))
+    lines += section("Notes", items(report.notes))
+    made = versions(report.versions) or "unknown versions"
+    return "\n".join([*lines, "", f"Made with {made}; report format {report.schema_version}", ""])
 
 
 def _stage(stage: Stage) -> list[str]:

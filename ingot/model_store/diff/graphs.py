@@ -21,7 +21,7 @@ from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.diff.records import TensorInfo
 from ingot.model_store.diff.tensors import Graph, Tensor, about
 from ingot.model_store.format.variant import Variant
-from ingot.units import one_line
+from ingot.report.text import one_line
 
 
 def read_graph(variant: Variant, where: str) -> Graph:

@@ -10,8 +10,8 @@ from ingot import arrays
 from ingot.model_store.diff.records import GoldenChange, LatencyChange, Measure
 from ingot.model_store.format.evidence import Evidence
 from ingot.model_store.format.goldens import Golden
+from ingot.report.text import one_line
 from ingot.tensors import Array, DType
-from ingot.units import one_line
 
 
 def measures(before: Evidence, after: Evidence) -> Iterator[Measure]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ingot.errors import InvalidArchive
 from ingot.model_store.diff.records import GraphDiff, OperatorChange, Renamed, TensorChange, TensorInfo, Values
+from ingot.report.text import one_line
 from ingot.tensors import Array
-from ingot.units import one_line
 
 _BLOCK = 3 << 18  # bytes; a multiple of every element's size, of 6 bits too
 

@@ -1,15 +1,16 @@
-"""A diff as text for terminals, and as a page of HTML."""
+"""Draw a diff as text for terminals, and as a page of HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
 
-from ingot import pages, units
 from ingot.model_store.diff.records import Diff, GraphDiff, TensorChange, VariantDiff
-from ingot.units import one_line, size
+from ingot.report import pages
+from ingot.report.text import one_line, table
+from ingot.report.units import duration, number, size, times
 
-# Of facts, too: a recipe has one for each layer.
+# The default number of rows per table; a recipe alone has one fact per layer.
 SHOWN = 20
 _Rows = list[tuple[str, ...]]
 _NONE = "-"
@@ -23,11 +24,11 @@ def text(diff: Diff, shown: int = SHOWN) -> str:
         verdict(diff),
     ]
     for title, rows in _sections(_changes(diff)):
-        lines += ["", title, *units.table(_cut(rows, shown))]
+        lines += ["", title, *table(_cut(rows, shown))]
     for variant in diff.variants:
         lines += ["", f"variant {one_line(variant.name)}: {_state(variant)}"]
         for title, rows in _sections(_variant(variant)):
-            lines += [f"  {title}", *units.table(_cut(rows, shown), "    ")]
+            lines += [f"  {title}", *table(_cut(rows, shown), "    ")]
         lines += [f"  note: {one_line(note, 1000)}" for note in variant.notes]
     return "\n".join([*lines, ""])
 
@@ -98,7 +99,7 @@ def _variant(variant: VariantDiff) -> Iterator[tuple[str, _Rows]]:
         [
             ("rows", "before", "after", "times as fast"),
             *(
-                (str(item.rows), _seconds(item.before), _seconds(item.after), _times(item.speedup))
+                (str(item.rows), _seconds(item.before), _seconds(item.after), times(item.speedup) or _NONE)
                 for item in variant.latency
             ),
         ],
@@ -187,17 +188,11 @@ def _share(part: int, whole: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return _NONE
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+    return _NONE if value is None else number(value)
 
 
 def _seconds(value: float | None) -> str:
-    return _NONE if value is None else units.duration(value)
-
-
-def _times(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.2f}x"
+    return _NONE if value is None else duration(value)
 
 
 def _difference(value: float | None) -> str:

@@ -14,8 +14,8 @@ from ingot.model_store.format import goldens, manifest, onnx_wire
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.plan import PartitionPlan
+from ingot.report.text import one_line
 from ingot.tensors import Signature, check_inputs
-from ingot.units import one_line
 
 _MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger ones
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
-from ingot import pages
-from ingot.model_store.format.evidence import BatchLatency
-from ingot.quant.report import ModelComparison, Score, plots, words
-from ingot.quant.report.plots import Curve, Kind, Point
-from ingot.units import duration, size, table
+from ingot.quant.report import ModelComparison, Score, words
+from ingot.quant.report.page import latency_curves, latency_rows
+from ingot.report import charts, pages
+from ingot.report.charts import Kind, Point
+from ingot.report.text import section, table
+from ingot.report.units import number, size
 
 _LATENCY = ("Batch", "Before", "After", "Speed-up")
 
 
 def html(comparison: ModelComparison) -> str:
-    """Return a comparison as a page; all text in it is escaped, whatever a model calls its parts."""
+    """Return a comparison as a page. All text in it is escaped: names come from the models."""
     before, after = comparison.before, comparison.after
     outputs = [(pages.code(item.tensor), *words.agreement(item)) for item in comparison.outputs]
+    curves = latency_curves((before.label, before.latency), (after.label, after.latency))
     sections = (
         ("Result", f"<p>{escape(verdict(comparison))}</p>{_summary(comparison)}"),
         ("Score and latency", _scores(comparison)),
-        ("Latency by batch", _curves(comparison) + pages.table(_LATENCY, _latency(comparison))),
+        (
+            "Latency by batch",
+            curves + pages.table(_LATENCY, _latency(comparison)),
+        ),
         ("Outputs of the second against the first's", pages.table(words.AGREEMENT, outputs)),
         ("Notes", pages.listing(comparison.notes)),
     )
@@ -31,7 +35,7 @@ def html(comparison: ModelComparison) -> str:
         f"{pages.code(before.label)} and {pages.code(after.label)} at <time>{escape(comparison.created)}</time>",
         sections,
         f"{escape(pages.versions(comparison.versions))} &middot; comparison format {comparison.schema_version}",
-        plots.STYLE,
+        charts.STYLE,
     )
 
 
@@ -46,10 +50,10 @@ def text(comparison: ModelComparison) -> str:
     lines = [verdict(comparison), ""]
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
         lines.append(f"{name:>6}  {side.label}, {side.format}, {size(side.size)}")
-    lines += _section(f"{comparison.metric}", [(name, words.score(item)) for name, item in scores if item])
-    lines += _section("latency", [tuple(map(str.lower, _LATENCY)), *_latency(comparison)])
+    lines += section(comparison.metric, table([(name, words.score(item)) for name, item in scores if item]))
+    lines += section("latency", table([tuple(map(str.lower, _LATENCY)), *_latency(comparison)]))
     if outputs:
-        lines += _section("outputs", [tuple(map(str.lower, words.AGREEMENT)), *outputs])
+        lines += section("outputs", table([tuple(map(str.lower, words.AGREEMENT)), *outputs]))
     lines += ["", f"on {_data(comparison)}", *(f"note: {note}" for note in comparison.notes)]
     return "\n".join([*lines, ""])
 
@@ -69,7 +73,7 @@ def _change(metric: str, drop: Score) -> str:
     if drop.value == 0:
         return f"{metric} the same"
     chance = " (which may be chance)" if drop.low <= 0 <= drop.high else ""
-    return f"{metric} {words.number(abs(drop.value))} {'worse' if drop.value > 0 else 'better'}{chance}"
+    return f"{metric} {number(abs(drop.value))} {'worse' if drop.value > 0 else 'better'}{chance}"
 
 
 def _summary(comparison: ModelComparison) -> str:
@@ -102,34 +106,9 @@ def _scores(comparison: ModelComparison) -> str:
     ]
     first, second, drop = comparison.score_before, comparison.score_after, comparison.drop
     lower = bool(first and second and drop and (second.value > first.value) == (drop.value > 0) and drop.value)
-    titles = ("ms a call, geometric mean over the batches", comparison.metric + (", lower is better" if lower else ""))
-    return plots.scatter(points, titles, upside_down=lower)
-
-
-def _curves(comparison: ModelComparison) -> str:
-    before, after = comparison.before, comparison.after
-    return plots.curves(
-        [_curve(before.label, before.latency, "original"), _curve(after.label, after.latency, "chosen")],
-        ("rows a call", "ms a call"),
-    )
-
-
-def _curve(label: str, items: Sequence[BatchLatency], kind: Kind) -> Curve:
-    return Curve(label, tuple((item.rows, item.seconds * 1e3) for item in items if item.rows), kind)
+    metric = comparison.metric + (", lower is better" if lower else "")
+    return charts.scatter(points, ("ms per call, geometric mean over the batches", metric), upside_down=lower)
 
 
 def _latency(comparison: ModelComparison) -> list[tuple[str, ...]]:
-    first = {item.rows: item.seconds for item in comparison.before.latency}
-    return [
-        (
-            str(item.rows),
-            duration(first[item.rows]) if item.rows in first else "",
-            duration(item.seconds),
-            words.times(comparison.speedups.get(item.rows)),
-        )
-        for item in comparison.after.latency
-    ]
-
-
-def _section(title: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return ["", title, *table(rows)] if rows else []
+    return latency_rows(comparison.before.latency, comparison.after.latency, comparison.speedups)

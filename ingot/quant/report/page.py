@@ -1,26 +1,26 @@
-"""The quantization report as one page of HTML that needs nothing else: no script, no font, no other file."""
+"""The quantization report as a page of HTML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from ingot import pages
 from ingot.model_store.format.evidence import BatchLatency
-from ingot.quant.report import Audit, Candidate, Layer, Report, Score, plots, words
-from ingot.quant.report.plots import Bar, Curve, Kind, Point
-from ingot.units import duration, size
+from ingot.quant.report import Audit, Candidate, Layer, Report, Score, words
+from ingot.report import charts, pages
+from ingot.report.charts import Bar, Curve, Kind, Point
+from ingot.report.units import duration, number, percent, size, times
 
 # A longer table of layers is folded.
 _LONGEST = 40
-# A speed-up below this, or its inverse, is none: latencies lie between a picosecond and some years.
+# A speed-up below this, or above its inverse, is not plausible: latencies are picoseconds to years.
 _LEAST = 1e-21
-_COLORS = 6  # that plots have; more schemes share the last
+_COLORS = 6  # schemes with an own colour; further ones share the last
 
 
 def html(report: Report) -> str:
-    """Return a report as a page; all text in it is escaped, whatever a model calls its parts."""
+    """Return a report as a page. All text in it is escaped: names come from the model."""
     sections = (
         ("Result", f'<p class="verdict">{escape(words.verdict(report))}</p>{_summary(report)}'),
         ("Frontier", _frontier(report)),
@@ -39,7 +39,7 @@ def html(report: Report) -> str:
         f"quantized{made}",
         sections,
         f"{escape(pages.versions(report.versions))} &middot; report format {report.schema_version}",
-        plots.STYLE + _STYLE,
+        charts.STYLE + _STYLE,
     )
 
 
@@ -65,7 +65,7 @@ def _summary(report: Report) -> str:
 def _drop(report: Report) -> str:
     if report.drop is None:
         return ""
-    text = f"{words.score(report.drop)}, where {words.number(report.budget)} is allowed"
+    text = f"{words.score(report.drop)}, where {number(report.budget)} is allowed"
     return pages.mark(report.drop.value <= report.budget, escape(text), escape(text))
 
 
@@ -83,9 +83,9 @@ def _frontier(report: Report) -> str:
     if original is not None and before is not None:
         points.insert(0, Point("original", original * 1e3, before.value, before.low, before.high, "original"))
     limit = None if before is None else before.value + (report.budget if lower else -report.budget)
-    titles = ("ms a call, geometric mean over the batches", report.metric + (", lower is better" if lower else ""))
+    titles = ("ms per call, geometric mean over the batches", report.metric + (", lower is better" if lower else ""))
     keys = [("original", "original"), ("chosen", "chosen"), ("held", "within the budget"), ("refused", "refused")]
-    return plots.scatter(points, titles, limit, upside_down=lower) + plots.legend(keys)
+    return charts.scatter(points, titles, limit, upside_down=lower) + charts.legend(keys)
 
 
 def _lower_is_better(report: Report) -> bool:
@@ -112,7 +112,7 @@ def _kind(item: Candidate) -> Kind:
 
 
 def _title(item: Candidate) -> str:
-    speedup = words.times(words.mean(item.speedups.values()))
+    speedup = times(words.mean(item.speedups.values()))
     return ", ".join(filter(None, (item.name, words.score(item.score), speedup, item.rejected)))
 
 
@@ -123,8 +123,8 @@ def _candidates(report: Report) -> str:
         (
             f"<b>{escape(item.name)}</b>",
             _state(item),
-            *(words.times(item.speedups.get(rows)) for rows in batches),
-            words.times(words.mean(item.speedups.values())),
+            *(times(item.speedups.get(rows)) for rows in batches),
+            times(words.mean(item.speedups.values())),
             size(item.size) if item.size else "",
             _score(item.score),
             _score(item.drop),
@@ -152,34 +152,42 @@ def _recipe(item: Candidate) -> str:
     if not item.recipe:
         return ""
     content = escape(json.dumps(item.recipe, default=str))
-    return f'<details><summary>show</summary><code class="recipe">{content}</code></details>'
+    return pages.details("show", f'<code class="recipe">{content}</code>')
 
 
 def _latency(report: Report) -> str:
     chosen = report.chosen
     if chosen is None or not chosen.latency:
         return ""
-    before = {item.rows: item.seconds for item in report.baseline}
+    drawn = latency_curves(("original", report.baseline), (chosen.name, chosen.latency))
+    rows = latency_rows(report.baseline, chosen.latency, chosen.speedups)
+    return drawn + pages.table(("Batch", "Original", "Chosen", "Speed-up"), rows)
+
+
+def latency_curves(*sides: tuple[str, Sequence[BatchLatency]]) -> str:
+    """Return the latency of two models by batch as curves."""
+    kinds: tuple[Kind, Kind] = ("original", "chosen")
     items = [
-        _curve("original", report.baseline, "original"),
-        _curve(chosen.name, chosen.latency, "chosen"),
+        Curve(label, tuple((item.rows, item.seconds * 1e3) for item in latency if item.rows), kind)
+        for (label, latency), kind in zip(sides, kinds, strict=True)
     ]
-    rows = [
+    return charts.curves(items, ("rows per call", "ms per call"))
+
+
+def latency_rows(
+    before: Sequence[BatchLatency], after: Sequence[BatchLatency], speedups: Mapping[int, float]
+) -> list[tuple[str, ...]]:
+    """Return batch, latency before and after, and speed-up as rows of a table."""
+    first = {item.rows: item.seconds for item in before}
+    return [
         (
             str(item.rows),
-            duration(before[item.rows]) if item.rows in before else "",
+            duration(first[item.rows]) if item.rows in first else "",
             duration(item.seconds),
-            words.times(chosen.speedups.get(item.rows)),
+            times(speedups.get(item.rows)),
         )
-        for item in chosen.latency
+        for item in after
     ]
-    return plots.curves(items, ("rows a call", "ms a call")) + pages.table(
-        ("Batch", "Original", "Chosen", "Speed-up"), rows
-    )
-
-
-def _curve(label: str, items: Sequence[BatchLatency], kind: Kind) -> Curve:
-    return Curve(label, tuple((item.rows, item.seconds * 1e3) for item in items if item.rows), kind)
 
 
 def _outputs(report: Report) -> str:
@@ -198,7 +206,7 @@ def _noise(layers: Sequence[Layer]) -> str:
         )
         for layer in layers
     ]
-    drawn = plots.bars(items, "signal to quantization noise by layer, dB")
+    drawn = charts.bars(items, "signal to quantization noise by layer, dB")
     if not drawn:
         return ""
     keys = [("hollow" if color is None else f"c{color}", scheme) for scheme, color in colors.items()]
@@ -206,7 +214,7 @@ def _noise(layers: Sequence[Layer]) -> str:
         "<p>Signal to quantization noise of each layer's output when it alone is quantized, in the graph's order: a "
         "short bar is a layer that suffers. #1 hurts the metric most.</p>"
     )
-    return intro + plots.legend(keys) + drawn
+    return intro + charts.legend(keys) + drawn
 
 
 def _colors(layers: Sequence[Layer]) -> dict[str, int | None]:
@@ -225,12 +233,12 @@ def _layers(layers: Sequence[Layer]) -> str:
             str(layer.rank or ""),
             words.decibels(layer.sqnr),
             _range(layer),
-            words.share(layer.clipped),
+            percent(layer.clipped),
         )
         for layer in layers
     ]
     shown = pages.table(("Layer", "Operator", "Scheme", "Hurts", "SQNR", "Input range", "Clipped"), rows)
-    return shown if len(rows) <= _LONGEST else f"<details><summary>{len(rows)} layers</summary>{shown}</details>"
+    return shown if len(rows) <= _LONGEST else pages.details(f"{len(rows)} layers", shown)
 
 
 def _range(layer: Layer) -> str:

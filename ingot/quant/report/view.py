@@ -1,13 +1,14 @@
-"""The quantization report as text for terminals; its page of HTML, which page.py makes, is offered here too."""
+"""The quantization report as text for terminals, and :func:`ingot.quant.report.page.html` for symmetry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot import pages
 from ingot.quant.report import Audit, Candidate, Layer, Report, words
 from ingot.quant.report.page import html as html
-from ingot.units import size, table
+from ingot.report import pages
+from ingot.report.text import items, section, table
+from ingot.report.units import number, percent, size, times
 
 # As many layers as a terminal shows at a glance; the page shows all.
 _MOST_LAYERS = 10
@@ -23,15 +24,10 @@ def text(report: Report) -> str:
     lines += section(*_layers(report.layers))
     lines += section("What is integer in the optimized graph", _audit(report.audit))
     where = [words.data(report.data), report.data.digest, report.machine]
-    lines += section("Measured with", [f"  {item}" for item in where if item])
-    lines += section("Notes", [f"  {item}" for item in report.notes])
+    lines += section("Measured with", items(list(filter(None, where))))
+    lines += section("Notes", items(report.notes))
     made = pages.versions(report.versions) or "unknown versions"
     return "\n".join([*lines, "", f"Made with {made}; report format {report.schema_version}", ""])
-
-
-def section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return a title and what stands below it, or nothing."""
-    return ["", title, *lines] if lines else []
 
 
 def agreement(report: Report) -> list[str]:
@@ -43,7 +39,7 @@ def agreement(report: Report) -> list[str]:
 def _metric(report: Report) -> list[str]:
     scores = (("before", report.before), ("after", report.after), ("drop", report.drop))
     rows = [(name, words.score(item)) for name, item in scores if item is not None]
-    budget = [("allowed", words.number(report.budget))] if rows else []
+    budget = [("allowed", number(report.budget))] if rows else []
     return [f"  {report.metric}", *table([*rows, *budget], "    ")] if rows else []
 
 
@@ -51,9 +47,9 @@ def _candidates(candidates: Sequence[Candidate]) -> list[str]:
     rows = [
         (
             item.name,
-            words.times(words.mean(item.speedups.values())),
+            times(words.mean(item.speedups.values())),
             size(item.size) if item.size else "",
-            words.number(item.drop.value) if item.drop else "",
+            number(item.drop.value) if item.drop else "",
             _state(item),
         )
         for item in candidates
@@ -80,7 +76,7 @@ def _layers(layers: Sequence[Layer]) -> tuple[str, list[str]]:
     known = [layer for layer in layers if layer.rank or layer.sqnr is not None]
     worst = sorted(known, key=lambda layer: (layer.rank or 1 << 63, layer.sqnr if layer.sqnr is not None else 1e150))
     rows = [
-        (f"{layer.operator} {layer.name}", layer.scheme, words.decibels(layer.sqnr), words.share(layer.clipped))
+        (f"{layer.operator} {layer.name}", layer.scheme, words.decibels(layer.sqnr), percent(layer.clipped))
         for layer in worst[:_MOST_LAYERS]
     ]
     head = ("layer", "scheme", "SQNR", "clipped")

@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant.report import Candidate, DataRecord, Report, Score
-from ingot.units import size
-
-
-def number(value: float) -> str:
-    """Return a measured value."""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+from ingot.report.units import number, percent, size
 
 
 def score(item: Score | None) -> str:
@@ -35,16 +30,6 @@ def latency(items: Sequence[BatchLatency]) -> float | None:
     return mean(item.seconds for item in items)
 
 
-def times(speedup: float | None) -> str:
-    """Return a speed-up."""
-    return "" if speedup is None else f"{speedup:.2f}x"
-
-
-def share(value: float | None) -> str:
-    """Return a share in percent."""
-    return "" if value is None else f"{value:.2%}"
-
-
 def decibels(value: float | None) -> str:
     """Return a signal to noise ratio."""
     return "" if value is None else f"{value:.1f} dB" if value < 200 else "no noise"
@@ -52,7 +37,7 @@ def decibels(value: float | None) -> str:
 
 def agreement(item: Agreement) -> tuple[str, ...]:
     """Return cosine, SQNR, share of equal top classes and largest error of one output."""
-    return (f"{item.cosine:.4f}", decibels(item.sqnr), share(item.top1), f"{item.error:.1e}")
+    return (f"{item.cosine:.4f}", decibels(item.sqnr), percent(item.top1), f"{item.error:.1e}")
 
 
 AGREEMENT = ("Output", "Cosine", "SQNR", "Same top class", "Largest error")

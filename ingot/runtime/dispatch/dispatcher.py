@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
+from ingot.report.units import duration, written
 from ingot.runtime.dispatch.batching import Batcher, BatchTimings, rows_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
@@ -25,7 +26,6 @@ from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.tensors import Array, Signature
-from ingot.units import duration, written
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from ingot import units
 from ingot.errors import DeadlineExceeded, Unavailable
+from ingot.report import units
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
 from ingot.runtime.scheduling.queue import Lane, Lanes

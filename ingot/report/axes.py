@@ -1,4 +1,4 @@
-"""Axes of the reports' plots: where a value lies, and the values that are written beside them."""
+"""Axes of charts: the position of a value, and the values of the ticks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LEAST_SPAN = 1e-9  # of the larger end: less than that is no difference to draw
+_LEAST_SPAN = 1e-9  # relative to the larger end; a smaller difference is not drawn
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Axis:
     Attributes:
         low: the value at ``start``.
         high: the value at ``end``.
-        start: where in the drawing it begins.
-        end: where it ends; less than ``start`` for an axis that points up.
+        start: its first coordinate in the drawing.
+        end: its last coordinate; less than ``start`` for an axis that points up.
         log: whether equal distances are equal factors.
     """
 
@@ -29,7 +29,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, *, log: bool = False, pad: float = 0.06) -> Axis:
-        """Return an axis that holds all values, with a share of it left free at both ends; ``log`` needs values > 0."""
+        """Return an axis over all values, extended by ``pad`` of its span at both ends; ``log`` needs values > 0."""
         held = [math.log10(value) if log else value for value in values]
         low, high = min(held), max(held)
         if high - low <= _LEAST_SPAN * max(abs(low), abs(high), 1e-100):
@@ -40,12 +40,12 @@ class Axis:
         return cls(10.0**low, 10.0**high, start, end, True) if log else cls(low, high, start, end)
 
     def at(self, value: float) -> float:
-        """Return where a value lies; values beyond an end lie at that end."""
+        """Return the coordinate of a value, clipped to the ends."""
         low, high, value = (self._scaled(item) for item in (self.low, self.high, value))
         return self.start + (self.end - self.start) * min(max((value - low) / (high - low), 0.0), 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return round values in the axis's range, from two to some eight, and their texts."""
+        """Return two to about eight round values in the range, with their texts."""
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             for steps in ((1, 2, 5), (1,)):

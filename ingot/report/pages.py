@@ -1,4 +1,7 @@
-"""Pages of HTML that need nothing else: no script, no font, no other file. What the reports have in common."""
+"""Self-contained pages of HTML: no scripts, fonts or other files.
+
+Arguments called HTML are inserted as they are; all other text is escaped.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ def page(
     """Return a whole page.
 
     Args:
-        title: what the page is of, as text.
-        kind: what kind of page it is, such as ``export report``.
+        title: the name of what is reported, as text.
+        kind: the kind of page, such as ``export report``.
         subtitle: the line below the title, as HTML.
-        sections: titles and their HTML; those without any are left out.
+        sections: titles and contents, both as HTML; sections without content are omitted.
         footer: the last line, as HTML.
-        style: CSS beyond the common.
+        style: CSS in addition to the common style.
     """
     body = "".join(f"<section><h2>{name}</h2>{content}</section>" for name, content in sections if content)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # The page loads nothing, and runs nothing, even if a name in it got past the escaping.
+        # The page loads and runs nothing, even if a name in it got past the escaping.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(title)} - {kind}</title><style>{_STYLE}{_flat(style)}</style></head><body>"
         f"<header><h1>{escape(title)}</h1><p>{subtitle}</p></header><main>{body}</main>"
@@ -32,12 +35,12 @@ def page(
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Return terms and what they are, both as HTML; those without any are left out."""
+    """Return a list of terms and their values, both as HTML; empty values are omitted."""
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows if value) + "</dl>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML cells, or nothing if it has no rows."""
+    """Return a table of HTML cells, or an empty text if it has no rows."""
     if not rows:
         return ""
     titles = "".join(f"<th>{title}</th>" for title in head)
@@ -51,7 +54,7 @@ def code(text: str) -> str:
 
 
 def listing(items: Sequence[str]) -> str:
-    """Return texts as a list, or nothing."""
+    """Return texts as a list, or an empty text."""
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else ""
 
 
@@ -60,8 +63,13 @@ def mark(good: bool, yes: str, no: str) -> str:
     return f'<span class="good">&#10003; {yes}</span>' if good else f'<span class="bad">&#10007; {no}</span>'
 
 
+def details(summary: str, content: str) -> str:
+    """Return HTML that is folded under a summary, also HTML."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
 def versions(packages: Mapping[str, str]) -> str:
-    """Return names and versions of packages in one line, as text."""
+    """Return names and versions of packages as a line of text."""
     return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
@@ -69,11 +77,14 @@ def _flat(style: str) -> str:
     return style.replace("\n", "")
 
 
-_STYLE = _flat("""
+COLORS = _flat("""
 :root{color-scheme:light dark;--ink:#1d2433;--soft:#667085;--page:#f5f6f8;--card:#fff;--line:#e3e6ec;--key:#3564d4;
 --good:#18794e;--bad:#c4321c}
 @media (prefers-color-scheme:dark){:root{--ink:#e4e7ee;--soft:#98a2b3;--page:#12151b;--card:#1a1f28;--line:#2b323e;
 --key:#7ea2ff;--good:#5fcf98;--bad:#ff8f7a}}
+""")
+"""The colours of pages and charts, as CSS variables."""
+_STYLE = COLORS + _flat("""
 *{box-sizing:border-box}
 body{margin:0;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
 header,main,footer{max-width:1500px;margin:auto;padding:0 24px}

@@ -1,4 +1,4 @@
-"""Plots as SVG inside a page, drawn without any library: points with intervals, curves, and bars."""
+"""Charts in SVG: points with intervals, curves and bars. A page that shows them needs :data:`STYLE`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from ingot.quant.report.axes import Axis
+from ingot.report.axes import Axis
+from ingot.report.pages import COLORS
 
 Kind = Literal["chosen", "held", "refused", "original"]
+"""The role of a point or curve, which decides its colour and shape."""
 
 _WIDTH, _HEIGHT = 860.0, 400.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76.0, 24.0, 18.0, 48.0
 _CHAR = 6.4  # the width of an average character at 12 px
-# More points are drawn than can be told apart by their names.
+# With more points than this, none is labelled.
 _MOST_LABELS = 40
 _LONGEST_LABEL = 30
+# The legend of more curves than this stands right of the chart.
+_MOST_INSIDE = 3
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point with an interval; ``title`` is shown when the pointer rests on it."""
+    """A point with the interval of its y value; ``title`` is its tooltip."""
 
     label: str
     x: float
@@ -34,16 +38,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points that belong together, in order."""
+    """Connected points, in order; a number as ``kind`` is an index of a colour."""
 
     label: str
     points: tuple[tuple[float, float], ...]
-    kind: Kind
+    kind: Kind | int
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar; ``color`` numbers its colour, and None leaves it hollow. Without a value there is only the text."""
+    """A bar. ``color`` is the index of its colour; None leaves it hollow. Without a value only the text is shown."""
 
     label: str
     value: float | None
@@ -58,10 +62,10 @@ def scatter(
     """Return points over a logarithmic x axis.
 
     Args:
-        points: what to draw; those far below the limit stand at the lower edge, as triangles.
-        titles: of the x and the y axis.
-        limit: where a dashed line is drawn.
-        upside_down: smaller values lie higher.
+        points: the points; those far below the limit are drawn as triangles at the lower edge.
+        titles: the titles of the x and the y axis.
+        limit: the y value of a dashed line.
+        upside_down: let the y axis point down.
     """
     if not points:
         return ""
@@ -87,22 +91,25 @@ def scatter(
     return _svg("".join(drawn), _HEIGHT, f"{titles[1]} against {titles[0]}")
 
 
-def curves(items: Sequence[Curve], titles: tuple[str, str]) -> str:
-    """Return curves over logarithmic axes."""
+def curves(items: Sequence[Curve], titles: tuple[str, str], *, log: bool = True) -> str:
+    """Return curves over logarithmic axes, or over linear axes that begin at 0."""
     items = [item for item in items if item.points]
     if not items:
         return ""
+    origin = [] if log else [0.0]
     height = 320.0
-    across = Axis.over([x for item in items for x, _ in item.points], _LEFT, _WIDTH - _RIGHT, log=True, pad=0.08)
-    up = Axis.over([y for item in items for _, y in item.points], height - _BOTTOM, _TOP, log=True, pad=0.1)
+    right = _WIDTH - (_RIGHT if len(items) <= _MOST_INSIDE else 160.0)
+    across = Axis.over([*origin, *(x for item in items for x, _ in item.points)], _LEFT, right, log=log, pad=0.08)
+    up = Axis.over([*origin, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
     drawn = [_grid(across, up, titles)]
+    left = _LEFT + 16 if len(items) <= _MOST_INSIDE else right + 16
     for number, item in enumerate(items):
         spots = [(across.at(x), up.at(y)) for x, y in item.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-        drawn.append(f'<polyline class="curve {item.kind}" points="{path}"/>')
+        drawn.append(f'<polyline class="curve {_class(item.kind)}" points="{path}"/>')
         drawn += [_shape(x, y, item.kind) for x, y in spots]
         y = _TOP + 16 + 20 * number
-        drawn += [_shape(_LEFT + 16, y - 4, item.kind), _text(_LEFT + 28, y, _short(item.label, 60))]
+        drawn += [_shape(left, y - 4, item.kind), _text(left + 12, y, _short(item.label, 60))]
     return _svg("".join(drawn), height, f"{titles[1]} against {titles[0]}")
 
 
@@ -134,7 +141,7 @@ def bars(items: Sequence[Bar], title: str) -> str:
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
-    """Return what the classes of :func:`bars` and :func:`scatter` mean, as a line of HTML."""
+    """Return a line of HTML that explains classes of :func:`bars` and :func:`scatter`, given with their texts."""
     shown = "".join(
         f'<span class="key"><svg class="sample" aria-hidden="true"><rect class="{kind}" x="1" y="1" width="10" '
         f'height="10" rx="2"/></svg>{escape(text)}</span>'
@@ -143,8 +150,27 @@ def legend(items: Iterable[tuple[str, str]]) -> str:
     return f'<p class="legend">{shown}</p>'
 
 
+def meter(share: float) -> str:
+    """Return a small horizontal bar of a share of its width, from 0 to 1."""
+    return f'<svg class="meter" aria-hidden="true"><rect width="{100 * share:.1f}%" height="100%" rx="3"/></svg>'
+
+
+def image(chart: str, title: str = "") -> str:
+    """Return a chart as an SVG file of its own, with its title above it."""
+    head, _, rest = chart[chart.index("<svg") : chart.rindex("</svg>") + 6].partition(">")
+    width, height = map(int, head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
+    top = 30 if title else 0  # the drawing is moved down by extending the view upwards
+    head = head.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {-top} {width} {height + top}"')
+    heading = _text(_LEFT, -10, title, "heading") if title else ""
+    return (
+        f'{head} xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + top}">'
+        f"<style>{COLORS}{_SHAPES}</style>"
+        f'<rect y="{-top}" width="100%" height="100%" style="fill:var(--card)"/>{heading}{rest}\n'
+    )
+
+
 def _window(points: Sequence[Point], limit: float | None, sign: float) -> tuple[float, float]:
-    """Return the range of y that is shown; a model that is useless must not press the others into one line."""
+    """Return the visible range of y; one useless model must not compress the others into a line."""
     values = [sign * point.y for point in points]
     best, lowest = max(values), min(values)
     if limit is not None and best > sign * limit:
@@ -169,14 +195,18 @@ def _point(point: Point, across: Axis, up: Axis, below: bool) -> str:
     return f"<g>{_title(point.title)}{whisker}{_shape(x, y, point.kind)}</g>"
 
 
-def _shape(x: float, y: float, kind: Kind) -> str:
+def _class(kind: Kind | int) -> str:
+    return f"c{kind}" if isinstance(kind, int) else kind
+
+
+def _shape(x: float, y: float, kind: Kind | int) -> str:
     if kind == "original":
         return f'<rect class="original" x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10"/>'
-    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{7 if kind == "chosen" else 5}"/>'
+    return f'<circle class="{_class(kind)}" cx="{x:.1f}" cy="{y:.1f}" r="{7 if kind == "chosen" else 5}"/>'
 
 
 def _labels(spots: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Place the names beside their points, where they cover neither each other nor a point if there is room."""
+    """Place the names next to their points, so that they overlap neither each other nor a point if there is room."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in spots]
     drawn = []
     for x, y, label in spots:
@@ -208,15 +238,16 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 def _grid(across: Axis, up: Axis, titles: tuple[str, str]) -> str:
     bottom, top = max(up.start, up.end), min(up.start, up.end)
+    left, right = across.start, across.end
     drawn = []
     for value, text in across.ticks():
         x = across.at(value)
         drawn += [_line(x, top, x, bottom, "grid"), _text(x, bottom + 18, text, "middle note")]
     for value, text in up.ticks():
         y = up.at(value)
-        drawn += [_line(_LEFT, y, _WIDTH - _RIGHT, y, "grid"), _text(_LEFT - 8, y + 4, text, "end note")]
+        drawn += [_line(left, y, right, y, "grid"), _text(left - 8, y + 4, text, "end note")]
     middle = (top + bottom) / 2
-    drawn.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 40, titles[0], "middle note"))
+    drawn.append(_text((left + right) / 2, bottom + 40, titles[0], "middle note"))
     turned = f'transform="rotate(-90 16 {middle:.1f})"'
     drawn.append(f'<text class="middle note" x="16" y="{middle:.1f}" {turned}>{escape(titles[1])}</text>')
     return "".join(drawn)
@@ -242,22 +273,32 @@ def _title(text: str) -> str:
 
 
 def _short(text: str, most: int = _LONGEST_LABEL) -> str:
-    """Return a text with its middle left out if it is long: names of layers differ at their ends."""
+    """Return a text without its middle if it is long: names of layers differ at their ends."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}\N{HORIZONTAL ELLIPSIS}{text[-(most - most // 2) :]}"
 
 
-STYLE = """
-:root{--c0:#3564d4;--c1:#0d8a72;--c2:#b4690e;--c3:#8b46c4;--c4:#c2376f;--c5:#4d7c0f}
-@media (prefers-color-scheme:dark){:root{--c0:#7ea2ff;--c1:#4fd1b5;--c2:#f0b05e;--c3:#c79bf2;--c4:#f590b8;--c5:#a3d65c}}
-.plot{display:block;width:100%;min-width:640px;max-width:1050px;height:auto;font:12px system-ui,sans-serif}
-.plot text{fill:var(--ink);stroke:var(--card);stroke-width:3px;paint-order:stroke}
+_SHAPES = (
+    """
+:root{--c0:#3564d4;--c1:#0d8a72;--c2:#b4690e;--c3:#8b46c4;--c4:#c2376f;--c5:#4d7c0f;--c6:#00838f;--c7:#8d5a3b;
+--c8:#607d8b;--c9:#1d2433}
+@media (prefers-color-scheme:dark){:root{--c0:#7ea2ff;--c1:#4fd1b5;--c2:#f0b05e;--c3:#c79bf2;--c4:#f590b8;--c5:#a3d65c;
+--c6:#5ed0dc;--c7:#d0a184;--c8:#a3b8c2;--c9:#e4e7ee}}
+.plot{font:12px system-ui,sans-serif}.plot text{fill:var(--ink);stroke:var(--card);stroke-width:3px;paint-order:stroke}
 .plot .note{fill:var(--soft)}.plot .end{text-anchor:end}.plot .middle{text-anchor:middle}
+.plot .heading{font-weight:bold}
 .plot .mono{font:12px ui-monospace,monospace}.grid{stroke:var(--line)}.limit{stroke:var(--bad);stroke-dasharray:6 5}
 .whisker{stroke:var(--soft);stroke-width:1.5}.leader{stroke:var(--soft);stroke-width:.7}
 .chosen{fill:var(--key);stroke:var(--key)}.held{fill:var(--key);fill-opacity:.3;stroke:var(--key);stroke-width:1.5}
 .refused{fill:var(--card);stroke:var(--bad);stroke-width:1.5}.original{fill:var(--ink);stroke:var(--ink)}
-.plot .curve{fill:none;stroke-width:2}.c0{fill:var(--c0)}.c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}
-.c4{fill:var(--c4)}.c5{fill:var(--c5)}.hollow{fill:none;stroke:var(--soft);stroke-dasharray:3 2}
+.hollow{fill:none;stroke:var(--soft);stroke-dasharray:3 2}.plot .curve{fill:none;stroke-width:2}
+""".replace("\n", "")
+    + "".join(f".c{n}{{fill:var(--c{n})}}.curve.c{n}{{stroke:var(--c{n})}}" for n in range(10))
+)
+STYLE = (
+    _SHAPES
+    + """
+.plot{display:block;width:100%;min-width:640px;max-width:1050px;height:auto}
 .legend{color:var(--soft)}.key{display:inline-flex;align-items:center;gap:6px;margin-right:16px}
-.sample{width:12px;height:12px}
+.sample{width:12px;height:12px}.meter{width:100%;height:8px;fill:var(--key)}
 """
+)
