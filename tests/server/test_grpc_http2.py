@@ -282,7 +282,7 @@ def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
         heads = Heads()
         heads.decode(block)
         costs.append(heads.cost)
-    assert costs == [5001 // 2048, (5001 + 2 * 3125) // 2048, (2 * 3001 + 5001 + 2 * 3125) // 2048]
+    assert costs == [5001 // 2048, (5001 + 3125) // 2048, (2 * 3001 + 5001 + 3125) // 2048]
 
 
 def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
