@@ -29,7 +29,7 @@ Result = subprocess.CompletedProcess[str]
 # The command, where each candidate is so many times as fast as the original, and timing takes so many seconds.
 PROGRAM = """
 import sys
-from ingot.quant import search
+from ingot.quant.search import search
 from ingot.runtime import profile
 from tests.quant.small_models import timing
 profile.measure_together = timing(float(sys.argv[1]), float(sys.argv[2]))
