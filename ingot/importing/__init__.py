@@ -1,7 +1,7 @@
-"""Models of other servers, TorchServe's archives and Triton's repositories, and ONNX files, into archives.
+"""Convert models of other servers (TorchServe archives, Triton repositories) and ONNX files into archives.
 
-The readers read data only: no code of a model is run, and nothing is written under a name that stands in a file. What
-they find goes the way of every export; PyTorch is imported then, not before.
+The readers only read data: they run no code of a model, and write no file under a name from the source. The models
+that they find are then exported, which imports PyTorch. Start reading at ``pipeline.import_model``.
 """
 
 from ingot.importing.pipeline import convert, import_model

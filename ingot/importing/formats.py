@@ -1,4 +1,4 @@
-"""What a file of PyTorch's is, told by its parts: nothing in it is unpickled or run."""
+"""Detect the format of a PyTorch file from its members, without unpickling or running anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["torchscript", "pickle", "exported", "compiled", "unknown"]
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what a file is; ``compiled`` is an AOTInductor package, ``pickle`` whatever ``torch.save`` wrote."""
+    """Return the format of a file; ``compiled`` is an AOTInductor package, ``pickle`` a file of ``torch.save``."""
     with path.open("rb") as stream:
         head = stream.read(2)
     if head == b"PK":
@@ -38,11 +38,11 @@ def _kind_of_zip(path: Path) -> Kind:
 
 
 def check_torchscript(path: Path, called: str) -> None:
-    """Raise InvalidArgument if a file is not TorchScript, saying what it is instead.
+    """Raise InvalidArgument if a file is not TorchScript; the message names its format.
 
     Args:
         path: the file.
-        called: what the message calls it.
+        called: its name in the message.
     """
     kind = kind_of(path)
     if kind == "torchscript":
@@ -50,18 +50,18 @@ def check_torchscript(path: Path, called: str) -> None:
     if kind == "pickle":
         raise InvalidArgument(
             f"{called} is a pickle of torch.save, not TorchScript: it holds weights without a model, or a whole "
-            "module, which cannot be read safely; save the model by torch.jit.save, or name its code: "
+            "module, which cannot be read safely; save the model with torch.jit.save, or name its code: "
             "ingot export my_model:Net --checkpoint weights.pt"
         )
     if kind == "unknown":
-        raise InvalidArgument(f"{called} is not TorchScript, or is damaged; save the model by torch.jit.save")
-    raise InvalidArgument(f"{called} is not TorchScript but what torch.export made; call it .pt2")
+        raise InvalidArgument(f"{called} is not TorchScript, or is damaged; save the model with torch.jit.save")
+    raise InvalidArgument(f"{called} is not TorchScript but a program of torch.export; name it .pt2")
 
 
 def check_program(path: Path, called: str) -> None:
     """Raise InvalidArgument if a file is native code instead of an exported program; see :func:`check_torchscript`."""
     if kind_of(path) == "compiled":
         raise InvalidArgument(
-            f"{called} is compiled by AOTInductor: native code, without the model that it was made from; export that, "
-            "by ingot export --to aoti"
+            f"{called} is compiled by AOTInductor: native code without its source model; export that "
+            "with ingot export --to aoti"
         )

@@ -1,4 +1,4 @@
-"""TorchServe's model archives: ``.mar`` files (zip or tar), and the folders that they are made of.
+"""TorchServe's model archives: ``.mar`` files (zip or tar) and unpacked folders.
 
 Format: https://github.com/pytorch/serve/tree/master/model-archiver
 """
@@ -12,20 +12,31 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.importing import formats, handlers
-from ingot.importing.documents import documents
-from ingot.importing.members import Members
+from ingot.importing import formats
+from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store.references import name_from
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
-# What config files set that concerns the server, not the model.
+# Settings of the server in config files.
 _SETTING = re.compile(
     r"^(minWorkers|maxWorkers|batchSize|maxBatchDelay|responseTimeout|startupTimeout|deviceType|deviceIds|jobQueueSize"
     r"|parallelType|parallelLevel)\s*:",
     re.MULTILINE,
 )
+
+
+_CLASSES = "and compute the softmax and the top classes of the response"
+_DEFAULT = {
+    "image_classifier": "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet, "
+    + _CLASSES,
+    "image_segmenter": "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet, "
+    "and take the largest class of each pixel",
+    "object_detector": "decode images to numbers from 0 to 1, and drop the boxes of a score below 0.5",
+    "text_classifier": f"split texts into tokens and look these up in the vocabulary, {_CLASSES}",
+    "base_handler": "send tensors, and expect tensors",
+}
 
 
 class _Record(BaseModel):
@@ -51,11 +62,11 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
 
     Args:
         members: its files.
-        scratch: an empty folder, for those that are needed.
-        consent: what the user agreed to.
+        scratch: an empty folder for unpacked files.
+        consent: the user's consent.
 
     Raises:
-        InvalidArgument: it has no manifest of the format.
+        InvalidArgument: it has no valid manifest.
     """
     base = _base(members)
     found = _manifest(members, base).model
@@ -65,13 +76,13 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
 
 
 def _base(members: Members) -> str:
-    """Return the folder inside the archive: tar files have one of the model's name."""
+    """Return the prefix of the manifest's path: tar files have a folder with the model's name."""
     found = [name.removesuffix(MANIFEST) for name in members.sizes if f"/{name}".endswith(f"/{MANIFEST}")]
     shallow = [base for base in found if base.count("/") <= 1]
     if not shallow:
         raise InvalidArgument(
-            f"{members.path} is no model archive of TorchServe: it has no {MANIFEST}; a saved model by itself goes "
-            "through ingot export"
+            f"{members.path} is not a model archive of TorchServe: it has no {MANIFEST}; convert a plain saved model "
+            "with ingot export"
         )
     if len(found) > 1:
         raise InvalidArgument(f"{members.path} holds {len(found)} model archives; import one at a time")
@@ -87,8 +98,8 @@ def _manifest(members: Members, base: str) -> _Manifest:
         place = ".".join(map(str, fault["loc"]))
         where = f" at '{place}'" if place else ""
         raise InvalidArgument(
-            f"{MANIFEST} of {members.path} is not valid{where}: {fault['msg']}; make the archive anew by "
-            "torch-model-archiver"
+            f"{MANIFEST} of {members.path} is not valid{where}: {fault['msg']}; create the archive again "
+            "with torch-model-archiver"
         ) from error
 
 
@@ -104,11 +115,11 @@ class _Reader:
         self._used = {base + MANIFEST}
 
     def read(self) -> Imported:
-        """Take out what is needed; what is refused without that is refused first."""
+        """Unpack the model. All checks that need no unpacking come first."""
         name = self._serialized()
         called = f"'{name.removeprefix(self._base)}' in {self._members.path}"
         notes, kind = self._agreed(name, called)
-        # Called so whatever its own name is; an ONNX graph's data is beside it, under names that are looked at first.
+        # Its own name is not used. The data files of an ONNX graph are next to it, under names that are checked first.
         suffix = {"onnx": "onnx", "pt2": "pt2"}.get(kind, "pt")
         file = self._members.copy(self._take(name), self._folder / f"model.{suffix}")
         if kind == "torchscript":
@@ -129,24 +140,24 @@ class _Reader:
         )
 
     def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:
-        """Return notes on the handler and the model's format; refuse all that the user did not agree to at once."""
+        """Return notes on the handler, and the model's format; one error lists all that needs consent."""
         refusals: list[str] = []
         notes: tuple[str, ...] = ()
         kind = self._format(name, called)
         try:
-            notes = handlers.note_on(self._model.handler, str(self._members.path), self._consent.without_handler)
+            notes = _handler_note(self._model.handler, str(self._members.path), self._consent.without_handler)
         except InvalidArgument as error:
             refusals.append(str(error))
         try:
             self._need_code(kind, called)
         except InvalidArgument as error:
             refusals.append(str(error))
-        if refusals and kind == "torchscript" and not self._consent.allow_code:  # else asked when it is one indeed
+        if refusals and kind == "torchscript" and not self._consent.allow_code:  # otherwise checked once it is read
             refusals.append("TorchScript is a program, which --allow-code lets run")
         if refusals and kind in ("torchscript", "state_dict"):
-            refusals.append("--input must say what the model takes, which the archive does not")
+            refusals.append("--input must describe the inputs, which the archive does not")
         if refusals:
-            raise InvalidArgument("; moreover, ".join(refusals))
+            raise InvalidArgument("; also, ".join(refusals))
         return notes, kind
 
     def _need_code(self, kind: ModelFormat, called: str) -> None:
@@ -161,13 +172,13 @@ class _Reader:
         if not self._model.serialized_file:
             raise InvalidArgument(
                 f"{self._members.path} holds no serialized model (serializedFile): its handler makes one in code, "
-                "which Ingot does not run; export the model by ingot export package.module:attribute"
+                "which Ingot does not run; export the model with ingot export package.module:attribute"
             )
         name = self._base + self._model.serialized_file
         if name not in self._members.sizes:
             raise InvalidArgument(
                 f"{MANIFEST} of {self._members.path} names the model '{self._model.serialized_file[:200]}', which is "
-                "not in it; make the archive anew by torch-model-archiver"
+                "not in it; create the archive again with torch-model-archiver"
             )
         return name
 
@@ -177,8 +188,7 @@ class _Reader:
             return "onnx"
         if suffix == ".so":
             raise InvalidArgument(
-                f"{called} is compiled: native code, without the model that it was made from; export that, by "
-                "ingot export --to aoti"
+                f"{called} is compiled: native code without its source model; export that with ingot export --to aoti"
             )
         if suffix == ".pt2":
             return "pt2"
@@ -192,19 +202,19 @@ class _Reader:
 
     def _take_data(self, file: Path, called: str) -> None:
         try:
-            from ingot.importing import onnx_data
+            places = _data_files(file, called)
         except ModuleNotFoundError as error:
             raise missing_package(str(error.name), "importing models", "export") from error
-        for place in onnx_data.locations(file, called):
+        for place in places:
             name = self._base + place
             if name not in self._members.sizes:
                 raise NotFound(f"{called} has tensors in the file '{place[:200]}', which is not in the archive")
             if Path(self._folder / place) == file:
-                raise InvalidArgument(f"{called} has tensors in a file called '{place}'; call that otherwise")
+                raise InvalidArgument(f"{called} has tensors in a file called '{place}'; rename that file")
             self._members.copy(self._take(name), self._folder / place)
 
     def _take_code(self) -> Path:
-        """Take out the Python files, whose names are how they import each other, and return the model's."""
+        """Unpack the Python files, which import each other by name, and return the model's."""
         model_file = str(self._model.model_file)
         folder = self._folder / "code"
         for name in self._members.sizes:
@@ -216,7 +226,7 @@ class _Reader:
         if not (folder / model_file).is_file():
             raise InvalidArgument(
                 f"{MANIFEST} of {self._members.path} names the model's code '{model_file[:200]}', which is not in it, "
-                "or is no Python file that can be imported"
+                "or is not an importable Python file"
             )
         return folder / model_file
 
@@ -229,13 +239,47 @@ class _Reader:
         model = self._model
         notes = []
         if model.requirements_file:
-            notes.append(
-                f"the packages of {model.requirements_file[:200]} are not installed: nothing of Ingot's needs them"
-            )
+            notes.append(f"the packages of {model.requirements_file[:200]} are not installed: Ingot does not need them")
         config = self._base + (model.config_file or "")
         if config in self._members.sizes:
             text = self._members.read(config, _MAX_MANIFEST).decode("utf-8", "replace")
             settings = ", ".join(dict.fromkeys(_SETTING.findall(text)))
             rest = f": {settings}" if settings else ""
-            notes.append(f"settings in {model.config_file} are not taken over{rest}; see those of ingot serve")
+            notes.append(f"settings in {model.config_file} are not imported{rest}; see those of ingot serve")
         return tuple(notes)
+
+
+def _handler_note(handler: str | None, model: str, consent: bool) -> tuple[str, ...]:
+    """Return a note on the pre- and postprocessing that clients must now do.
+
+    Args:
+        handler: the name of a default handler, a Python file, ``file:function``, or None.
+        model: the model's name in messages.
+        consent: a custom handler may be dropped.
+
+    Raises:
+        InvalidArgument: the handler is custom and there is no consent.
+    """
+    if not handler:
+        return ()
+    if handler in _DEFAULT:
+        return (f"TorchServe's handler {handler} is not imported: clients must {_DEFAULT[handler]}",)
+    if not consent:
+        raise InvalidArgument(
+            f"{model} has its own handler, '{handler[:200]}': code that runs before and after the model, which "
+            "Ingot does not run; with --without-handler only the model is imported, and clients do what the handler did"
+        )
+    return (f"the handler {handler[:200]} is not imported: clients must do its pre- and postprocessing",)
+
+
+def _data_files(path: Path, called: str) -> tuple[str, ...]:
+    """Return the names of the files with a graph's external data, which are not opened."""
+    import onnx_ir as ir
+
+    from ingot.model_store.format import onnx_graph
+
+    model = onnx_graph.load(path, called)
+    tensors = (
+        value.const_value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values()
+    )
+    return tuple(dict.fromkeys(str(item.location) for item in tensors if isinstance(item, ir.ExternalTensor)))

@@ -1,4 +1,4 @@
-"""Files that lie in one file or folder of somebody else's, read with bounds on what they unpack to."""
+"""Read the members of an untrusted archive or folder, with bounds on their number and unpacked size."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from ingot.errors import InvalidArgument, NotFound, write_error
 
 _CHUNK = 1 << 20
-# What zipfile and tarfile take in at once: a directory of members, or an extended header. Content is read in chunks.
+# The most that zipfile and tarfile read at once: a directory of members, or an extended header.
 _MOST_AT_ONCE = 4 << 20
 _LONGEST_NAME = 1000
+_SUFFIXES = (".json", ".txt", ".csv", ".yaml", ".yml")
+_MAX_DOCUMENT = 1 << 20
+_MAX_DOCUMENTS = 32
+# A note names at most this many files.
+_NAMED = 8
 DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
-"""What the standard library makes of damaged files; RecursionError is a RuntimeError."""
+"""The errors of the standard library for damaged files; RecursionError is a RuntimeError."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on unpacking, which hold against what is really read, whatever headers say.
+    """Bounds on unpacking. They apply to the bytes that are read, not to the sizes in headers.
 
     Args:
-        members: how many there may be.
-        total: bytes in all.
-        ratio: how many times the file's own size may come out of it.
-        free: bytes that may come out of any file.
+        members: the most members.
+        total: the most bytes.
+        ratio: the largest ratio of unpacked to packed size.
+        free: bytes that are allowed at any ratio.
     """
 
     members: int = 10_000
@@ -47,7 +52,7 @@ LIMITS = Limits()
 
 
 class Meter:
-    """Counts what came out of a file, and stops it at a limit."""
+    """Counts the bytes unpacked from a file, up to a limit."""
 
     def __init__(self, path: Path, limits: Limits):
         self._path = path
@@ -55,11 +60,11 @@ class Meter:
         self._done = 0
 
     def count(self, amount: int) -> None:
-        """Raise InvalidArgument once the limit is passed."""
+        """Add bytes; raise InvalidArgument over the limit."""
         self._done += amount
         if self._done > self._most:
             raise InvalidArgument(
-                f"{self._path} unpacks to more than {self._most} bytes, which no model does: it may be meant to fill "
+                f"{self._path} unpacks to more than {self._most} bytes, more than any model: it may be meant to fill "
                 "the disk; unpack it by hand and import the folder, if you trust it"
             )
 
@@ -68,9 +73,9 @@ class Members(abc.ABC):
     """Files by their names, which are relative paths without ``..``.
 
     Args:
-        path: the file or folder that they lie in.
-        limits: bounds on what is read.
-        meter: counts what is read; None where it is there in full anyway.
+        path: the file or folder that contains them.
+        limits: the bounds on reading.
+        meter: counts the bytes that are read; None if they are not compressed.
     """
 
     def __init__(self, path: Path, limits: Limits, meter: Meter | None = None):
@@ -78,7 +83,7 @@ class Members(abc.ABC):
         self.limits = limits
         self._meter = meter
         self.sizes: dict[str, int] = {}
-        """Names, and the sizes that headers claim."""
+        """The size in the header of each member, by name."""
 
     @abc.abstractmethod
     def open(self, name: str) -> BinaryIO:
@@ -89,24 +94,24 @@ class Members(abc.ABC):
         """Close the file."""
 
     def add(self, name: str, size: int) -> None:
-        """Take note of a member.
+        """Add a member.
 
         Raises:
-            InvalidArgument: its name leads outside or stands twice, or there are too many.
+            InvalidArgument: its name leads outside or is a duplicate, or there are too many members.
         """
         check_name(self.path, name)
         if name in self.sizes:
-            raise InvalidArgument(f"{self.path} holds '{name[:200]}' twice: it is damaged, or made to deceive")
+            raise InvalidArgument(f"{self.path} holds '{name[:200]}' twice: it is damaged, or malicious")
         if len(self.sizes) >= self.limits.members:
-            raise InvalidArgument(f"{self.path} holds over {self.limits.members} files, which no model needs")
+            raise InvalidArgument(f"{self.path} holds over {self.limits.members} files, more than any model needs")
         self.sizes[name] = size
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield a member's content.
 
         Raises:
-            NotFound: there is none of that name.
-            InvalidArgument: it is damaged, or more than the limits allow.
+            NotFound: there is no such member.
+            InvalidArgument: it is damaged, or exceeds the limits.
         """
         if name not in self.sizes:
             raise NotFound(f"{self.path} has no file '{name[:200]}'")
@@ -123,7 +128,7 @@ class Members(abc.ABC):
         """Return a small member's content.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no such member.
             InvalidArgument: it is damaged, or has more than ``most`` bytes.
         """
         parts: list[bytes] = []
@@ -139,17 +144,17 @@ class Members(abc.ABC):
         """Copy a member to a new file and return that.
 
         Raises:
-            NotFound: there is none of that name.
-            InvalidArgument: it is damaged or too large, or the file cannot be written or is there already.
+            NotFound: there is no such member.
+            InvalidArgument: it is damaged or too large, or the file exists or cannot be written.
         """
         return write(target, self.chunks(name))
 
 
 def write(target: Path, chunks: Iterable[bytes]) -> Path:
-    """Write a new file for a while.
+    """Write a new temporary file.
 
     Raises:
-        InvalidArgument: it cannot be written, or is there already.
+        InvalidArgument: it exists, or cannot be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +178,7 @@ def check_name(path: Path, name: str) -> None:
         or any(part in ("", ".", "..") for part in parts)
     ):
         raise InvalidArgument(
-            f"{path} holds a file called {name[:200]!r}, a name that leads elsewhere or is none; pack it anew"
+            f"{path} holds a file called {name[:200]!r}, which is not a valid relative path; pack it again"
         )
 
 
@@ -184,7 +189,7 @@ def reason(error: BaseException) -> str:
 
 
 class InPieces(io.BufferedReader):
-    """A file that gives no more at once than a member's header may need, whatever a length in it says."""
+    """A file that bounds each read, so that a false length in a header cannot exhaust memory."""
 
     def __init__(self, path: Path):
         super().__init__(io.FileIO(path))
@@ -198,7 +203,7 @@ class InPieces(io.BufferedReader):
 
 
 class FolderMembers(Members):
-    """The files of a folder; those that links lead to must lie in it too."""
+    """The files of a folder. The targets of links must be in it too."""
 
     def __init__(self, path: Path, limits: Limits = LIMITS):
         super().__init__(path, limits)
@@ -217,7 +222,7 @@ class FolderMembers(Members):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Make an InvalidArgument of it if a file or folder cannot be read."""
+    """Turn the OSError of a file or folder that cannot be read into InvalidArgument."""
     try:
         yield
     except OSError as error:
@@ -225,11 +230,31 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def inside(root: Path, path: Path) -> Path:
-    """Return a file or folder if it lies below ``root``, which is resolved, also once links are followed.
+    """Return a path if it is below ``root``, a resolved path, after following links.
 
     Raises:
-        InvalidArgument: a link leads elsewhere.
+        InvalidArgument: a link leads out of ``root``.
     """
     if not path.resolve().is_relative_to(root):
         raise InvalidArgument(f"{path} is a link that leads out of {root.name}; put a copy of the file in its place")
     return path
+
+
+def documents(members: Members, names: Iterable[str]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the small files that are imported with a model, by name, and a note on the others, if any.
+
+    Raises:
+        InvalidArgument: a file is damaged.
+    """
+    taken: dict[str, bytes] = {}
+    left: list[str] = []
+    for name in sorted(names):
+        small = PurePosixPath(name).suffix.lower() in _SUFFIXES and members.sizes[name] <= _MAX_DOCUMENT
+        if small and len(taken) < _MAX_DOCUMENTS:
+            taken[name] = members.read(name, _MAX_DOCUMENT)
+        else:
+            left.append(name)
+    if not left:
+        return taken, ()
+    shown = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+    return taken, (f"files that are not imported: {shown}",)

@@ -10,8 +10,8 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from ingot.errors import InvalidArgument
-from ingot.importing.declared import Declared
 from ingot.importing.members import inside
+from ingot.importing.record import Declared
 from ingot.importing.triton_config_pb2 import DataType, ModelConfig, ModelInput
 from ingot.report.text import one_line
 from ingot.tensors import DType

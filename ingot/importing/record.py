@@ -1,37 +1,51 @@
-"""What a reader found: models that can be imported, and one of them read."""
+"""The results of readers: models that can be imported, and one model read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ingot.errors import InvalidArgument
-from ingot.importing.declared import Declared
+from ingot.tensors import Dim, DType, TensorSpec
 
+BATCH = "batch"
 ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict"]
-"""What a serialized model is: a graph, a TorchScript file, an exported program, or weights for a class in Python."""
+"""The format of a serialized model: graph, TorchScript, exported program, or weights for a Python class."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input as another server's configuration declares it, without names for its dynamic dimensions.
+
+    ``sizes`` excludes the batch and has None for dynamic dimensions; ``batched`` adds a batch dimension in front.
+    """
+
+    name: str
+    dtype: DType
+    sizes: tuple[int | None, ...]
+    batched: bool
 
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user agreed to.
+    """The user's consent.
 
     Args:
         allow_code: the model's own code may be run.
-        without_handler: a handler of the author's may be left behind.
+        without_handler: a custom handler may be dropped.
     """
 
     allow_code: bool = False
     without_handler: bool = False
 
     def need_code(self, why: str) -> None:
-        """Raise InvalidArgument unless code may be run; ``why`` says which."""
+        """Raise InvalidArgument unless code may be run; ``why`` names the code and the reason."""
         if not self.allow_code:
             raise InvalidArgument(
-                f"{why}; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or "
-                "allow_code=True)"
+                f"{why}; if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
             )
 
 
@@ -40,14 +54,14 @@ class Imported:
     """One model, read.
 
     Args:
-        called: what messages call the serialized model, such as ``'model.pt' in densenet.mar``.
-        format: what it is.
-        file: where it lies, under whatever name.
-        inputs: as the source declares them; empty if it does not.
-        outputs: their names, in order; empty if the source does not tell.
+        called: the serialized model in messages, such as ``'model.pt' in densenet.mar``.
+        format: its format.
+        file: its path.
+        inputs: the declared inputs; empty if the source declares none.
+        outputs: the names of the outputs, in order; empty if the source does not declare them.
         code: the Python file that defines the class, for ``state_dict``.
         documents: small files that came with it, by name.
-        notes: what is not taken over.
+        notes: what is not imported, and why.
     """
 
     called: str
@@ -63,10 +77,10 @@ class Imported:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that can be imported; ``version`` is None where the source tells none, ``called`` is its name there.
+    """A model that can be imported; ``called`` is its name in the source, ``version`` None if the source has none.
 
-    ``read`` reads it, and raises ``InvalidArgument`` or ``NotFound`` where it is damaged or cannot be taken over. What
-    it gives lasts as long as :func:`ingot.importing.candidates` does.
+    ``read`` reads it, and raises ``InvalidArgument`` or ``NotFound`` if it is damaged or not supported. Its result
+    is valid until the block of :func:`ingot.importing.candidates` ends.
     """
 
     where: str
@@ -75,3 +89,29 @@ class Candidate:
     read: Callable[[], Imported]
     _: KW_ONLY
     called: str = ""
+
+
+def specs(declared: Iterable[Declared], known: Iterable[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
+    """Return specs of declared inputs.
+
+    Args:
+        declared: the inputs.
+        known: the inputs in the model's file, if it has any: their names of dynamic dimensions are kept, so that
+            inputs can share one. Otherwise each dynamic dimension gets its own name.
+    """
+    by_name = {spec.name: spec for spec in known}
+    return tuple(_spec(item, by_name.get(item.name)) for item in declared)
+
+
+def _spec(item: Declared, known: TensorSpec | None) -> TensorSpec:
+    first: list[Dim] = [BATCH] if item.batched else []
+    rank = len(first) + len(item.sizes)
+    names: Sequence[Dim | None] = known.shape if known is not None and len(known.shape) == rank else [None] * rank
+    rest = (_dim(item.name, axis, size, names[axis]) for axis, size in enumerate(item.sizes, len(first)))
+    return TensorSpec(item.name, item.dtype, (*first, *rest))
+
+
+def _dim(tensor: str, axis: int, size: int | None, known: Dim | None) -> Dim:
+    if size is not None:
+        return size
+    return known if known is not None else f"{re.sub(r'[^A-Za-z0-9_]', '_', tensor)}_{axis}"

@@ -1,4 +1,4 @@
-"""Finding out what a file or folder is, and the models in it."""
+"""Detect the format of a source, and find the models in it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ingot.importing.zips import ZipMembers
 from ingot.model_store.references import name_from
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")
-# Where a tar file says that it is one.
+# The position of the magic bytes of a tar file.
 _TAR_MAGIC = slice(257, 262)
 
 
 @contextlib.contextmanager
 def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterator[tuple[Candidate, ...]]:
-    """Yield the models of a source, which can be read until the block ends; what was unpacked is removed then.
+    """Yield the models of a source. They can be read until the block ends, which removes unpacked files.
 
     Args:
-        path: an ``.onnx`` file, TorchServe's archive or the folder of one, or a folder of Triton's.
-        consent: what the user agreed to.
-        limits: bounds on what an archive unpacks to.
+        path: an ``.onnx`` file, a TorchServe archive or its folder, or a Triton folder.
+        consent: the user's consent.
+        limits: the bounds on unpacking.
 
     Raises:
         NotFound: there is no such file or folder.
-        InvalidArgument: it is none of these, or damaged.
+        InvalidArgument: the source is none of these, or is damaged.
     """
     with reading(path):
         found = _in_place(path)
@@ -42,20 +42,20 @@ def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterato
     try:
         folder = tempfile.TemporaryDirectory(prefix="ingot-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise InvalidArgument(f"no temporary folder can be made: {error.strerror}; set TMPDIR to one") from error
+        raise InvalidArgument(f"cannot create a temporary folder: {error.strerror}; set TMPDIR to one") from error
     with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
         yield (_consenting(mar.candidate(members, Path(scratch), consent), consent),)
 
 
 def _consenting(candidate: Candidate, consent: Consent) -> Candidate:
-    """Return a model that is not read without consent if it is TorchScript, whose operators can write files."""
+    """Return a model that needs consent if it is TorchScript, whose operators can write files."""
 
     def read() -> Imported:
         found = candidate.read()
         if found.format == "torchscript":
-            inputs = "" if found.inputs else " (--input must then say what it takes)"
+            inputs = "" if found.inputs else " (--input must then describe its inputs)"
             consent.need_code(
-                f"{found.called} is TorchScript, a program, which is run to export it and can write files{inputs}"
+                f"{found.called} is TorchScript, a program, which runs during the export and can write files{inputs}"
             )
         return found
 
@@ -63,7 +63,7 @@ def _consenting(candidate: Candidate, consent: Consent) -> Candidate:
 
 
 def _in_place(path: Path) -> tuple[Candidate, ...]:
-    """Return the models that nothing need be unpacked for; none of an archive of TorchServe."""
+    """Return the models that need no unpacking; none for a TorchServe archive."""
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}")
     if path.is_dir():
@@ -81,9 +81,9 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
     if not path.is_file():
         raise InvalidArgument(f"{path} is a device, pipe or socket; name a file or folder")
     if path.suffix.lower() == ".ingot":
-        raise InvalidArgument(f"{path} is an archive of Ingot's already; ingot push takes it into the store")
+        raise InvalidArgument(f"{path} is already an Ingot archive; ingot push stores it")
     if path.suffix.lower() in _PROGRAMS:
-        raise InvalidArgument(f"{path} is a model without an archive around it: ingot export takes it")
+        raise InvalidArgument(f"{path} is a saved model without an archive: ingot export converts it")
     with reading(path):
         with path.open("rb") as stream:
             head = stream.read(_TAR_MAGIC.stop)
@@ -92,6 +92,6 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
         if head[:2] == b"\x1f\x8b" or head[_TAR_MAGIC] == b"ustar":
             return TarMembers(path, scratch, limits)
     raise InvalidArgument(
-        f"{path} is nothing that can be imported: that is an .onnx file, a .mar of TorchServe (zip or tar), or a "
-        "folder of TorchServe's or Triton's"
+        f"{path} cannot be imported: expected an .onnx file, a .mar file of TorchServe (zip or tar), or a "
+        "folder of TorchServe or Triton"
     )

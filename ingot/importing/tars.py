@@ -18,15 +18,15 @@ _CHUNK = 1 << 20
 
 
 class TarMembers(Members):
-    """A tar file. One that is compressed is unpacked whole first, which alone makes its members findable.
+    """A tar file. A compressed one is decompressed first, since its members cannot be located otherwise.
 
     Args:
         path: the file.
-        scratch: a folder for the unpacked form.
-        limits: bounds on what it unpacks to.
+        scratch: a folder for the decompressed file.
+        limits: the bounds on unpacking.
 
     Raises:
-        InvalidArgument: it is damaged, or made to deceive.
+        InvalidArgument: it is damaged, or malicious.
     """
 
     def __init__(self, path: Path, scratch: Path, limits: Limits = LIMITS):
@@ -38,7 +38,7 @@ class TarMembers(Members):
             with io.BufferedReader(self._file.open()) as stream:
                 for count, member in enumerate(members(stream, str(path))):
                     if count >= 2 * limits.members:
-                        raise InvalidArgument(f"{path} holds over {limits.members} files, which no model needs")
+                        raise InvalidArgument(f"{path} holds over {limits.members} files, more than any model needs")
                     self._take(member)
         except (*DAMAGED, OverflowError) as error:  # the last is tarfile's, of lying sizes
             raise InvalidArgument(f"{path} is damaged or truncated: {reason(error)}") from error

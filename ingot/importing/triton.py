@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.importing import formats
-from ingot.importing.documents import documents
-from ingot.importing.members import FolderMembers, inside, reading
+from ingot.importing.members import FolderMembers, documents, inside, reading
 from ingot.importing.pbtxt import CONFIG, Config, read_config
 from ingot.importing.record import Candidate, Imported, ModelFormat
 from ingot.model_store.references import name_from
@@ -28,17 +27,17 @@ _BACKENDS: dict[str, tuple[ModelFormat, str]] = {
     "pytorch": ("torchscript", "model.pt"),
     "pytorch_libtorch": ("torchscript", "model.pt"),
 }
-_SOURCE = "import or export the model that it was made from, as .onnx or by ingot export"
+_SOURCE = "import or export its source model, as .onnx or with ingot export"
 _OTHERS = {
-    "ensemble": "it joins other models; import those, and call one after the other from the client",
-    "python": "it is Python code of its author's, which Ingot does not run; export the model in it by ingot export",
+    "ensemble": "it combines other models; import those, and call one after the other from the client",
+    "python": "it is Python code, which Ingot does not run; export the model in it with ingot export",
     "tensorrt": _SOURCE,
     "tensorrt_plan": _SOURCE,
-    "tensorflow": "convert it to ONNX by tf2onnx",
-    "tensorflow_savedmodel": "convert it to ONNX by tf2onnx",
-    "tensorflow_graphdef": "convert it to ONNX by tf2onnx",
+    "tensorflow": "convert it to ONNX with tf2onnx",
+    "tensorflow_savedmodel": "convert it to ONNX with tf2onnx",
+    "tensorflow_graphdef": "convert it to ONNX with tf2onnx",
 }
-# What a folder without a word on its backend holds, by the first that is there.
+# The backend of a folder whose configuration names none, by the first file that exists.
 _BY_FILE = {
     "model.onnx": "onnxruntime",
     "model.pt": "pytorch",
@@ -54,7 +53,7 @@ def candidates(path: Path) -> tuple[Candidate, ...]:
     """Return the versions of all models below a folder: a repository, a model's folder, or that of one version.
 
     Raises:
-        InvalidArgument: it is none of these.
+        InvalidArgument: the folder is none of these.
     """
     root = path.resolve()
     if _VERSION.fullmatch(root.name) and _is_model(root.parent):
@@ -65,7 +64,7 @@ def candidates(path: Path) -> tuple[Candidate, ...]:
     if not models:
         raise InvalidArgument(
             f"the folder {path} holds no model: neither MAR-INF/MANIFEST.json of TorchServe, nor {CONFIG} or a "
-            "version's folder such as 1/model.onnx of Triton, nor folders with these"
+            "version folder such as 1/model.onnx of Triton, nor folders with these"
         )
     return tuple(itertools.chain.from_iterable(_versions(root, model) for model in models))
 
@@ -97,7 +96,7 @@ def _nothing(root: Path, model: Path) -> Imported:
     config = read_config(root, model)
     if config.backend in _OTHERS:  # these may have none
         raise _refusal(config.backend, model)
-    raise NotFound(f"{model} has no folder of a version, such as {model.name}/1")
+    raise NotFound(f"{model} has no version folder, such as {model.name}/1")
 
 
 def _read(root: Path, model: Path, number: str) -> Imported:
@@ -133,10 +132,10 @@ def _version(root: Path, model: Path, number: str) -> Imported:
 def _file(root: Path, folder: Path, name: str) -> Path:
     if "/" in name or name in ("", ".", ".."):
         raise InvalidArgument(
-            f"{folder.parent / CONFIG} calls the model's file {name[:200]!r}, which is no name of one"
+            f"{folder.parent / CONFIG} calls the model's file {name[:200]!r}, which is not a file name"
         )
     path = inside(root, folder / name)
-    if path.is_dir():  # with its data beside it, always under this name
+    if path.is_dir():  # with its data files, always under this name
         path = inside(root, path / "model.onnx")
     if not path.is_file():
         raise NotFound(f"there is no file {path}, the model of that version")
@@ -151,11 +150,11 @@ def _refusal(backend: str, model: Path) -> InvalidArgument:
         )
     why = _OTHERS.get(backend, _SOURCE)
     return InvalidArgument(
-        f"the model {model} is of Triton's backend '{backend[:100]}', which cannot be imported: {why}"
+        f"the model {model} uses Triton's backend '{backend[:100]}', which cannot be imported: {why}"
     )
 
 
 def _documents(model: Path, config: Config) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the small files beside the configuration, such as labels."""
+    """Return the small files next to the configuration, such as labels."""
     members = FolderMembers(model)
     return documents(members, [name for name in members.sizes if "/" not in name and name != CONFIG])

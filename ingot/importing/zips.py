@@ -20,7 +20,7 @@ class ZipMembers(Members):
     """A zip file, as TorchServe's archiver writes it: plain files, stored or deflated.
 
     Raises:
-        InvalidArgument: it is damaged, encrypted, or made to deceive.
+        InvalidArgument: it is damaged, encrypted, or malicious.
     """
 
     def __init__(self, path: Path, limits: Limits = LIMITS):
@@ -47,12 +47,14 @@ class ZipMembers(Members):
 
     def _check(self, entry: zipfile.ZipInfo) -> None:
         if entry.orig_filename != entry.filename:  # cut at a NUL
-            raise InvalidArgument(f"{self.path} holds a file called {entry.orig_filename[:200]!r}, which is no name")
+            raise InvalidArgument(
+                f"{self.path} holds a file called {entry.orig_filename[:200]!r}, which is not a valid name"
+            )
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if entry.is_dir() and kind in (0, stat.S_IFDIR):
             if entry.filename.strip("/"):
                 return
-            raise InvalidArgument(f"{self.path} holds a folder without a name; pack it anew")
+            raise InvalidArgument(f"{self.path} holds a folder without a name; pack it again")
         if kind not in (0, stat.S_IFREG):
             raise InvalidArgument(
                 f"{self.path} holds '{entry.filename[:200]}' as a link or special file; pack it with plain files"
@@ -66,10 +68,10 @@ class ZipMembers(Members):
             )
 
     def _check_apart(self, entries: list[zipfile.ZipInfo]) -> None:
-        """Check that no two members share bytes, as those of small files do that unpack to very much."""
+        """Check that members do not overlap, as in zip bombs."""
         spans = sorted((entry.header_offset, entry.compress_size + _HEADER, entry.filename) for entry in entries)
-        # Its type stub leaves out where the directory begins.
+        # The type stub of ZipFile lacks the offset of the directory.
         end = (cast("int", vars(self._zip)["start_dir"]), 0, "its directory")
         for (start, length, name), (following, _, _) in pairwise([*spans, end]):
             if start < 0 or start + length > following:
-                raise InvalidArgument(f"'{name}' in {self.path} overlaps another file: it is made to deceive")
+                raise InvalidArgument(f"'{name}' in {self.path} overlaps another file: it is malicious")

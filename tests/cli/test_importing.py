@@ -86,7 +86,7 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("net:1.0  sha256:")
     assert "logits: equals the original in " in result.stderr
-    assert "note: TorchServe's handler image_classifier is not taken over: clients must decode images" in result.stderr
+    assert "note: TorchServe's handler image_classifier is not imported: clients must decode images" in result.stderr
     archive = Store().get("net:1.0")
     archive.verify()
     assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)
@@ -120,7 +120,7 @@ def test_an_archive_file_and_the_notes_as_json(here: Path) -> None:
     (done,) = printed["imported"]
     assert (done["source"], done["reference"], done["file"]) == ("net.mar", None, "net.ingot")
     assert done["digest"] == archive.digest
-    assert any("the handler handler.py:serve is not taken over" in item for item in done["notes"])
+    assert any("the handler handler.py:serve is not imported" in item for item in done["notes"])
 
 
 def test_tritons_repository_becomes_tags(here: Path, module: Net, script: bytes) -> None:
@@ -135,7 +135,7 @@ def test_tritons_repository_becomes_tags(here: Path, module: Net, script: bytes)
     printed = json.loads(first.stdout)
     assert [item["reference"] for item in printed["imported"]] == ["net:1", "affine:1", "affine:3"]
     assert [item.partition(":")[0] for item in printed["failed"]] == ["repo/all", "repo/wrong/1"]
-    message = "2 of 5 models were not imported. repo/all: the model repo/all is of Triton's backend 'ensemble'"
+    message = "2 of 5 models were not imported. repo/all: the model repo/all uses Triton's backend 'ensemble'"
     assert message in str(first.exception)
     assert "the file's input is x:float32[batch,3], which x:float32[batch,5] does not fit" in str(first.exception)
     store = Store()
@@ -189,7 +189,7 @@ def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
     for command in (["import", "net.mar"], ["export", "net.pt2", "-o", "net.ingot"]):
         monkeypatch.delenv("INGOT_ALLOW_CODE", raising=False)
         refusal = str(CliRunner().invoke(app, command).exception)
-        assert "can run code that it holds; if you trust where it comes from, allow that by --allow-code" in refusal
+        assert "can run code that it holds; if you trust its source, allow it with --allow-code" in refusal
         assert "holds no exported program" in str(CliRunner().invoke(app, [*command, "--allow-code"]).exception)
         monkeypatch.setenv("INGOT_ALLOW_CODE", "1")
         assert "holds no exported program" in str(CliRunner().invoke(app, command).exception)

@@ -58,7 +58,7 @@ class TestWhatIsFound:
         assert len(found.documents) == 32
         assert found.documents["index_to_name.json"] == b"{}"
         (note,) = found.notes
-        assert note.startswith("files that are not taken over: big.csv, labels31.txt, ")
+        assert note.startswith("files that are not imported: big.csv, labels31.txt, ")
         assert note.endswith(" and 2 more")
 
     def test_notes_say_what_clients_and_the_server_must_do(self, path: Path) -> None:
@@ -66,9 +66,9 @@ class TestWhatIsFound:
         model = {"handler": "image_classifier", "configFile": "model-config.yaml", "requirementsFile": "r.txt"}
         found = read(script_mar(path, {"model-config.yaml": config}, **model))
         handler, packages, settings = found.notes
-        assert "image_classifier is not taken over: clients must decode images, resize to 256, crop to 224" in handler
+        assert "image_classifier is not imported: clients must decode images, resize to 256, crop to 224" in handler
         assert "the packages of r.txt are not installed" in packages
-        assert "settings in model-config.yaml are not taken over: minWorkers, batchSize;" in settings
+        assert "settings in model-config.yaml are not imported: minWorkers, batchSize;" in settings
         assert set(found.documents) == {"model-config.yaml"}
 
     def test_an_onnx_model_with_its_data(self, path: Path, tmp_path: Path) -> None:
@@ -93,25 +93,27 @@ class TestCode:
 
     def test_a_handler_is_left_behind_only_by_consent(self, path: Path) -> None:
         script_mar(path, {"h.py": b""}, handler="h.py:entry")
-        with pytest.raises(InvalidArgument, match=r"a handler of its own, 'h.py:entry': code .* --without-handler"):
+        with pytest.raises(InvalidArgument, match=r"its own handler, 'h.py:entry': code .* --without-handler"):
             read(path)
         notes = read(path, without_handler=True).notes
-        assert notes[0].startswith("the handler h.py:entry is not taken over: clients must do what it did")
-        assert notes[1] == "files that are not taken over: h.py"
+        assert notes[0].startswith(
+            "the handler h.py:entry is not imported: clients must do its pre- and postprocessing"
+        )
+        assert notes[1] == "files that are not imported: h.py"
 
     @pytest.mark.parametrize(
         ("model", "code"),
-        [({}, "which --allow-code lets run"), ({"modelFile": "model.py"}, "'model.py'; .*allow that by --allow-code")],
+        [({}, "which --allow-code lets run"), ({"modelFile": "model.py"}, "'model.py'; .*allow it with --allow-code")],
     )
     def test_all_that_it_needs_is_told_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
         script_mar(path, {"h.py": b"", "model.py": b""}, handler="h.py", **model)
-        with pytest.raises(InvalidArgument, match=rf"--without-handler .*{code}.*; moreover, --input must say what"):
+        with pytest.raises(InvalidArgument, match=rf"--without-handler .*{code}.*; also, --input must describe"):
             read(path, allow_code=False)
 
     def test_a_model_in_python_needs_trust(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="model.py")
         with pytest.raises(
-            InvalidArgument, match=r"weights alone: the model is Python code, 'model.py'.*allow that by --allow-code"
+            InvalidArgument, match=r"weights alone: the model is Python code, 'model.py'.*allow it with --allow-code"
         ):
             read(path, allow_code=False)
         with candidates(path, Consent(allow_code=True)) as (candidate,):
@@ -119,7 +121,7 @@ class TestCode:
             assert found.format == "state_dict"
             assert found.code is not None
             assert {file.name for file in found.code.parent.iterdir()} == {"model.py", "side.py"}
-            assert found.notes == ("files that are not taken over: not a module.py",)
+            assert found.notes == ("files that are not imported: not a module.py",)
 
     def test_code_that_is_not_there(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="../model.py")
@@ -128,14 +130,14 @@ class TestCode:
 
     def test_torchscript_needs_trust(self, path: Path) -> None:
         mar(path, {"model.pt": torch_file(*SCRIPT)}, serializedFile="model.pt")
-        with pytest.raises(InvalidArgument, match=r"is TorchScript, a program, .*allow that by --allow-code"):
+        with pytest.raises(InvalidArgument, match=r"is TorchScript, a program, .*allow it with --allow-code"):
             read(path, allow_code=False)
         assert read(path).format == "torchscript"
 
     def test_an_exported_program_needs_trust(self, path: Path) -> None:
         mar(path, {"a.pt2": torch_file(*PROGRAM)}, serializedFile="a.pt2")
         with pytest.raises(
-            InvalidArgument, match=r"'a.pt2' in .* can run code that it holds; .*allow that by --allow-code"
+            InvalidArgument, match=r"'a.pt2' in .* can run code that it holds; .*allow it with --allow-code"
         ):
             read(path, allow_code=False)
         assert read(path, allow_code=True).format == "pt2"
@@ -143,9 +145,7 @@ class TestCode:
     @pytest.mark.parametrize("name", ["a.pt2", "a.so"])
     def test_native_code_is_no_model(self, path: Path, name: str) -> None:
         mar(path, {name: torch_file(*COMPILED)}, serializedFile=name)
-        with pytest.raises(
-            InvalidArgument, match=r"is compiled.* native code, without the model that it was made from"
-        ):
+        with pytest.raises(InvalidArgument, match=r"is compiled.* native code without its source model"):
             read(path, allow_code=True)
 
 
@@ -157,10 +157,10 @@ class TestWhatIsRefused:
 
     def test_another_file_in_place_of_torchscript(self, path: Path) -> None:
         with pytest.raises(
-            InvalidArgument, match=r"is not TorchScript, or is damaged; save the model by torch.jit.save"
+            InvalidArgument, match=r"is not TorchScript, or is damaged; save the model with torch.jit.save"
         ):
             read(script_mar(path, {"net.pt": b"text"}))
-        with pytest.raises(InvalidArgument, match=r"is not TorchScript but what torch.export made; call it .pt2"):
+        with pytest.raises(InvalidArgument, match=r"is not TorchScript but a program of torch.export; name it .pt2"):
             read(script_mar(path, {"net.pt": torch_file(*PROGRAM)}))
 
     @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ class TestWhatIsRefused:
             (b"{}", "is not valid at 'model': Field required"),
             (
                 b'{"model": {"handler": "x"}}',
-                "is not valid at 'model.modelName': Field required; make the archive anew",
+                "is not valid at 'model.modelName': Field required; create the archive again",
             ),
             (b'{"model": {"modelName": ["a"]}}', "is not valid at 'model.modelName'"),
             (b" " * (1 << 20) + b"{}", "'MAR-INF/MANIFEST.json' in .* is larger than 1024 KiB"),
@@ -185,7 +185,7 @@ class TestWhatIsRefused:
 
     def test_an_archive_of_something_else(self, path: Path) -> None:
         path.write_bytes(torch_file(*SCRIPT))
-        with pytest.raises(InvalidArgument, match=r"no model archive of TorchServe: it has no MAR-INF/MANIFEST.json"):
+        with pytest.raises(InvalidArgument, match=r"not a model archive of TorchServe: it has no MAR-INF"):
             read(path)
 
     def test_two_archives_in_one(self, path: Path) -> None:
@@ -216,10 +216,10 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("a.ingot", b"", "an archive of Ingot's already; ingot push takes it"),
-            ("a.pt", b"PK", "a model without an archive around it: ingot export takes it"),
-            ("a.mar", b"text", "nothing that can be imported: that is an .onnx file, a .mar of TorchServe"),
-            ("a.mar", b"", "nothing that can be imported"),
+            ("a.ingot", b"", "already an Ingot archive; ingot push stores it"),
+            ("a.pt", b"PK", "a saved model without an archive: ingot export converts it"),
+            ("a.mar", b"text", "cannot be imported: expected an .onnx file, a .mar file of TorchServe"),
+            ("a.mar", b"", "cannot be imported: expected"),
         ],
     )
     def test_a_file_that_is_no_source(self, tmp_path: Path, name: str, content: bytes, message: str) -> None:

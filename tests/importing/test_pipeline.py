@@ -67,9 +67,9 @@ def test_a_model_in_python_with_a_handler_by_consent(tmp_path: Path, module: Net
     files = {"net.pth": (tmp_path / "net.pth").read_bytes(), "model.py": EAGER, "handler.py": b"raise SystemExit(9)"}
     path = mar(tmp_path / "net.mar", files, serializedFile="net.pth", modelFile="model.py", handler="handler.py:serve")
     steps: list[str] = []
-    with pytest.raises(InvalidArgument, match=r"has a handler of its own, 'handler.py:serve'"):
+    with pytest.raises(InvalidArgument, match=r"has its own handler, 'handler.py:serve'"):
         ingot.import_model(path)
-    with pytest.raises(InvalidArgument, match="allow that by --allow-code"):
+    with pytest.raises(InvalidArgument, match="allow it with --allow-code"):
         ingot.import_model(path, without_handler=True)
     with pytest.raises(InvalidArgument, match=r"nothing says what the model takes; give inputs \(--input\)"):
         ingot.import_model(path, without_handler=True, allow_code=True)
@@ -80,7 +80,7 @@ def test_a_model_in_python_with_a_handler_by_consent(tmp_path: Path, module: Net
     assert steps[:2] == [f"Reading {path}", "Importing PyTorch"]
     assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)
     assert any(
-        "the handler handler.py:serve is not taken over" in item for item in archive.variant().serving.provenance.notes
+        "the handler handler.py:serve is not imported" in item for item in archive.variant().serving.provenance.notes
     )
 
 
@@ -89,7 +89,7 @@ def test_torchscript_of_triton_is_called_as_its_configuration_says(tmp_path: Pat
     folder = triton(
         tmp_path / "net", config + 'output { name: "OUTPUT__0" }', {"1/model.pt": scripted(module, tmp_path / "a.pt")}
     )
-    with pytest.raises(InvalidArgument, match=r"model.pt is TorchScript, a program, .*allow that by --allow-code"):
+    with pytest.raises(InvalidArgument, match=r"model.pt is TorchScript, a program, .*allow it with --allow-code"):
         ingot.import_model(folder)
     archive = ingot.import_model(folder, allow_code=True)
     assert archive.signature.batch == "batch"

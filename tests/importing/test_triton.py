@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.importing import Candidate, Consent, Imported, candidates
-from ingot.importing.declared import specs
 from ingot.importing.pbtxt import read_config
+from ingot.importing.record import specs
 from ingot.tensors import DType, TensorSpec
 from tests.importing.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
 
@@ -104,7 +104,7 @@ class TestWhatIsFound:
             "dynamic_batching is not imported: ingot serve batches requests by itself",
             "instance_group is not imported: see --instances and --device of ingot serve",
             "parameters is not imported",
-            "files that are not taken over: warm.bin",
+            "files that are not imported: warm.bin",
         )
 
     def test_links_inside_the_folder_are_followed(self, tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("platform", "remedy"),
         [
-            ("tensorrt_plan", "import or export the model that it was made from"),
-            ("python", "it is Python code of its author's, which Ingot does not run"),
-            ("ensemble", "it joins other models; import those"),
-            ("tensorflow_savedmodel", "convert it to ONNX by tf2onnx"),
-            ("acme", "import or export the model that it was made from"),
+            ("tensorrt_plan", "import or export its source model"),
+            ("python", "it is Python code, which Ingot does not run"),
+            ("ensemble", "it combines other models; import those"),
+            ("tensorflow_savedmodel", "convert it to ONNX with tf2onnx"),
+            ("acme", "import or export its source model"),
         ],
     )
     def test_other_backends(self, tmp_path: Path, platform: str, remedy: str) -> None:
@@ -136,11 +136,11 @@ class TestWhatIsRefused:
     def test_a_model_that_says_nothing_of_its_backend(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"neither a backend in config.pbtxt nor a model.onnx or model.pt"):
             only(triton(tmp_path / "a", "", {"1/net.bin": b""}))
-        with pytest.raises(InvalidArgument, match="of Triton's backend 'tensorrt', which cannot be imported"):
+        with pytest.raises(InvalidArgument, match="uses Triton's backend 'tensorrt', which cannot be imported"):
             only(triton(tmp_path / "b", None, {"1/model.plan": b""}))
 
     def test_no_version_and_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(NotFound, match="has no folder of a version, such as a/1"):
+        with pytest.raises(NotFound, match="has no version folder, such as a/1"):
             only(triton(tmp_path / "a", files={}))
         with pytest.raises(NotFound, match=r"there is no file .*model.onnx, the model of that version"):
             only(triton(tmp_path / "b", files={"1/other": b""}))
@@ -194,7 +194,7 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", ".."])
     def test_a_file_name_that_leads_elsewhere(self, tmp_path: Path, name: str) -> None:
-        with pytest.raises(InvalidArgument, match=r"calls the model's file .*, which is no name of one"):
+        with pytest.raises(InvalidArgument, match=r"calls the model's file .*, which is not a file name"):
             only(triton(tmp_path / "a", CONFIG + f'default_model_filename: "{name}"'))
 
     @pytest.mark.parametrize("place", ["1/model.onnx", "1", "config.pbtxt", "labels.txt"])
