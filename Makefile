@@ -15,7 +15,7 @@ help: ## List the targets
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
-	@echo "make lint                ruff and mypy alone"
+	@echo "make lint                ruff, mypy, the structure of imports and the wording"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make lock                write constraints.txt: today's releases, with which all of this is to be tested"
 	@echo "make clean               remove .venv and all caches"
@@ -46,6 +46,7 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/python scripts/structure.py
+	@$(BIN)/python scripts/prose.py --clean
 
 # skopeo reads archives as any OCI tool would, docker-registry keeps them; curl, h2load, nghttp and gRPC's client for
 # Node.js call the server, wrk loads it. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
