@@ -19,7 +19,7 @@ COMMANDS = {
     "import ingot": ["-c", "import ingot"],
     "ingot --help": ["-m", "ingot", "--help"],
     "import ingot.server.main (what serve imports)": ["-c", "import ingot.server.main"],
-    "import fastapi, uvicorn, grpc": ["-c", "import fastapi, uvicorn, grpc"],
+    "import fastapi, httptools, grpc": ["-c", "import fastapi, httptools, grpc"],
     "import onnxruntime": ["-c", "import onnxruntime"],
     "import torch": ["-c", "import torch"],
 }

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
-import uvicorn
-
 from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.app import create_app
-from ingot.server.http.protocol import BoundedProtocol
-from ingot.server.listening import listen
+from ingot.server.http.connection import Connection, Connections
+from ingot.server.http.exchange import Shared
+from ingot.server.http.heads import RequestHead
+from ingot.server.http.listener import HttpListener
+from ingot.server.http.parser import Parser
+from ingot.server.limits import BoundedCache
+
+
+class AppConnection(Connection):
+    """Passes all requests to the application."""
+
+    def __init__(self, shared: Shared, connections: Connections):
+        super().__init__(shared, connections)
+        self._known = BoundedCache(1)  # remains empty, so that no head is looked up
+        self._parser = Parser(BoundedCache(1), 0)
+
+    def _begin(self, head: RequestHead) -> None:
+        super()._begin(head._replace(infer=None, probe=None))
+
+
+class AppListener(HttpListener):
+    def _connect(self) -> Connection:
+        return AppConnection(self._shared, self._connections)
 
 
 @contextlib.contextmanager
@@ -21,15 +40,25 @@ def serve_app(sources: Sequence[str], max_body_bytes: int) -> Iterator[str]:
     repository = Repository()
     for source in sources:
         repository.add(source).load()
-    listener = listen("127.0.0.1", 0)
-    app = create_app(DataPlane(repository), max_body_bytes)
-    settings = uvicorn.Config(app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    started = threading.Event()
+    urls: list[str] = []
+    stop = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30)
+        urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await stop.wait()
+        await server.stop(60)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
+    assert started.wait(60)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield urls[0]
     finally:
-        server.should_exit = True
+        loops[0].call_soon_threadsafe(stop.set)
         thread.join(120)
         repository.close()

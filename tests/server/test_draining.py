@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.server.http import protocol
+from ingot.server.http import timeouts
 from tests import onnx_models
 from tests.server.gates import Gate
 from tests.server.outside import wait_until
@@ -73,7 +73,7 @@ def busy(url: str) -> Iterator[None]:
 
 
 def test_busy_connections_lose_no_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(timeouts, "LINGER_SECONDS", 60.0)
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
     with busy(server.http_url):
         server.close()
@@ -90,7 +90,7 @@ def test_nor_do_they_before_the_ports_close(folder: Path, options: tuple[str, ..
 
 
 def test_an_idle_connection_may_ask_once_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(timeouts, "LINGER_SECONDS", 60.0)
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
     clients = [Busy(server.http_url, *asked) for asked in ASKED]
     for client in clients:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service
-from ingot.server.http.protocol import BoundedProtocol
+from ingot.server.http.connection import Connection, Connections
+from ingot.server.http.exchange import Shared
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 
@@ -95,23 +96,18 @@ def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None
     asyncio.run(test())
 
 
-def test_a_pipeline_goes_on_after_a_request_that_cannot_be_started() -> None:
-    started: list[Any] = []
+def test_a_request_that_cannot_be_started_ends_its_connection() -> None:
+    """Its client would take the next response for its own."""
+    exchange: Any = mock.MagicMock()
+    exchange.start.side_effect = ZeroDivisionError
 
-    def start(cycle: Any, _: Any) -> None:
-        if cycle == "bad":
-            raise ZeroDivisionError
-        started.append(cycle)
+    async def test() -> None:
+        connection = Connection(Shared(DataPlane(Repository()), 1, 1), Connections())
+        connection.connection_made(mock.MagicMock(is_closing=lambda: False))
+        connection._queue += [exchange, exchange]
+        with pytest.raises(ZeroDivisionError):
+            connection._advance()
+        cast(Any, connection.transport).abort.assert_called_once()
+        assert len(connection._queue) == 1
 
-    protocol: Any = SimpleNamespace(
-        _advancing=False,
-        _answering=SimpleNamespace(response_complete=True),
-        _start_asgi_task=start,
-        flow=SimpleNamespace(write_paused=False, resume_reading=lambda: None),
-        pipeline=[("good", None), ("bad", None)],
-        transport=SimpleNamespace(is_closing=lambda: False),
-    )
-    with pytest.raises(ZeroDivisionError):
-        BoundedProtocol._advance(protocol)
-    BoundedProtocol._advance(protocol)
-    assert started == ["good"]
+    asyncio.run(test())

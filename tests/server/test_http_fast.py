@@ -10,6 +10,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -19,11 +20,9 @@ import pytest
 import ingot
 from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
-from ingot.server.http import protocol
-from ingot.server.http.cycle import Arriving
-from ingot.server.http.exchange import NOTHING
-from ingot.server.http.heads import Head
-from ingot.server.http.shared import Shared
+from ingot.server.http import timeouts
+from ingot.server.http.exchange import Arriving, Shared
+from ingot.server.http.heads import InferHead, RequestHead
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.gates import Gate, hold
@@ -173,7 +172,8 @@ def test_an_offer_to_go_on_in_another_protocol_is_passed_over(known: str) -> Non
     head = PLAIN.replace(
         LENGTH, LENGTH + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     )
-    assert statuses(exchange(known, head + BODY, head + BODY, LAST)) == [b"200"] * 3
+    for _ in range(2):  # one after the other: it cannot be ignored behind a request that is unanswered
+        assert statuses(exchange(known, head + BODY, LAST)) == [b"200"] * 2
 
 
 UPGRADE = PLAIN.replace(LENGTH, b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n" % len(PLAIN + BODY))
@@ -247,7 +247,7 @@ def test_who_sends_the_body_unasked_is_not_asked_for_it(known: str) -> None:
 
 
 def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(timeouts, "UNREAD_SECONDS", 0.1)
     rows = 200_000
     size = 12 * rows  # the answer is twice as long, more than the systems of both sides keep
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 3], "parameters": {"binary_data_size": size}}
@@ -271,11 +271,12 @@ def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.M
 
 
 def test_a_body_in_tiny_chunks_takes_little_more_memory_than_it_is_long() -> None:
-    shared = Shared(DataPlane(Repository()), 1 << 24, 1 << 24)
-    cycle = Arriving(cast(Any, None), shared, Head(NOTHING, None), True)
+    connection = SimpleNamespace(shared=Shared(DataPlane(Repository()), 1 << 24, 1 << 24))
+    head = RequestHead(b"POST", PATH, "1.1", (), True, None, infer=InferHead("affine", "", None, "", None))
+    arriving = Arriving(cast(Any, connection), head)
     tracemalloc.start()
     for number in range(50_000):
-        cycle.take(struct.pack("<H", number % 65536))
+        arriving.take(struct.pack("<H", number % 65536))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 500_000

@@ -20,8 +20,9 @@ from ingot.errors import InvalidArgument, Unavailable
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, large
-from ingot.server.http.exchange import NOTHING, Service, begin
-from ingot.server.http.plans import Plans
+from ingot.server.http.decoder import Decoder
+from ingot.server.http.exchange import Service, begin
+from ingot.server.http.heads import InferHead
 from ingot.server.limits import Budget
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
@@ -42,10 +43,10 @@ def body(*tensors: str, rest: str = "") -> bytes:
     return f'{{"inputs": [{", ".join(tensors)}]{rest}}}'.encode()
 
 
-def decoded(raw: bytes, plans: Plans | None) -> dict[str, Array] | str:
+def decoded(raw: bytes, loads: Callable[[Any], Any]) -> dict[str, Array] | str:
     """Return the inputs, or the error's text."""
     try:
-        return dict(codec.decode_request(plans, "m", "", raw, None)[0].inputs)
+        return dict(codec.decode_request("m", "", raw, None, loads)[0].inputs)
     except InvalidArgument as error:
         return str(error)
 
@@ -85,7 +86,7 @@ INTS = list(range(COUNT))
     ],
 )
 def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
-    alike, found = decoded(raw, Plans()), decoded(raw, None)
+    alike, found = decoded(raw, orjson.loads), decoded(raw, large.loads)
     assert isinstance(alike, dict), alike
     assert isinstance(found, dict), found
     assert found.keys() == alike.keys()
@@ -97,7 +98,7 @@ def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
 @pytest.mark.parametrize("row", ["1[,2]", "[1,2"])
 def test_brackets_must_stand_where_lists_begin_and_end(row: str) -> None:
     raw = body(tensor(f"[{','.join([row] * COUNT)}]", [COUNT, 2]))
-    for found in (decoded(raw, None), decoded(raw, Plans())):
+    for found in (decoded(raw, large.loads), decoded(raw, orjson.loads)):
         assert isinstance(found, str)
         assert "JSON" in found
 
@@ -127,9 +128,9 @@ WRONG: dict[str, tuple[str, str]] = {
 def test_what_is_wrong_is_refused(case: str) -> None:
     data, says = WRONG[case]
     shape = [10, COUNT // 10] if "between lists" in case else [COUNT]
-    found = decoded(body(tensor(data, shape, "INT32")), None)
+    found = decoded(body(tensor(data, shape, "INT32")), large.loads)
     assert isinstance(found, str)
-    assert isinstance(decoded(body(tensor(data, shape, "INT32")), Plans()), str)
+    assert isinstance(decoded(body(tensor(data, shape, "INT32")), orjson.loads), str)
     assert says in found or "values, but shape" in found
 
 
@@ -156,7 +157,7 @@ def test_no_objects_are_made_of_what_is_too_much(raw: bytes, says: str, monkeypa
             return orjson.loads(text)
 
     monkeypatch.setattr(large, "orjson", Counting)
-    found = decoded(raw, None)
+    found = decoded(raw, large.loads)
     assert isinstance(found, str)
     assert says in found or "has 1 values" in found or "has 0 values" in found, found
     assert max(parsed, default=0) <= 1 << 20
@@ -284,12 +285,13 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
 
     monkeypatch.setattr(large, "loads", wait)
     budget = Budget(1 << 30)
-    service = Service(cast(DataPlane, None), Plans(), 1 << 30, budget)
+    service = Service(cast(DataPlane, None), Decoder(), 1 << 30, budget)
+    head = InferHead("", "", None, "", None)
     threads = compression.threads._max_workers
 
     async def work() -> None:
         bodies = [large_request() + b" " * number for number in range(threads + 1)]
-        asked = [begin(service, NOTHING, raw, lambda _: None, lambda _: pytest.fail("answered")) for raw in bodies]
+        asked = [begin(service, head, raw, lambda _: None, lambda _: pytest.fail("answered")) for raw in bodies]
         for _ in range(threads):
             assert await asyncio.to_thread(begun.acquire, timeout=60)
         for item in asked:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ingot.errors import InvalidArgument
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc import wire
-from ingot.server.http import codec
-from ingot.server.http.plans import Plans
+from ingot.server.http.decoder import Decoder
 from ingot.server.requests import InferRequest
 from ingot.tensors import DType
 
@@ -24,14 +23,14 @@ Decode = Callable[[bytes], tuple[InferRequest, Any]]
 
 def text_decoder() -> Decode:
     """Return what decodes the JSON bodies of one server."""
-    plans = Plans()
-    return lambda body: codec.decode_request(plans, "m", "", body, None)
+    decoder = Decoder()
+    return lambda body: decoder.decode("m", "", body, None)
 
 
 def raw_decoder(header_length: int) -> Decode:
     """Return what decodes bodies of one server that are raw behind so many bytes of JSON."""
-    plans = Plans()
-    return lambda body: codec.decode_request(plans, "m", "", body, header_length)
+    decoder = Decoder()
+    return lambda body: decoder.decode("m", "", body, header_length)
 
 
 def message_decoder() -> Decode:
@@ -112,8 +111,8 @@ def test_what_takes_much_more_memory_than_its_bytes_is_not_remembered() -> None:
     many = {f"p{number}": number for number in range(65)}
     some: list[dict[str, Any]] = [{"trace": [[]] * 100}, {"trace": {"a": 1}}, {**many}]
     for parameters in some:
-        plans = Plans()
-        found = [codec.decode_request(plans, "m", "", body([1, 2, 3], parameters=parameters), None) for _ in range(4)]
+        decoder = Decoder()
+        found = [decoder.decode("m", "", body([1, 2, 3], parameters=parameters), None) for _ in range(4)]
         assert len({id(request.template) for request, _ in found}) == 4
     messages = wire.Codec()
     asked = message(("x", 3), request_id="", model="m", **many)
@@ -121,14 +120,14 @@ def test_what_takes_much_more_memory_than_its_bytes_is_not_remembered() -> None:
 
 
 def test_values_of_known_requests_arrive() -> None:
-    plans = Plans()
+    decoder = Decoder()
     templates = []
     for data in ([1.5, 2, 3], [4, 5, 6e-3], [-1, 0.1, 1e30], [7, 8, 9]):
-        request, _ = codec.decode_request(plans, "m", "2", body(data), None)
+        request, _ = decoder.decode("m", "2", body(data), None)
         assert request.inputs["x"].tolist() == [np.array(data, np.float32).tolist()]
         templates.append(request.template)
     assert templates[1] is templates[2] is templates[3]
-    again, _ = codec.decode_request(plans, "other", "", body([1, 2, 3]), None)
+    again, _ = decoder.decode("other", "", body([1, 2, 3]), None)
     assert (again.template.model, templates[3].model, templates[3].version) == ("other", "m", "2")
 
 
@@ -138,8 +137,8 @@ RAW = b'"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters":
 
 def headed_decoder() -> Decode:
     """Return what decodes bodies of one server that are four raw bytes behind JSON."""
-    plans = Plans()
-    return lambda body: codec.decode_request(plans, "m", "", body, len(body) - 4)
+    decoder = Decoder()
+    return lambda body: decoder.decode("m", "", body, len(body) - 4)
 
 
 @pytest.mark.parametrize(("decoder", "rest", "raw"), [(text_decoder, TEXT, b""), (headed_decoder, RAW, b"abcd")])
@@ -183,10 +182,10 @@ def test_requests_that_differ_in_their_id_are_known() -> None:
 
 
 def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
-    plans = Plans()
+    decoder = Decoder()
 
     def template(**more: Any) -> Any:
-        return codec.decode_request(plans, "m", "", body([1, 2, 3], **more), None)[0].template
+        return decoder.decode("m", "", body([1, 2, 3], **more), None)[0].template
 
     known = [template() for _ in range(3)][-1]
     for number in range(2000):

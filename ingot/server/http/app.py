@@ -15,8 +15,9 @@ from ingot._version import __version__
 from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata, wrapped
-from ingot.server.http import codec, exchange, schema
-from ingot.server.http.plans import Plans
+from ingot.server.http import codec, exchange, responses, schema
+from ingot.server.http.decoder import Decoder
+from ingot.server.http.heads import InferHead
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
@@ -38,11 +39,11 @@ def create_app(
     """
     app = FastAPI(title="Ingot", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     budget = budget or Budget(max_bodies_bytes)
-    service = exchange.Service(plane, Plans(), max_body_bytes, budget)
+    service = exchange.Service(plane, Decoder(), max_body_bytes, budget)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
-        response = _response(exchange.refusal(plane, error))
+        response = _response(responses.refusal(plane, error))
         if request.method == "POST":
             # Its body was not read to the end and would be taken for the next request; the exchange's own refusals,
             # which keep the connection, do not come here.
@@ -64,15 +65,15 @@ def create_app(
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return _response(exchange.refusal(plane, wrapped(error)))
+        return _response(responses.refusal(plane, wrapped(error)))
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:
-        return _response(exchange.live(plane))
+        return _response(responses.live(plane))
 
     @app.get("/v2/health/ready", response_model=schema.Ready)
     async def ready() -> Response:
-        return _response(exchange.ready(plane))
+        return _response(responses.ready(plane))
 
     @app.get("/v2/", include_in_schema=False)
     @app.get("/v2", response_model=schema.ServerMetadata)
@@ -113,8 +114,8 @@ def create_app(
     async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
-            asked = exchange.RequestHead.of(model, _version(request), request.headers)
-            work = exchange.infer(service, asked, body, reservation.add)
+            head = InferHead.of(model, _version(request), request.headers)
+            work = exchange.infer(service, head, body, reservation.add)
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -129,7 +130,7 @@ def _version(request: Request) -> str:
     return str(request.path_params.get("version", ""))
 
 
-async def _unless_gone(request: Request, work: Awaitable[exchange.HttpResponse]) -> exchange.HttpResponse:
+async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]) -> responses.HttpResponse:
     """Await an answer, but stop when its client closes the connection, so that the engine can skip it.
 
     Raises:
@@ -177,7 +178,7 @@ async def _read(request: Request, limit: int, reservation: Reservation) -> bytes
     return b"".join(parts)
 
 
-def _response(answer: exchange.HttpResponse) -> Response:
+def _response(answer: responses.HttpResponse) -> Response:
     return Response(answer.body, answer.status, dict(answer.headers), answer.media_type)
 
 

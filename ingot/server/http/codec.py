@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,7 +16,6 @@ import orjson
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.http import data, large
-from ingot.server.http.plans import Plans, ResponseFormat
 from ingot.server.requests import (
     MAX_TENSORS,
     InferRequest,
@@ -51,50 +51,48 @@ _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
+class ResponseFormat(NamedTuple):
+    """Which outputs the client wants as raw buffers."""
+
+    default: bool = False
+    by_name: Mapping[str, bool] = MappingProxyType({})
+
+    def binary(self, name: str) -> bool:
+        return self.by_name.get(name, self.default)
+
+
 _JSON = ResponseFormat()
 
 
 def decode_request(
-    plans: Plans | None, model: str, version: str, body: bytes, header_length: int | None
-) -> tuple[InferRequest, ResponseFormat]:
+    model: str,
+    version: str,
+    body: bytes,
+    header_length: int | None,
+    loads: Callable[[Any], Any] = orjson.loads,
+) -> tuple[InferRequest, ResponseFormat, dict[str, Any]]:
     """Parse an inference request.
 
     Args:
-        plans: requests that are known; None for one whose JSON is large.
         model: from the path.
         version: from the path, or empty.
         body: the whole body.
         header_length: the JSON's length if raw buffers follow it, as the header says; None for plain JSON.
+        loads: parses JSON; :func:`ingot.server.http.large.loads` if it is large.
+
+    Returns:
+        The request, the format of its response, and its JSON.
 
     Raises:
         InvalidArgument: the body is not of the protocol; the message names the tensor.
     """
     if header_length is None:
-        if plans is None:
-            return _decode(model, version, _parse(body, _unannounced, large.loads), memoryview(b""))
-        known = plans.read_text(model, version, body)
-        if known is not None:
-            return known
-        header = _parse(body, _unannounced)
-        request, layout = _decode(model, version, header, memoryview(b""))
-        plans.learn_text(body, header, request, layout)
-        return request, layout
-    if not 0 <= header_length <= len(body):
+        header, buffers = _parse(body, _unannounced, loads), _Buffers(memoryview(b""))
+    elif header_length <= len(body):
+        header = _parse(body[:header_length], _announced, loads)
+        buffers = _Buffers(memoryview(body)[header_length:])
+    else:
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
-    raw = body[:header_length]
-    if plans is None:
-        return _decode(model, version, _parse(raw, _announced, large.loads), memoryview(body)[header_length:])
-    known = plans.read_raw(model, version, raw, body)
-    if known is not None:
-        return known
-    header = _parse(raw, _announced)
-    request, layout = _decode(model, version, header, memoryview(body)[header_length:])
-    plans.learn_raw(raw, header, request, layout)
-    return request, layout
-
-
-def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) -> tuple[InferRequest, ResponseFormat]:
-    buffers = _Buffers(rest)
     inputs = named([_input(item, buffers) for item in _list(header, "inputs")])
     buffers.check_empty()
     parameters = _dict(header, "parameters")
@@ -109,7 +107,8 @@ def _decode(model: str, version: str, header: dict[str, Any], rest: memoryview) 
             raise InvalidArgument("an output is asked for twice")
     layout = ResponseFormat(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
-    return InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier), layout
+    request = InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier)
+    return request, layout, header
 
 
 def decode_raw_request(

@@ -1,277 +1,353 @@
-"""One exchange over HTTP: a request's headers and body in, the answer's out. Whoever answers HTTP calls only this."""
+"""One exchange over HTTP: a request's head and body in, the response out."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, NotFound, public_text
-from ingot.faultlog import rate_limited_logger
+from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
 from ingot.server import compression
-from ingot.server.compression import Decompression, Hold
-from ingot.server.dataplane import DataPlane, wrapped
-from ingot.server.http import codec, large
-from ingot.server.http.codec import Headers
-from ingot.server.http.plans import Plans, ResponseFormat
-from ingot.server.limits import BODY_PACE, Budget
+from ingot.server.compression import Hold
+from ingot.server.dataplane import DataPlane
+from ingot.server.http import codec, heads, large, responses
+from ingot.server.http.bodies import CompressedBody, ThreadedBody
+from ingot.server.http.codec import ResponseFormat
+from ingot.server.http.decoder import Decoder
+from ingot.server.http.heads import InferHead, RequestHead
+from ingot.server.http.responses import HttpResponse, Renderer
+from ingot.server.limits import BoundedCache, Budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 
-log = rate_limited_logger(__name__)
-
-# Seconds after which a refused client may ask again: the least that the header can say.
-_RETRY: Headers = (("Retry-After", "1"),)
-
-
-class HttpResponse(NamedTuple):
-    """An HTTP answer."""
-
-    status: int
-    body: bytes
-    headers: Headers = ()
-    media_type: str = "application/json"
-
+_MAX_HEADS = 1024
+_SMALL_PART = 4 << 10
 
 Done = Callable[[HttpResponse], None]
-Probe = Callable[[DataPlane], HttpResponse]
-
-
-class RequestHead(NamedTuple):
-    """What path and headers say of an inference request. ``header_length`` is text if it is no number."""
-
-    model: str
-    version: str
-    header_length: int | str | None
-    encoding: str
-    answer_encoding: str | None
-
-    @classmethod
-    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> RequestHead:
-        """Return it.
-
-        Args:
-            model: from the path.
-            version: from the path, or empty.
-            headers: the request's, with names in lower case.
-        """
-        return cls(
-            model,
-            version,
-            _number(headers.get(codec.HEADER_LENGTH.lower())),
-            headers.get("content-encoding", ""),
-            compression.wanted_encoding(headers.get("accept-encoding", "")),
-        )
-
-
-NOTHING = RequestHead("", "", None, "", None)
 
 
 class Service(NamedTuple):
-    """What inference over HTTP is answered with.
+    """What serves inference over HTTP.
 
-    ``plane`` is the server's behaviour, ``plans`` knows requests that came before, and ``max_body_bytes`` is the most
-    that a body may have, before and after it is decompressed. ``budget`` bounds the memory of all requests.
+    Attributes:
+        plane: the server's behaviour.
+        decoder: decodes bodies.
+        max_body_bytes: the largest body, before and after decompression.
+        budget: bounds the memory of all requests.
     """
 
     plane: DataPlane
-    plans: Plans
+    decoder: Decoder
     max_body_bytes: int
     budget: Budget
 
 
-def begin(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
-    """Take an inference request in.
+def begin(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
+    """Take an inference request.
 
     Args:
-        service: what answers it.
-        asked: what its head says.
+        service: what serves it.
+        head: what its path and headers say.
         body: the whole body, as it came.
-        hold: told how much more memory it then takes; raises Unavailable if that is too much.
-        done: called once with the answer, errors included, unless the request is cancelled: here if it is refused at
+        hold: reserves memory for the request; raises Unavailable if that exceeds the limit.
+        done: called once with the response, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
 
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
-    if asked.encoding:
-        return _Packed(service, asked, hold, done).start(body)
-    return _submit(service, asked, body, hold, done)
+    if not head.encoding:
+        return _decode(service, head, body, hold, done)
+    try:
+        encoding = compression.known(head.encoding)
+    except InvalidArgument as error:
+        done(_unreadable(service.plane, head, error))
+        return None
+    if not encoding:
+        return _decode(service, head, body, hold, done)
+
+    def proceed(content: bytes | Exception) -> Cancellable | None:
+        if isinstance(content, Exception):
+            done(_unreadable(service.plane, head, content))
+            return None
+        return _decode(service, head, content, hold, done)
+
+    return CompressedBody(proceed).start(body, encoding, service.max_body_bytes, hold)
 
 
-def _submit(service: Service, asked: RequestHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
+def _decode(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
     plane = service.plane
     try:
-        length = asked.header_length
+        length = head.header_length
         if isinstance(length, str):
             raise InvalidArgument(
                 f"{codec.HEADER_LENGTH} is '{length}'; it must be the length of the JSON header in bytes"
             )
         if length == 0:
-            signature = plane.signature(asked.model, asked.version)
-            request, layout = codec.decode_raw_request(asked.model, asked.version, body, signature)
+            signature = plane.signature(head.model, head.version)
+            request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
         elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
-            return _Decoding(service, asked, hold, done).start(body, length)
+            decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads)
+            proceed = functools.partial(_decoded, service, head, hold, done)
+            return ThreadedBody(service.budget, len(body), proceed).start(decode)
         else:
-            request, layout = codec.decode_request(service.plans, asked.model, asked.version, body, length)
-        return plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's and ends no connection
-        done(_undecoded(plane, asked, error))
+            request, layout = service.decoder.decode(head.model, head.version, body, length)
+        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
+    except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+        done(_unreadable(plane, head, error))
     return None
 
 
-class _Decoding:
-    """A request with JSON so large that it is decoded in a thread: in the event loop, all others would wait for it."""
-
-    def __init__(self, service: Service, asked: RequestHead, hold: Hold, done: Done):
-        self._service = service
-        self._asked = asked
-        self._hold = hold
-        self._done = done
-        self._work: Cancellable | None = None
-        self._decoding: Future[tuple[InferRequest, ResponseFormat]] | None = None
-        self._size = 0
-        self._cancelled = False
-
-    def start(self, body: bytes, header_length: int | None) -> Cancellable:
-        self._size = len(body)
-        self._decoding = compression.threads.submit(
-            codec.decode_request, None, self._asked.model, self._asked.version, body, header_length
-        )
-        asyncio.wrap_future(self._decoding).add_done_callback(self._decoded)
-        return self
-
-    def cancel(self) -> None:
-        if self._cancelled:
-            return
-        self._cancelled = True
-        if self._decoding is not None and not self._decoding.cancel():
-            self._service.budget.keep(self._size)  # the thread uses the body until it is decoded
-        work, self._work = self._work, None
-        if work is not None:
-            work.cancel()
-
-    def _decoded(self, future: asyncio.Future[tuple[InferRequest, ResponseFormat]]) -> None:
-        self._decoding = None
-        if future.cancelled():
-            return
-        if self._cancelled:
-            self._service.budget.change(-self._size)
-            future.exception()  # which else is logged as never retrieved
-            return
-        plane, asked, done = self._service.plane, self._asked, self._done
-        try:
-            request, layout = future.result()
-            self._hold(sum(array.nbytes for array in request.inputs.values()))
-            self._work = plane.submit(request, "http", functools.partial(_reply, plane, asked, layout, done))
-        except Exception as error:  # noqa: BLE001 - as in _submit
-            done(_undecoded(plane, asked, error))
+def _decoded(
+    service: Service,
+    head: InferHead,
+    hold: Hold,
+    done: Done,
+    outcome: tuple[InferRequest, ResponseFormat, dict[str, Any]] | Exception,
+) -> Cancellable | None:
+    """Submit what a thread decoded."""
+    plane = service.plane
+    try:
+        if isinstance(outcome, Exception):
+            raise outcome
+        request, layout, _ = outcome
+        hold(sum(array.nbytes for array in request.inputs.values()))
+        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
+    except Exception as error:  # noqa: BLE001 - as in _decode
+        done(_unreadable(plane, head, error))
+    return None
 
 
-class _Packed:
-    """A request with a ``Content-Encoding``."""
-
-    def __init__(self, service: Service, asked: RequestHead, hold: Hold, done: Done):
-        self._service = service
-        self._asked = asked
-        self._hold = hold
-        self._done = done
-        self._work: Cancellable | None = None
-
-    def start(self, body: bytes) -> Cancellable | None:
-        try:
-            encoding = compression.known(self._asked.encoding)
-        except InvalidArgument as error:
-            self._go_on(error)
-            return None
-        if not encoding:
-            return _submit(self._service, self._asked, body, self._hold, self._done)
-        pieces = compression.decompressed(body, encoding, self._service.max_body_bytes)
-        self._work = body_to_be = Decompression(pieces, self._hold, self._go_on)
-        body_to_be.start(len(body))
-        return self if self._work is not None else None
-
-    def cancel(self) -> None:
-        work, self._work = self._work, None  # which leads back here
-        if work is not None:
-            work.cancel()
-
-    def _go_on(self, body: bytes | Exception) -> None:
-        if isinstance(body, Exception):
-            self._work = None
-            self._done(_undecoded(self._service.plane, self._asked, body))
-        else:
-            self._work = _submit(self._service, self._asked, body, self._hold, self._done)
-
-
-def _undecoded(plane: DataPlane, asked: RequestHead, error: Exception) -> HttpResponse:
-    """Answer that a body cannot be read, or first that there is no model for it."""
+def _unreadable(plane: DataPlane, head: InferHead, error: Exception) -> HttpResponse:
+    """Return the response to a body that cannot be read, or that the model does not exist, which counts first."""
     if isinstance(error, InvalidArgument):
         try:
-            plane.repository.get(asked.model, asked.version)
+            plane.repository.get(head.model, head.version)
         except NotFound as missing:
             error = missing
-    return failure(plane, error)
+    return responses.failure(plane, error)
 
 
 def _reply(
-    plane: DataPlane, asked: RequestHead, layout: ResponseFormat, done: Done, outcome: InferResponse | IngotError
+    plane: DataPlane, head: InferHead, layout: ResponseFormat, done: Done, outcome: InferResponse | IngotError
 ) -> None:
     if isinstance(outcome, IngotError):
-        done(refusal(plane, outcome))
+        done(responses.refusal(plane, outcome))
         return
     try:
         body, headers = codec.encode_response(outcome, layout)
         media_type = "application/octet-stream" if headers else "application/json"
-    except Exception as error:  # noqa: BLE001 - the other requests of the batch wait behind this one
-        done(failure(plane, error))
+    except Exception as error:  # noqa: BLE001 - the boundary of one request; others of its batch wait behind it
+        done(responses.failure(plane, error))
         return
-    if asked.answer_encoding is None:
+    encoding = head.response_encoding
+    if encoding is None:
         done(HttpResponse(200, body, headers, media_type))
     else:
-        headers += (("Content-Encoding", asked.answer_encoding),)
-        compression.compress(
-            body, asked.answer_encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type))
-        )
+        headers += (("Content-Encoding", encoding),)
+        compression.compress(body, encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type)))
 
 
-async def infer(service: Service, asked: RequestHead, body: bytes, hold: Hold) -> HttpResponse:
+async def infer(service: Service, head: InferHead, body: bytes, hold: Hold) -> HttpResponse:
     """Answer an inference request; :func:`begin` as a coroutine."""
-    return await outcome_of(functools.partial(begin, service, asked, body, hold))
+    return await outcome_of(functools.partial(begin, service, head, body, hold))
 
 
-def live(plane: DataPlane) -> HttpResponse:
-    """Answer whether the process runs."""
-    return HttpResponse(200, codec.dumps({"live": True}))
+class Shared:
+    """What all HTTP connections of a server share.
+
+    Args:
+        plane: the server's behaviour.
+        max_body_bytes: the largest request body, before and after decompression.
+        max_bodies_bytes: how much all requests together may hold.
+
+    Attributes:
+        heads: those of earlier inference requests, by their bytes.
+        app: the ASGI application that serves all but inference and health checks; set by the listener.
+        tasks: those of requests that the application serves.
+    """
+
+    def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int):
+        self.service = Service(plane, Decoder(), max_body_bytes, Budget(max_bodies_bytes))
+        self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
+        self.renderer = Renderer()
+        self.app: Any = None
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
-def ready(plane: DataPlane) -> HttpResponse:
-    """Answer whether requests would be served."""
-    return HttpResponse(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
+class Carrier(Protocol):
+    """A connection, as its exchanges see it."""
+
+    shared: Shared
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+
+    def keeps(self, exchange: Any) -> bool:
+        """Return whether the connection stays open after an exchange."""
+
+    def finish(self, parts: Sequence[bytes], *, keep_alive: bool) -> None:
+        """Send a response, and go on to the next request."""
 
 
-def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
-    """Return an error as an answer, and count it."""
-    plane.count_error("http", error)
-    headers = _RETRY if error.code is Code.UNAVAILABLE else ()
-    return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+class Exchange:
+    """One request that came whole, and its response: inference, or a health check.
+
+    Args:
+        connection: carries it.
+        head: its own.
+    """
+
+    __slots__ = ("_connection", "_held", "_work", "disconnected", "done", "head", "keep_alive")
+
+    def __init__(self, connection: Carrier, head: RequestHead):
+        self.head = head
+        self.keep_alive = head.keep_alive
+        self.done = False
+        self.disconnected = False
+        self._connection = connection
+        self._held = 0
+        self._work: Cancellable | None = None
+
+    def run(self, body: bytes) -> None:
+        """Serve the request; ``body`` is within the limit of one request."""
+        service = self._connection.shared.service
+        if self.head.infer is None:
+            self._answer_probe()
+            return
+        try:
+            service.budget.change(len(body))
+        except IngotError as error:
+            self.answer(responses.refusal(service.plane, error))
+            return
+        self._held = len(body)
+        self._work = begin(service, self.head.infer, body, self._hold, self.answer)
+
+    def _answer_probe(self) -> None:
+        probe = responses.live if self.head.probe == heads.LIVE else responses.ready
+        self.answer(probe(self._connection.shared.service.plane))
+
+    def _hold(self, size: int) -> None:
+        """Reserve memory until the response.
+
+        Raises:
+            Unavailable: the budget is exhausted.
+        """
+        self._connection.shared.service.budget.change(size, self._held)
+        self._held += size
+
+    def answer(self, response: HttpResponse) -> None:
+        """Send the response, and let the connection go on; does nothing if the exchange is over."""
+        if self.disconnected or self.done:
+            return
+        connection = self._connection
+        self._release()
+        self._work = None  # which refers back to this
+        self.done = True
+        keep_alive = connection.keeps(self)
+        connection.finish(connection.shared.renderer.render(response, keep_alive=keep_alive), keep_alive=keep_alive)
+
+    def stop(self) -> None:
+        """Refuse the request, as the time for draining is over."""
+        self._cancel()
+        error = Unavailable("the server is stopping; ask again elsewhere or later")
+        self.answer(responses.refusal(self._connection.shared.service.plane, error))
+
+    def leave(self) -> None:
+        """Drop the request, as its connection is lost."""
+        if not (self.done or self.disconnected):
+            self.disconnected = True
+            self._release()
+            self._cancel()
+
+    def _release(self) -> None:
+        if self._held:
+            self._connection.shared.service.budget.change(-self._held)
+            self._held = 0
+
+    def _cancel(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
 
 
-def too_slow(plane: DataPlane) -> HttpResponse:
-    """Answer that a body comes too slowly, and count it."""
-    error = DeadlineExceeded(f"the rest of the request's body did not come in time; {BODY_PACE}")
-    return refusal(plane, error)._replace(status=codec.TOO_SLOW)
+class Arriving(Exchange):
+    """A request that comes in parts, or behind others that are unanswered."""
 
+    __slots__ = ("_complete", "_parts", "_refusal", "_started")
 
-def failure(plane: DataPlane, error: Exception) -> HttpResponse:
-    """Return any error as an answer; what is not ours to tell is logged."""
-    if not isinstance(error, IngotError):
-        log.error("a request failed", exc_info=error)
-        error = wrapped(error)
-    return refusal(plane, error)
+    def __init__(self, connection: Carrier, head: RequestHead):
+        super().__init__(connection, head)
+        self._parts: list[bytes | bytearray] = []
+        self._complete = False
+        self._started = False
+        self._refusal: heads.Fault | None = None
+        if head.fault is not None:
+            self._refuse(head.fault)
 
+    def take(self, part: bytes) -> None:
+        """Add a part of the body."""
+        if self._refusal is not None or self.done:
+            return
+        try:
+            check_size(self._held + len(part), self._connection.shared.service.max_body_bytes)
+            self._hold(len(part))
+        except IngotError as error:
+            self._refuse(heads.Fault(error))
+            return
+        # Small parts are joined: as an object each, they would take many times the memory of their bytes.
+        if not self._parts or len(part) >= _SMALL_PART:
+            self._parts.append(part)
+        elif isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
 
-def _number(text: str | None) -> int | str | None:
-    """Return the number that a header is, the text of one that is none, and None if it is not there."""
-    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else text
+    def complete(self) -> None:
+        """Note that the body is complete."""
+        self._complete = True
+        if self._started and not self.done:
+            self._serve()
+
+    def start(self) -> None:
+        """Begin: every earlier request is answered."""
+        self._started = True
+        if self._refusal is None and self.head.length is not None:
+            try:
+                check_size(self.head.length, self._connection.shared.service.max_body_bytes)
+            except IngotError as error:
+                self._refuse(heads.Fault(error))
+                return
+        if self._refusal is not None:
+            self._answer_refusal(self._refusal)
+        elif self._complete:
+            self._serve()
+        elif self.head.expects:
+            self._connection.loop.call_soon(self._invite)  # unless the body is in the same packet as the head
+
+    def _invite(self) -> None:
+        if not (self._complete or self.done or self.disconnected):
+            self._connection.transport.write(responses.CONTINUE)
+
+    def _refuse(self, fault: heads.Fault) -> None:
+        """Refuse the request without its body, the rest of which would be read as the next request."""
+        self._refusal = fault
+        self._parts.clear()
+        self.keep_alive = False
+        if self._started:
+            self._answer_refusal(fault)
+
+    def _answer_refusal(self, fault: heads.Fault) -> None:
+        response = responses.refusal(self._connection.shared.service.plane, fault.error)
+        self.answer(response if fault.status is None else response._replace(status=fault.status))
+
+    def _serve(self) -> None:
+        if self.head.infer is None:
+            self._answer_probe()
+            return
+        body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._work = begin(self._connection.shared.service, self.head.infer, body, self._hold, self.answer)
+
+    def leave(self) -> None:
+        self._parts.clear()
+        super().leave()

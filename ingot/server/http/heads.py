@@ -1,37 +1,56 @@
-"""What the head of a request that is served here, and not by FastAPI, says of it."""
+"""What the request line and headers of an HTTP request say, and what is wrong with them."""
 
 from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import httptools
+
 from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
-from ingot.server.http import exchange
-from ingot.server.http.protocol import MAX_HEAD_BYTES
+from ingot.server import compression
+from ingot.server.http.codec import HEADER_LENGTH
+
+MAX_HEAD_BYTES = 64 << 10
+LIVE, READY = b"/v2/health/live", b"/v2/health/ready"
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
-_PROBES: Mapping[bytes, exchange.Probe] = {b"/v2/health/live": exchange.live, b"/v2/health/ready": exchange.ready}
-
-
 # RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name. RFC 3986
 # allows commas in names, but proxies join the values of repeated headers with them.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]*)(:[0-9]*)?")
 # Headers that decide how a body is read. A proxy may use one value of several, and this server another.
-_ONCE = ("Content-Encoding", "Content-Type", "Inference-Header-Content-Length")
+_ONCE = ("Content-Encoding", "Content-Type", HEADER_LENGTH)
+
+HeaderList = Sequence[tuple[bytes, bytes]]
 
 
-class Head(NamedTuple):
-    """One request's line and headers.
+class InferHead(NamedTuple):
+    """What path and headers say of an inference request. ``header_length`` is text if it is not a number."""
 
-    ``length`` is the body's, None where it is chunked. A health check has a ``probe``; all others are inference.
-    """
+    model: str
+    version: str
+    header_length: int | str | None
+    encoding: str
+    response_encoding: str | None
 
-    asked: exchange.RequestHead
-    length: int | None
-    expects: bool = False
-    probe: exchange.Probe | None = None
+    @classmethod
+    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:
+        """Return it.
+
+        Args:
+            model: from the path.
+            version: from the path, or empty.
+            headers: the request's, with names in lower case.
+        """
+        return cls(
+            model,
+            version,
+            _number(headers.get(HEADER_LENGTH.lower())),
+            headers.get("content-encoding", ""),
+            compression.wanted_encoding(headers.get("accept-encoding", "")),
+        )
 
 
 class Fault(NamedTuple):
@@ -41,14 +60,79 @@ class Fault(NamedTuple):
     status: int | None = None
 
 
-def fault(version: str, headers: Sequence[tuple[bytes, bytes]], size: int) -> Fault | None:
-    """Return what is wrong with a head that could be parsed, or None.
+class RequestHead(NamedTuple):
+    """One request's line and headers.
+
+    Attributes:
+        version: ``1.1`` or ``1.0``.
+        keep_alive: whether the client keeps the connection.
+        length: the body's, in bytes; None if it is chunked.
+        expects: whether the client waits for ``100 Continue``.
+        infer: of an inference request.
+        probe: the path of a health check.
+        fault: of a head that is refused.
+
+    A head with none of the last three is for FastAPI.
+    """
+
+    method: bytes
+    url: bytes
+    version: str
+    headers: HeaderList
+    keep_alive: bool
+    length: int | None = 0
+    expects: bool = False
+    infer: InferHead | None = None
+    probe: bytes | None = None
+    fault: Fault | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its bytes have no meaning but ``length`` and ``infer`` or ``probe``."""
+        unique = len(self.headers) == len(dict(self.headers))
+        ours = bool(self.length) if self.infer is not None else self.probe is not None
+        return ours and self.keep_alive and not self.expects and unique
+
+
+def read(method: bytes, url: bytes, version: str, headers: HeaderList, size: int, *, keep_alive: bool) -> RequestHead:
+    """Return what a head says.
 
     Args:
+        method: such as ``POST``.
+        url: as the client spelled it.
         version: such as ``1.1``.
         headers: with names in lower case.
         size: of request line and headers, in bytes.
+        keep_alive: whether the client keeps the connection.
+
+    Raises:
+        httptools.HttpParserInvalidURLError: the URL cannot be parsed.
+        UnicodeDecodeError: the URL is not ASCII.
     """
+    fault = _fault(version, headers, size)
+    if fault is not None:
+        return RequestHead(method, url, version, headers, keep_alive=False, fault=fault)
+    modern = version == "1.1"  # HTTP/1.0 has no interim responses, and does not keep connections here
+    expects = modern and any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+    infer = probe = None
+    length: int | None = 0
+    if method == b"POST" and b"infer" in url:
+        path = httptools.parse_url(url).path.decode("ascii")
+        route = _INFER.fullmatch(urllib.parse.unquote(path)) if path.endswith("infer") else None
+        if route is not None:
+            first: dict[str, str] = {}
+            for name, value in headers:
+                first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+            infer = InferHead.of(route["model"], route["version"] or "", first)
+            declared = first.get("content-length")
+            length = None if declared is None and "transfer-encoding" in first else int(declared or 0)
+    elif method == b"GET" and url in (LIVE, READY):
+        bodiless = not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+        probe = url if bodiless else None
+    return RequestHead(method, url, version, headers, keep_alive and modern, length, expects, infer=infer, probe=probe)
+
+
+def _fault(version: str, headers: HeaderList, size: int) -> Fault | None:
     if size > MAX_HEAD_BYTES:
         return Fault(TooLarge(f"request line and headers have over {MAX_HEAD_BYTES >> 10} KiB"), 431)
     if version not in ("1.1", "1.0"):
@@ -73,31 +157,6 @@ def fault(version: str, headers: Sequence[tuple[bytes, bytes]], size: int) -> Fa
     return None
 
 
-def read(method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Head | None:
-    """Return what a head says, or None if the request is one for FastAPI.
-
-    Args:
-        method: such as ``POST``.
-        path: without query, as the client spelled it; ASCII.
-        headers: with names in lower case.
-    """
-    if method == b"POST" and path.endswith(b"infer"):
-        text = path.decode("ascii")
-        route = _INFER.fullmatch(urllib.parse.unquote(text) if "%" in text else text)
-        if route is None:
-            return None
-        first: dict[str, str] = {}
-        for name, value in headers:
-            first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-        length = first.get("content-length")
-        chunked = length is None and "transfer-encoding" in first
-        return Head(
-            exchange.RequestHead.of(route["model"], route["version"] or "", first),
-            None if chunked else int(length or 0),
-            first.get("expect", "").lower() == "100-continue",
-        )
-    if method == b"GET" and (probe := _PROBES.get(path)) is not None:
-        if any(name in (b"content-length", b"transfer-encoding") for name, _ in headers):
-            return None
-        return Head(exchange.NOTHING, 0, probe=probe)
-    return None
+def _number(text: str | None) -> int | str | None:
+    """Return the number that a header is, its text if it is not one, and None if it is absent."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else text

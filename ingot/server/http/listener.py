@@ -1,20 +1,18 @@
-"""The HTTP listener: uvicorn in the server's own event loop."""
+"""The HTTP listener, in the server's own event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import math
-from collections.abc import Iterator
-
-import uvicorn
 
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.fast import FastProtocol
-from ingot.server.http.shared import Shared
-from ingot.server.listening import listen
+from ingot.server.http.asgi import LazyApp
+from ingot.server.http.connection import Connection, Connections
+from ingot.server.http.exchange import Shared
+from ingot.server.listening import BACKLOG, listen
 from ingot.server.tls import Tls
+
+# What tasks of the application whose connection is closed get to end.
+_TASK_SECONDS = 1.0
 
 
 class HttpListener:
@@ -22,8 +20,8 @@ class HttpListener:
 
     Args:
         plane: the server's behaviour.
-        max_body_bytes: the largest request body.
-        max_bodies_bytes: how much all bodies together may hold.
+        max_body_bytes: the largest request body, before and after decompression.
+        max_bodies_bytes: how much all requests together may hold.
         tls: the certificate, or None.
         shared: whether other processes listen on the same port.
     """
@@ -37,41 +35,30 @@ class HttpListener:
         *,
         shared: bool = False,
     ):
-        self._shared = shared
-        common = Shared(plane, max_body_bytes, max_bodies_bytes)
-        settings = uvicorn.Config(
-            common,
-            http=functools.partial(FastProtocol, common),  # type: ignore[arg-type]  # any callable will do
-            interface="asgi3",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=75,
-        )
-        if tls is not None:
-            settings.load()
-            settings.ssl = tls.context(["http/1.1"])
-        self._server = _Uvicorn(settings)
+        self._shares_port = shared
+        self._tls = None if tls is None else tls.context(["http/1.1"])
+        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes)
+        self._shared.app = LazyApp(self._shared.service)
+        self._connections = Connections()
+        self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        listener = listen(host, port, shared=self._shared)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        listener = listen(host, port, shared=self._shares_port)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect, sock=listener, ssl=self._tls, backlog=BACKLOG
+        )
         number: int = listener.getsockname()[1]
         return number
 
+    def _connect(self) -> Connection:
+        return Connection(self._shared, self._connections)
+
     async def set_serving(self, serving: bool) -> None:
-        """Do nothing: who asks over HTTP asks the data plane each time."""
+        """Do nothing: health checks ask the data plane each time."""
 
     async def stop(self, drain: float) -> None:
-        self._server.config.timeout_graceful_shutdown = math.ceil(drain)
-        self._server.should_exit = True
-        await self._serving
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are handled once, for both listeners
+        if self._server is not None:
+            self._server.close()
+        await self._connections.drain(drain)
+        if self._shared.tasks:
+            await asyncio.wait(self._shared.tasks, timeout=_TASK_SECONDS)

@@ -14,7 +14,7 @@ import pytest
 
 import ingot
 from ingot.server.grpc.fast import listener, stream
-from ingot.server.http import protocol
+from ingot.server.http import timeouts
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.apponly import serve_app
@@ -31,8 +31,8 @@ BODY = body_of([1, 2, 3])
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute is a fifth of a second here, and a mebibyte a kibibyte."""
-    monkeypatch.setattr(protocol, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(protocol, "BODY_BYTES", 1024)
+    monkeypatch.setattr(timeouts, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(timeouts, "BODY_BYTES", 1024)
 
 
 @contextlib.contextmanager
@@ -87,8 +87,8 @@ class TestHttp:
             assert dripping(connection, b" ").status == 408
 
     def test_what_is_slow_but_comes_is_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(protocol, "BODY_SECONDS", 1.0)
-        monkeypatch.setattr(protocol, "BODY_BYTES", 1)
+        monkeypatch.setattr(timeouts, "BODY_SECONDS", 1.0)
+        monkeypatch.setattr(timeouts, "BODY_BYTES", 1)
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             for _ in range(2):  # the second while the timer that the first has left still runs
                 connection.send(request(BODY)[: -len(BODY)])
@@ -104,16 +104,16 @@ class TestHttp:
         self, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It comes behind a request that takes some of those minutes, until whose answer nothing is read."""
-        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.1)
+        monkeypatch.setattr(timeouts, "BODY_SECONDS", 0.1)
         hold(gate.path, monkeypatch.setattr)
         looks: list[Any] = []
-        look = protocol.BoundedProtocol._look_at_body
+        look = timeouts.Timeouts._check_body
 
-        def counted_look(self: protocol.BoundedProtocol) -> None:
+        def counted_look(self: timeouts.Timeouts) -> None:
             looks.append(self)
             look(self)
 
-        monkeypatch.setattr(protocol.BoundedProtocol, "_look_at_body", counted_look)
+        monkeypatch.setattr(timeouts.Timeouts, "_check_body", counted_look)
         first = request(body_of([1, 2, 3]), "/v2/models/held/infer")
         second = request(body_of([1]) + b" " * 500, "/v2/models/held/infer")
         with (

@@ -1,45 +1,35 @@
-"""Bodies that are like one that was decoded before: only their tensors' values are read, the rest is looked up."""
+"""Decodes request bodies. Of one like an earlier body only the tensors' values are read; the rest is looked up."""
 
 from __future__ import annotations
 
 import re
 import struct
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from ingot.runtime import key_of
-from ingot.server.http import data
+from ingot.server.http import codec, data
+from ingot.server.http.codec import ResponseFormat
 from ingot.server.memo import MAX_BYTES, Memo, Pattern
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import DType
 
-# Lists of more values are converted piece by piece, which is not done here.
+# Longer lists are converted in pieces, by codec.py.
 _MOST_VALUES = 1 << 14
-# An id before all else, where most clients write it, whose text is its bytes; and the member behind it.
+# An id at the beginning, where most clients write it, without escapes; and the member behind it.
 _ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
-# Stands for the values of a tensor when it is found out whether what stands there are its values.
+# Replaces the values of a tensor in the check that they are its values.
 _MARK = 123454321
-
-
-class ResponseFormat(NamedTuple):
-    """Which outputs the client wants as raw buffers."""
-
-    default: bool = False
-    by_name: Mapping[str, bool] = MappingProxyType({})
-
-    def binary(self, name: str) -> bool:
-        return self.by_name.get(name, self.default)
 
 
 Decoded = tuple[InferRequest, ResponseFormat]
 
 
 class _Text(NamedTuple):
-    """A JSON text in which the values of the one tensor are a flat list, or one row of a nested one."""
+    """A JSON text with one tensor, whose values are a flat list or one nested list."""
 
     template: Template
     layout: ResponseFormat
@@ -49,14 +39,35 @@ class _Text(NamedTuple):
     packing: struct.Struct
 
 
-class Plans:
-    """The bodies that are known of one server; each is learnt when the like of it comes for the second time."""
+class Decoder:
+    """Decodes the bodies of one server, and learns those that repeat."""
 
     def __init__(self) -> None:
         self._raws: Memo[tuple[str, str, bytes], tuple[Pattern, ResponseFormat]] = Memo()
         self._texts: Memo[tuple[str, str, bytes, bytes], _Text] = Memo()
 
-    def read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
+    def decode(self, model: str, version: str, body: bytes, header_length: int | None) -> Decoded:
+        """Return the request of a body; see :func:`ingot.server.http.codec.decode_request`.
+
+        Raises:
+            InvalidArgument: the body is not of the protocol; the message names the tensor.
+        """
+        if header_length is None:
+            known = self._read_text(model, version, body)
+        elif header_length <= len(body):
+            known = self._read_raw(model, version, body[:header_length], body)
+        else:
+            known = None
+        if known is not None:
+            return known
+        request, layout, header = codec.decode_request(model, version, body, header_length)
+        if header_length is None:
+            self._learn_text(body, header, request, layout)
+        else:
+            self._learn_raw(body[:header_length], header, request, layout)
+        return request, layout
+
+    def _read_raw(self, model: str, version: str, header: bytes, body: bytes) -> Decoded | None:
         """Return the request of a body that begins with ``header``; None if its header is not known."""
         identifier, rest = _cut_id(header)
         known = self._raws.get((model, version, rest))
@@ -68,7 +79,7 @@ class Plans:
             return None
         return pattern.request(body, start, identifier), layout
 
-    def learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
+    def _learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
         """Remember what a header means, if nothing else is needed to read requests that begin with it."""
         identifier, rest = _cut_id(raw)
         key = request.template.model, request.template.version, rest
@@ -82,15 +93,15 @@ class Plans:
         if pattern is not None:
             self._raws.keep(key, (pattern, layout))
 
-    def read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
-        """Return the request that a JSON text is; None if nothing like it is known, or it is not as it should be."""
+    def _read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
+        """Return the request of a JSON text; None if nothing like it is known, or its values are not plain numbers."""
         start, stop = _values(body)
         identifier, before = _cut_id(body[:start])
         plan = self._texts.get((model, version, before, body[stop:]))
         if plan is None:
             return None
         text = body[start:stop]
-        if b"t" in text or b"f" in text:  # true and false, which would pass for numbers
+        if b"t" in text or b"f" in text:  # true and false, which struct takes as numbers
             return None
         try:
             packed = plan.packing.pack(*orjson.loads(text))
@@ -99,8 +110,8 @@ class Plans:
         inputs = {plan.name: np.ndarray(plan.shape, plan.dtype, packed)}
         return InferRequest(plan.template, inputs, identifier), plan.layout
 
-    def learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
-        """Remember what a JSON text means beside its values, if it has one tensor. ``header`` is used up."""
+    def _learn_text(self, body: bytes, header: dict[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
+        """Remember what a JSON text means apart from its values, if it has one tensor. Changes ``header``."""
         if len(request.inputs) != 1:
             return
         [(name, array)] = request.inputs.items()
@@ -125,9 +136,9 @@ class Plans:
 
 
 def _cut_id(text: bytes) -> tuple[str, bytes]:
-    """Return the id with which a JSON object begins and what follows it; if it begins otherwise, no id and all of it.
+    """Return the id at the beginning of a JSON object and the text behind it; without one, no id and the whole text.
 
-    What follows an id begins with a quotation mark, and so is never taken for a whole text.
+    The text behind an id begins with a quotation mark, which no whole text does.
     """
     found = _ID.match(text)
     if found is None:
@@ -139,17 +150,17 @@ def _cut_id(text: bytes) -> tuple[str, bytes]:
 
 
 def _values(body: bytes) -> tuple[int, int]:
-    """Return where what seems to be a tensor's innermost list begins and ends."""
+    """Return where the innermost list of the first ``data`` begins and ends."""
     named = body.find(b'"data"')
     stop = body.find(b"]", named) + 1
     return max(body.rfind(b"[", named, stop), 0), stop
 
 
 def _is_data(before: bytes, after: bytes, header: dict[str, Any]) -> bool:
-    """Tell whether what stands between two parts of a JSON text are the values of its tensor, and nothing else.
+    """Return whether the part between two parts of a JSON text is the values of its tensor.
 
-    A text could have the same bytes in a name, or say everything twice; so another list is put there, and is to be
-    found at the right place.
+    The same bytes may stand in a name, or a member may occur twice; so the part is replaced, and the replacement must
+    turn up as the tensor's data.
     """
     try:
         marked = orjson.loads(b"%b[%d]%b" % (before, _MARK, after))

@@ -1,0 +1,195 @@
+"""Requests that an ASGI application serves: all but inference and health checks."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import httptools
+
+from ingot.errors import Unavailable
+from ingot.faultlog import rate_limited_logger
+from ingot.server.http import responses
+from ingot.server.http.exchange import Carrier, Service
+from ingot.server.http.heads import RequestHead
+from ingot.server.http.responses import HttpResponse
+
+log = rate_limited_logger(__name__)
+
+# Bytes of a body that wait for the application before reading is paused.
+_HIGH_WATER = 64 << 10
+_FAILED = HttpResponse(500, b"Internal Server Error", media_type="text/plain; charset=utf-8")
+
+Message = Mapping[str, Any]
+
+
+class AsgiCarrier(Carrier, Protocol):
+    """A connection, as exchanges of the application see it."""
+
+    def hold_body(self, *, full: bool) -> None:
+        """Pause or resume reading, as the application has too much of the body to read."""
+
+
+class LazyApp:
+    """The FastAPI application, which is imported with its first request: that takes a third of a second."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._app: Any = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._app is None:
+            async with self._lock:
+                self._app = self._app or await asyncio.to_thread(self._load)
+        await self._app(scope, receive, send)
+
+    def _load(self) -> Any:
+        from ingot.server.http.app import create_app
+
+        return create_app(self._service.plane, self._service.max_body_bytes, budget=self._service.budget)
+
+
+class AsgiExchange:
+    """One request that the application serves.
+
+    The application may respond before the body is complete. HEAD is served as GET, without the body.
+
+    Args:
+        connection: carries it.
+        head: its own.
+    """
+
+    def __init__(self, connection: AsgiCarrier, head: RequestHead):
+        self.head = head
+        self.keep_alive = head.keep_alive
+        self.done = False
+        self.disconnected = False
+        self._connection = connection
+        self._body = bytearray()
+        self._complete = False
+        self._invites = head.expects
+        self._changed = asyncio.Event()
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin: every earlier request is answered."""
+        tasks = self._connection.shared.tasks
+        self._task = self._connection.loop.create_task(self._run())
+        tasks.add(self._task)
+        self._task.add_done_callback(tasks.discard)
+
+    def take(self, part: bytes) -> None:
+        """Add a part of the body."""
+        if not self.done:
+            self._body += part
+            if len(self._body) > _HIGH_WATER:
+                self._connection.hold_body(full=True)
+            self._changed.set()
+
+    def complete(self) -> None:
+        """Note that the body is complete."""
+        self._complete = True
+        self._invites = False
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Cancel the application's task, as the time for draining is over."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def leave(self) -> None:
+        """Drop the request, as its connection is lost."""
+        self.disconnected = True
+        self._changed.set()
+
+    async def _run(self) -> None:
+        try:
+            await self._connection.shared.app(self._scope(), self._receive, self._send)
+        except asyncio.CancelledError:
+            error = Unavailable("the server is stopping; ask again elsewhere or later")
+            self._answer(responses.refusal(self._connection.shared.service.plane, error))
+        except Exception:
+            log.exception("a request to the application failed")
+        if not (self.done or self.disconnected):
+            self._answer(_FAILED)
+
+    def _answer(self, response: HttpResponse) -> None:
+        if not (self.done or self.disconnected):
+            self.keep_alive = False
+            renderer = self._connection.shared.renderer
+            self._finish(renderer.render(response, keep_alive=False), keep_alive=False)
+
+    def _finish(self, parts: list[bytes], *, keep_alive: bool) -> None:
+        self.done = True
+        self._body.clear()
+        self._parts.clear()
+        self._changed.set()
+        self._connection.hold_body(full=False)
+        self._connection.finish(parts, keep_alive=keep_alive)
+
+    async def _receive(self) -> Message:
+        if self._invites and not self._connection.transport.is_closing():
+            self._connection.transport.write(responses.CONTINUE)
+            self._invites = False
+        if not (self.disconnected or self.done):
+            self._connection.hold_body(full=False)
+            await self._changed.wait()
+            self._changed.clear()
+        if self.disconnected or self.done:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": not self._complete}
+
+    async def _send(self, message: Message) -> None:
+        if self.disconnected or self.done:
+            return
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], list(message["headers"])
+            return
+        self._parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            self._respond()
+
+    def _respond(self) -> None:
+        connection, body = self._connection, b"".join(self._parts)
+        headers = [(name.lower(), value) for name, value in self._headers]
+        if (b"connection", b"close") in headers:
+            self.keep_alive = False
+        keep_alive = connection.keeps(self)
+        start = connection.shared.renderer.start(self._status, keep_alive=keep_alive)
+        lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"connection"]
+        if not any(name == b"content-length" for name, _ in headers):
+            lines.append(b"content-length: %d\r\n" % len(body))
+        self._finish(
+            [b"".join((start, *lines, b"\r\n", b"" if self.head.method == b"HEAD" else body))], keep_alive=keep_alive
+        )
+
+    def _scope(self) -> dict[str, Any]:
+        head, transport = self.head, self._connection.transport
+        url = httptools.parse_url(head.url)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "server": _address(transport, "sockname"),
+            "client": _address(transport, "peername"),
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "root_path": "",
+            "headers": head.headers,
+            "state": {},
+            "method": "GET" if head.method == b"HEAD" else head.method.decode("ascii"),
+            "path": urllib.parse.unquote(url.path.decode("ascii")),
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+
+
+def _address(transport: asyncio.Transport, which: str) -> tuple[str, int] | None:
+    address = transport.get_extra_info(which)
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None

@@ -1,0 +1,287 @@
+"""One HTTP/1.1 connection: bytes in, requests in order, responses out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from ingot.server.http import responses
+from ingot.server.http.asgi import AsgiExchange
+from ingot.server.http.disconnect import DisconnectProbe
+from ingot.server.http.exchange import Arriving, Exchange, Shared
+from ingot.server.http.heads import RequestHead
+from ingot.server.http.parser import Event, Parser, Signal
+from ingot.server.http.timeouts import Timeouts
+
+_HEAD_END = b"\r\n\r\n"
+_MAX_KNOWN_BYTES = 4 << 10
+
+
+class Connection(asyncio.Protocol):
+    """Serves inference and health checks itself and passes the rest to the application, in the order of the requests.
+
+    A head that was parsed before, byte for byte, is looked up and not parsed again. That is done only for whole
+    requests that come while the connection is idle and the parser stands between two requests, so that the parser need
+    not see them.
+
+    A client that does not read its responses, or sends request after request without waiting, is not read from until it
+    has caught up.
+
+    Args:
+        shared: what all connections share.
+        connections: those that are open.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, shared: Shared, connections: Connections):
+        self.shared = shared
+        self.loop = asyncio.get_running_loop()
+        self._connections = connections
+        self._known = shared.heads
+        self._parser = Parser(shared.heads, shared.service.max_body_bytes)
+        self._current: Exchange | AsgiExchange | None = None  # started and unanswered
+        self._queue: deque[Arriving | AsgiExchange] = deque()  # behind it
+        self._arriving: Arriving | AsgiExchange | None = None  # the one whose body comes
+        self._advancing = False
+        self._stopping = False
+        self._write_paused = False
+        self._body_full = False
+        self._read_paused = False
+        self._probe: DisconnectProbe | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._timeouts = Timeouts(self)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timeouts.cancel()
+        if self._probe is not None:
+            self._probe.cancel()
+        for exchange in {self._current, self._arriving, *self._queue}:
+            if exchange is not None:
+                exchange.leave()
+        self._current = self._arriving = None
+        self._queue.clear()
+        self._connections.remove(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unanswered."""
+        return self._current is not None or bool(self._queue)
+
+    @property
+    def between(self) -> bool:
+        """Whether no request is incomplete."""
+        return self._parser.between
+
+    @property
+    def in_body(self) -> bool:
+        """Whether a body is incomplete."""
+        return not (self._parser.between or self._parser.in_head)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is the server that does not read the body, or waits with it for another request."""
+        return self._read_paused or (self._current is not None and self._current is not self._arriving)
+
+    def data_received(self, data: bytes) -> None:
+        parser = self._parser
+        while data:
+            whole = self._current is None and parser.between and not self._queue and not self._write_paused
+            end = data.find(_HEAD_END) + len(_HEAD_END) if whole else 0
+            if not len(_HEAD_END) <= end <= _MAX_KNOWN_BYTES:
+                self._handle(parser.receive(data), len(data))
+                return
+            head = self._known.get(data[:end])
+            if head is None:
+                self._handle(parser.learn(data[:end]), end)
+                data = data[end:]
+            else:
+                stop = end + (head.length or 0)
+                if stop > len(data):
+                    self._handle(parser.receive(data), len(data))
+                    return
+                if self._timeouts.in_head:
+                    self._timeouts.end_head()
+                self._current = exchange = Exchange(self, head)
+                exchange.run(data[end:stop])
+                data = data[stop:]
+            if data and self.transport.is_closing():
+                return
+
+    def _handle(self, events: Sequence[Event], size: int) -> None:
+        """Handle the events of ``size`` bytes."""
+        for event in events:
+            if self.transport.is_closing():
+                return
+            if isinstance(event, RequestHead):
+                self._begin(event)
+            elif isinstance(event, Signal):
+                self._handle_signal(event)
+            elif self._arriving is not None:
+                self._arriving.take(event)
+        if self.transport.is_closing():
+            return
+        if self._parser.in_head:
+            self._timeouts.wait_for_head()
+            return
+        self._timeouts.end_head()
+        if not self._parser.between:
+            self._timeouts.wait_for_body(size)
+
+    def _begin(self, head: RequestHead) -> None:
+        """Put a request behind those that are unanswered."""
+        self._timeouts.begin_body()
+        ours = head.fault is not None or head.infer is not None or head.probe is not None
+        self._arriving = exchange = Arriving(self, head) if ours else AsgiExchange(self, head)
+        self._queue.append(exchange)
+        self._advance()
+
+    def _handle_signal(self, signal: Signal) -> None:
+        if signal is Signal.END:
+            exchange, self._arriving = self._arriving, None
+            if exchange is not None:
+                exchange.complete()
+        elif signal is Signal.TOO_LARGE and self.in_body:
+            self._break_off(responses.TOO_LARGE)
+        elif signal is Signal.MALFORMED:
+            self._close_with(*self.shared.renderer.render(responses.MALFORMED, keep_alive=False))
+        else:
+            self._close_with(responses.TOO_LARGE if signal is Signal.TOO_LARGE else responses.WRONG_VERSION)
+
+    def _close_with(self, response: bytes) -> None:
+        self.transport.write(response)
+        self.transport.close()
+
+    def _break_off(self, response: bytes) -> None:
+        """End the connection during a body, with a response unless there was one."""
+        exchange = self._arriving
+        if exchange is not None and not exchange.done:
+            self.transport.write(response)
+            exchange.leave()  # now, however long the client takes to read this
+        self._timeouts.close()
+
+    def end_slow_body(self) -> None:
+        """End the connection, as its body comes too slowly."""
+        response = responses.too_slow(self.shared.service.plane)
+        self._break_off(b"".join(self.shared.renderer.render(response, keep_alive=False)))
+
+    def keeps(self, exchange: Exchange | AsgiExchange) -> bool:
+        """Return whether the connection stays open after an exchange.
+
+        A client of a server that is stopping goes elsewhere, but not before it has the responses to what it sent.
+        """
+        if self._stopping or self.shared.service.plane.draining:
+            return exchange.keep_alive and bool(self._queue)
+        return exchange.keep_alive
+
+    def finish(self, parts: Sequence[bytes], *, keep_alive: bool) -> None:
+        """Send the response of the current exchange, and go on to the next."""
+        self._current = None
+        transport = self.transport
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
+        if not keep_alive or (self._probe is not None and not self._queue):  # a probed client sends no more
+            self._timeouts.close()
+            return
+        self._timeouts.begin_idle()
+        if self._queue or self._read_paused:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start the next requests, and resume reading, unless the client leaves its responses unread."""
+        if self._advancing:  # by a request that was answered at once; the loop below goes on after it
+            return
+        self._advancing = True
+        try:
+            while self._queue and self._current is None and not self._write_paused:
+                if self.transport.is_closing():
+                    break
+                self._current = exchange = self._queue.popleft()
+                exchange.start()
+        except BaseException:
+            self.transport.abort()  # the client would take the next response for this one's
+            raise
+        finally:
+            self._advancing = False
+        self._regulate()
+
+    def hold_body(self, *, full: bool) -> None:
+        """Pause or resume reading, as the application has too much of the body to read."""
+        self._body_full = full
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read, or do not."""
+        paused = bool(self._queue) or self._write_paused or self._body_full
+        if paused != self._read_paused and not self.transport.is_closing():
+            self._read_paused = paused
+            self._timeouts.reading(paused=paused)
+            if paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._regulate()
+        self._timeouts.wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._timeouts.end_wait_for_reader()
+        self._advance()
+
+    def eof_received(self) -> bool | None:
+        """Close, unless the client may only have shut down its own side and still wait for a response."""
+        waiting = self._current is not None and not isinstance(self._current, AsgiExchange)
+        if not waiting or not self._parser.between or self.transport.get_extra_info("sslcontext"):
+            return None  # TLS has no half-closed connections
+        if self._current is not None and self._current.head.version != "1.0":  # which has no interim responses
+            self._probe = DisconnectProbe(self.transport)
+        return True
+
+    def drain(self, seconds: float) -> None:
+        """Close as soon as the requests that came, and one that may be on its way, are answered."""
+        self._stopping = True
+        self._timeouts.linger(seconds)
+
+    def stop(self) -> None:
+        """Refuse the request that is unanswered, as the time for draining is over."""
+        if self._current is not None:
+            self._current.keep_alive = False
+            self._current.stop()
+
+
+class Connections:
+    """The open connections of a listener."""
+
+    def __init__(self) -> None:
+        self._open: set[Connection] = set()
+        self._none = asyncio.Event()
+
+    def add(self, connection: Connection) -> None:
+        self._open.add(connection)
+        self._none.clear()
+
+    def remove(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._none.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until all are closed; after ``seconds``, refuse the requests that are unanswered."""
+        for connection in tuple(self._open):
+            connection.drain(seconds)
+        if self._open:
+            try:
+                await asyncio.wait_for(self._none.wait(), seconds)
+            except TimeoutError:
+                for connection in tuple(self._open):
+                    connection.stop()

@@ -1,0 +1,117 @@
+"""HTTP responses: health, errors, and any response as bytes."""
+
+from __future__ import annotations
+
+import http
+import time
+from email.utils import formatdate
+from typing import Any, NamedTuple
+
+from ingot.errors import Code, DeadlineExceeded, IngotError, public_text
+from ingot.faultlog import rate_limited_logger
+from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.http import codec
+from ingot.server.http.codec import Headers
+from ingot.server.limits import BODY_PACE, BoundedCache
+
+log = rate_limited_logger(__name__)
+
+# Seconds after which a refused client may ask again: the least that the header can say.
+_RETRY: Headers = (("Retry-After", "1"),)
+_MAX_HEADS = 1024
+# Copying a small body behind its head costs less than handing two buffers to the kernel.
+_JOIN_BELOW = 32 << 10
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class HttpResponse(NamedTuple):
+    """One HTTP response. Content type and length are not in ``headers``."""
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+    media_type: str = "application/json"
+
+
+# Sent without a date where the bytes of a client cannot be read on.
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="text/plain; charset=utf-8")
+
+
+def live(plane: DataPlane) -> HttpResponse:
+    """Return that the process runs."""
+    return HttpResponse(200, codec.dumps({"live": True}))
+
+
+def ready(plane: DataPlane) -> HttpResponse:
+    """Return whether requests would be served."""
+    return HttpResponse(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
+
+
+def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
+    """Return the response of an error, and count it."""
+    plane.count_error("http", error)
+    headers = _RETRY if error.code is Code.UNAVAILABLE else ()
+    return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+
+
+def too_slow(plane: DataPlane) -> HttpResponse:
+    """Return the response to a request whose body comes too slowly, and count it."""
+    error = DeadlineExceeded(f"the rest of the request's body did not come in time; {BODY_PACE}")
+    return refusal(plane, error)._replace(status=codec.TOO_SLOW)
+
+
+def failure(plane: DataPlane, error: Exception) -> HttpResponse:
+    """Return the response of any error; an internal one is logged, and its text is not sent."""
+    if not isinstance(error, IngotError):
+        log.error("a request failed", exc_info=error)
+        error = wrapped(error)
+    return refusal(plane, error)
+
+
+class Renderer:
+    """Turns responses into bytes, and remembers the heads of one second."""
+
+    def __init__(self) -> None:
+        self._heads: BoundedCache[tuple[Any, ...], bytes] = BoundedCache(_MAX_HEADS)
+        self._second = 0
+        self._date = b""
+
+    def render(self, response: HttpResponse, *, keep_alive: bool) -> list[bytes]:
+        """Return a response as bytes, in one piece or two; ``keep_alive`` is whether the connection stays open."""
+        status, body, headers, media_type = response
+        if int(time.time()) != self._second:
+            self._renew()
+        kind = (status, media_type, headers, keep_alive, len(body))
+        head = self._heads.get(kind)
+        if head is None:
+            head = self._head(response, keep_alive=keep_alive)
+            self._heads.keep(kind, head)
+        return [head + body] if len(body) < _JOIN_BELOW else [head, body]
+
+    def start(self, status: int, *, keep_alive: bool) -> bytes:
+        """Return the status line and the headers that every response has."""
+        if int(time.time()) != self._second:
+            self._renew()
+        end = b"" if keep_alive else b"connection: close\r\n"
+        return b"HTTP/1.1 %d %b\r\ndate: %b\r\n%b" % (status, _phrase(status), self._date, end)
+
+    def _renew(self) -> None:
+        self._second = int(time.time())
+        self._date = formatdate(self._second, usegmt=True).encode()
+        self._heads.clear()
+
+    def _head(self, response: HttpResponse, *, keep_alive: bool) -> bytes:
+        lines = [self.start(response.status, keep_alive=keep_alive)]
+        lines.append(f"content-type: {response.media_type}\r\ncontent-length: {len(response.body)}\r\n".encode())
+        lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in response.headers]
+        return b"".join((*lines, b"\r\n"))
+
+
+def _phrase(status: int) -> bytes:
+    try:
+        return http.HTTPStatus(status).phrase.encode()
+    except ValueError:  # 499, which the standard does not have
+        return b""
