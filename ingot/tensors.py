@@ -213,7 +213,7 @@ class Signature:
     def range(self, symbol: str) -> Range:
         return self.ranges.get(symbol, Range())
 
-    def max_rows(self, wanted: int) -> int:
+    def max_samples(self, wanted: int) -> int:
         """Return how many rows one call may have, at most ``wanted``."""
         high = self.range(self.batch).high if self.batch else 1
         return wanted if high is None else min(wanted, high)

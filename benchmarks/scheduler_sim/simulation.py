@@ -156,7 +156,7 @@ class Simulation:
     def _pull(self) -> None:
         while self._idle and (batch := self._take()):
             self._idle -= 1
-            rows = sum(entry.rows for entry in batch)
+            rows = sum(entry.samples for entry in batch)
             taken = self._latency(rows) * math.exp(self._choose.gauss(0, self._noise))
             self._taken[id(batch)] = taken
             self.result.batches.append(rows)

@@ -1,8 +1,8 @@
 """Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
 
 from ingot.runtime.catalog import Catalog, Servable
+from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, key_of
-from ingot.runtime.dispatch.submission import Cancellable
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics

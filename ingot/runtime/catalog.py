@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from ingot.errors import NotFound
 from ingot.model_store.references import version_key
+from ingot.runtime.dispatch.pending import Submit
 from ingot.runtime.dispatch.statistics import Statistics
-from ingot.runtime.dispatch.submission import Submit
 from ingot.runtime.metrics import Metrics
 from ingot.tensors import Signature
 

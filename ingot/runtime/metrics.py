@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Count:
@@ -139,10 +139,10 @@ class Metrics:
             registry=registry,
         )
         self.batch_size = Histograms(
-            "ingot_batch_size", "Rows in one engine call", _MODEL, buckets=_ROWS, registry=registry
+            "ingot_batch_size", "Samples in one engine call", _MODEL, buckets=_SIZES, registry=registry
         )
         self.batch_requests = Histograms(
-            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_ROWS, registry=registry
+            "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_SIZES, registry=registry
         )
         self.padding_elements = Counts(
             "ingot_padding_elements",

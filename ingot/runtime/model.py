@@ -18,9 +18,8 @@ from ingot.padding import Padding
 from ingot.runtime.devices import cpu_count
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.dispatch.pending import Pending
+from ingot.runtime.dispatch.pending import Pending, Submit
 from ingot.runtime.dispatch.statistics import Statistics
-from ingot.runtime.dispatch.submission import Submit
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.admission import Admission
@@ -94,8 +93,8 @@ class Model:
         self._settings = settings or Settings()
         self._admission = admission or Admission(self._settings)
         self._metrics = metrics = metrics or Metrics()
-        self._takeover: EngineSwap | None = None
-        self._joins = True
+        self._engine_swap: EngineSwap | None = None
+        self._batchable = True
         self._threads = 1
         self._paddings: Mapping[str, Padding] = {}
         self._examples: list[Mapping[str, Array]] = []
@@ -165,8 +164,8 @@ class Model:
             signature = self._open(engines)
             dispatcher = self._warm(engines, signature)
         except Exception as error:
-            if self._takeover is not None:
-                self._takeover.close()
+            if self._engine_swap is not None:
+                self._engine_swap.close()
             for engine in engines:
                 engine.close()
             self.state, self.reason = State.FAILED, str(error)
@@ -183,28 +182,28 @@ class Model:
         self._admission.check()
         choice = self._choose()
         engines.append(choice.engine)
-        self.variant, self.properties = choice.form.variant, {**choice.properties, **self._admission.properties}
-        self._joins, self._paddings = choice.form.joins, choice.form.padding
-        self._recorded = choice.form.latency
+        self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
+        self._batchable, self._paddings = choice.runnable.batchable, choice.runnable.padding
+        self._recorded = choice.runnable.latency
         signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
         tensors.check_same(signature, choice.engine.signature)
-        tuned = choice.form.tune(choice.engine, self._settings, signature)
+        tuned = choice.runnable.tune(choice.engine, self._settings, signature)
         self._threads = tuned.threads
         first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
         while len(engines) < self._settings.instances:
-            engines.append(choice.form.start(self._settings.device, tuned.threads, self.name)[0])
+            engines.append(choice.runnable.start(self._settings.device, tuned.threads, self.name)[0])
         self.engine_settings = {"instances": str(len(engines)), **first.settings, "threads_why": tuned.why}
         self.state = State.TESTING
         if first is not choice.engine or not choice.tested:
-            choice.form.test(first, self.name)
+            choice.runnable.test(first, self.name)
         self.state = State.WARMING
         for engine in engines[1:]:
-            choice.form.test(engine, self.name)
-        self._takeover = choice.form.takeover(engines, self._settings.threads, self.name, self._count_derived)
-        if self._takeover is not None:
-            engines[:] = self._takeover.engines
-        self._examples = [golden.inputs for golden in choice.form.goldens[:1]]
+            choice.runnable.test(engine, self.name)
+        self._engine_swap = choice.runnable.engine_swap(engines, self._settings.threads, self.name, self._count_derived)
+        if self._engine_swap is not None:
+            engines[:] = self._engine_swap.engines
+        self._examples = [golden.inputs for golden in choice.runnable.goldens[:1]]
         if self.variant:
             self._metrics.variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
         return signature
@@ -212,33 +211,33 @@ class Model:
     def _warm(self, engines: Sequence[Engine], signature: Signature) -> Dispatcher:
         """Time the engines, run what is slow the first time, and return what serves with them."""
         limits, warm_time = self._settings.limits, self._settings.warm_time
-        limits = replace(limits, max_batch=signature.max_rows(limits.max_batch))
+        limits = replace(limits, max_batch=signature.max_samples(limits.max_batch))
         most, examples = limits.max_batch, self._examples
         known = self._recorded if self.device == "cpu" else {}
         latency = warmup.measure(engines[0], signature, examples, most, warm_time, known)
-        if left := self_test.rehearse(engines, signature, examples, latency, most, self_test.SHARE * warm_time):
+        if left := self_test.run_sizes(engines, signature, examples, latency, most, self_test.SHARE * warm_time):
             log.info(
                 "model %s: %d batch sizes were not run within %.1f s", self.name, left, self_test.SHARE * warm_time
             )
         scheduler = Scheduler(
             limits,
-            batching=signature.batch is not None and self._joins,
+            batching=signature.batch is not None and self._batchable,
             latency=latency,
             engines=len(engines),
-            row_bytes=warmup.row_bytes(signature, examples),
+            sample_bytes=warmup.sample_bytes(signature, examples),
         )
-        mixer = None
+        policy = None
         if self._paddings and examples:
-            mixer = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
-        if self._takeover is not None:
-            self._takeover.start()
+            policy = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
+        if self._engine_swap is not None:
+            self._engine_swap.start()
         served = (self.name, self.version, engines, signature, scheduler)
         crowded = self.device == "cpu" and cpu_count() <= len(engines) * self._threads
-        return Dispatcher(*served, mixer=mixer, slo=self._settings.slo, metrics=self._metrics, crowded=crowded)
+        return Dispatcher(*served, padding=policy, slo=self._settings.slo, metrics=self._metrics, crowded=crowded)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the engines are those that are to serve for good; return whether they are."""
-        return self._takeover is None or self._takeover.wait(timeout)
+        return self._engine_swap is None or self._engine_swap.wait(timeout)
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, joined with others where the model allows it.
@@ -296,8 +295,8 @@ class Model:
         Args:
             timeout: seconds to wait for an engine call that ``drain`` could not wait for.
         """
-        if self._takeover is not None:
-            self._takeover.close(timeout)
+        if self._engine_swap is not None:
+            self._engine_swap.close(timeout)
         self.submit = self._refuse
         if self._dispatcher is not None:
             self._dispatcher.close(timeout)

@@ -1,4 +1,4 @@
-"""The latency-by-batch profile: how long one engine call takes, by rows."""
+"""The latency-by-batch profile: how long one engine call takes, by samples."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def measure(
 
     Args:
         engine: the loaded model.
-        signature: says along which axis rows are repeated; a model without a batch is timed as it is.
-        example: valid inputs; their first row is repeated.
-        batches: the row counts; those over the signature's range become its upper end.
+        signature: says along which axis samples are repeated; a model without a batch is timed as it is.
+        example: valid inputs; their first sample is repeated.
+        batches: the sample counts; those over the signature's range become its upper end.
         budget: seconds for each batch size, after one call that is not counted.
         least: how many calls are timed at least.
     """
@@ -49,24 +49,24 @@ def measure_together(
     Args and behaviour are those of :func:`measure`; ``budget`` is for each engine.
     """
     profiles: list[list[BatchLatency]] = [[] for _ in engines]
-    for rows in dict.fromkeys(signature.max_rows(rows) for rows in batches):
-        inputs = repeat(signature, example, rows) if signature.batch is not None else example
+    for samples in dict.fromkeys(signature.max_samples(samples) for samples in batches):
+        inputs = repeat(signature, example, samples) if signature.batch is not None else example
         for profile, seconds in zip(profiles, _time(engines, inputs, budget, least), strict=True):
-            profile.append(BatchLatency(rows=rows, seconds=seconds))
+            profile.append(BatchLatency(rows=samples, seconds=seconds))
     return [tuple(profile) for profile in profiles]
 
 
-def repeat(signature: Signature, example: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """Return inputs of ``rows`` rows, each the example's first."""
+def repeat(signature: Signature, example: Mapping[str, Array], samples: int) -> dict[str, Array]:
+    """Return inputs of ``samples`` samples, each the example's first."""
     axes = signature.batch_axes(signature.inputs)
     return {
-        name: np.repeat(array.take([0], axes[name]), rows, axes[name]) if name in axes else array
+        name: np.repeat(array.take([0], axes[name]), samples, axes[name]) if name in axes else array
         for name, array in example.items()
     }
 
 
 def zeros(signature: Signature) -> dict[str, Array]:
-    """Return inputs of one row, all zeros or empty text, each named dimension of its range's size nearest to 1."""
+    """Return inputs of one sample, all zeros or empty text, each named dimension of its range's size nearest to 1."""
 
     def size(dim: int | str) -> int:
         return dim if isinstance(dim, int) else signature.range(dim).nearest(1)

@@ -15,7 +15,7 @@ from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.loading.admission import Gate
-from ingot.runtime.loading.downloads import Pulls, Transferring, logged
+from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
@@ -50,7 +50,7 @@ class Repository(Catalog[Model]):
         self._store = store or Store()
         super().__init__(metrics or Metrics())
         self._gate = Gate(policy, settings or Settings(), self.metrics)
-        self._pulls = Pulls(self._store, self._gate, transferring)
+        self._downloads = Downloads(self._store, self._gate, transferring)
 
     def add(self, source: str | Archive) -> Model:
         """Add a model that is yet to be loaded.
@@ -104,7 +104,7 @@ class Repository(Catalog[Model]):
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
-            return self._pulls.pull(located)
+            return self._downloads.pull(located)
         with _exported_first(located.name):
             return located.find()
 

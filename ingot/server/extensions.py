@@ -37,7 +37,7 @@ def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
         "name": model.name,
         "version": model.version,
         "last_inference": int(1000 * counted.last),
-        "inference_count": counted.rows,
+        "inference_count": counted.samples,
         "execution_count": counted.calls,
         "inference_stats": {
             "success": _duration(counted.answered),
@@ -48,7 +48,7 @@ def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
             "cache_miss": _duration(Duration()),
         },
         "response_stats": {},
-        "batch_stats": [{"batch_size": rows, **_stages(stages)} for rows, stages in counted.by_rows.items()],
+        "batch_stats": [{"batch_size": rows, **_stages(stages)} for rows, stages in counted.by_samples.items()],
         "memory_usage": [],
         "ingot": counted.described,
     }

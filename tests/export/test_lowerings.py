@@ -18,7 +18,7 @@ from ingot.errors import ExportError, InvalidArchive, InvalidArgument, Unsupport
 from ingot.export.lower import aoti, partition
 from ingot.model_store import BlobFolder, Store, add_variant
 from ingot.model_store.format import manifest
-from ingot.model_store.format.plan import PartitionPlan
+from ingot.model_store.format.partition import PartitionPlan
 from ingot.runtime import Metrics, Repository, Settings
 from tests.export.programs import Lowered, archive, capture
 from tests.model_store import forgeries

@@ -159,7 +159,7 @@ def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLaten
         least: int = 3,
     ) -> list[tuple[BatchLatency, ...]]:
         time.sleep(wait)
-        sizes = dict.fromkeys(signature.max_rows(size) for size in batches)
+        sizes = dict.fromkeys(signature.max_samples(size) for size in batches)
         return [
             tuple(BatchLatency(rows=size, seconds=size / 1000 / (speed if place else 1)) for size in sizes)
             for place, _ in enumerate(engines)

@@ -119,11 +119,11 @@ def push(store: Store, build: Build = layers, **options: int) -> Archive:
     return store.get(f"{name}:1")
 
 
-def inputs(signature: Signature, rows: int) -> dict[str, Array]:
-    """Return random values for the one input; a dimension that may be any size is ``rows`` or 6."""
+def inputs(signature: Signature, samples: int) -> dict[str, Array]:
+    """Return random values for the one input; a dimension that may be any size is ``samples`` or 6."""
     (spec,) = signature.inputs
-    shape = [rows if index == 0 else 6 if isinstance(dim, str) else dim for index, dim in enumerate(spec.shape)]
-    return {spec.name: np.random.default_rng(rows).standard_normal(shape, np.float32)}
+    shape = [samples if index == 0 else 6 if isinstance(dim, str) else dim for index, dim in enumerate(spec.shape)]
+    return {spec.name: np.random.default_rng(samples).standard_normal(shape, np.float32)}
 
 
 def _save(

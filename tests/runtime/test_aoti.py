@@ -38,8 +38,8 @@ def lookup(require_tool: RequireTool) -> Lowered:
     return Lowered(case, aoti.pack(case.program, blobs), blobs)
 
 
-def ask(rows: int = 2) -> dict[str, np.ndarray]:
-    return {"ids": np.zeros((rows, 3), np.int64), "shift": np.ones(rows, np.float32)}
+def ask(samples: int = 2) -> dict[str, np.ndarray]:
+    return {"ids": np.zeros((samples, 3), np.int64), "shift": np.ones(samples, np.float32)}
 
 
 def test_it_answers_as_the_model_at_any_sizes(lookup: Lowered) -> None:

@@ -23,7 +23,7 @@ def outputs(outcome: Outcome) -> Mapping[str, Array]:
 
 def test_rows_go_back_to_their_requests() -> None:
     engine = FunctionEngine()
-    arrays = [np.full((rows, 2), rows, np.float32) for rows in (1, 3, 2)]
+    arrays = [np.full((samples, 2), samples, np.float32) for samples in (1, 3, 2)]
     outcomes = Batcher(engine, DOUBLER).run([entry(array) for array in arrays])
     assert engine.calls == [6]
     for array, outcome in zip(arrays, outcomes, strict=True):

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.runtime.dispatch.batching import Batcher
-from ingot.runtime.dispatch.buffers import Buffers
+from ingot.runtime.dispatch.batching import Batcher, Buffers
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.engines import FunctionEngine

@@ -37,7 +37,7 @@ def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings:
 
 
 def takes(seconds: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call be expected to take so many seconds by rows, whatever the clock says."""
+    """Let a call be expected to take so many seconds by samples, whatever the clock says."""
     monkeypatch.setattr(warmup, "measure", lambda *_: Latency(seconds))
 
 
@@ -47,8 +47,8 @@ def explode(outcome: Outcome) -> None:
 
 def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other() -> None:
     def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        rows = len(inputs["x"])
-        return {"y": np.zeros((rows, rows), np.float32)}
+        samples = len(inputs["x"])
+        return {"y": np.zeros((samples, samples), np.float32)}
 
     signature = Signature(
         (TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", "k")),), "batch"
@@ -104,7 +104,7 @@ def test_a_reply_to_a_late_request_that_fails_loses_no_batch(caplog: pytest.LogC
 def test_a_batch_that_cannot_be_learnt_from_is_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: Latency, rows: int, seconds: float) -> None:
+    def fail(self: Latency, samples: int, seconds: float) -> None:
         raise ZeroDivisionError("no time at all")
 
     monkeypatch.setattr(Latency, "learn", fail)
@@ -233,9 +233,9 @@ def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
         first = asyncio.create_task(served.infer(ONE, timeout=0.01))
         second = asyncio.create_task(served.infer(ONE, timeout=0.03))
         await asyncio.sleep(0)
-        remove = "ingot.runtime.scheduling.queue.Lanes.remove"
+        remove = "ingot.runtime.scheduling.queue.Queue.remove"
         with monkeypatch.context() as patch:
-            patch.setattr(remove, lambda lanes, entry: 1 / 0)
+            patch.setattr(remove, lambda queue, entry: 1 / 0)
             with pytest.raises(DeadlineExceeded):
                 await asyncio.wait_for(first, 20)
         with pytest.raises(DeadlineExceeded):
@@ -419,21 +419,21 @@ def test_all_bytes_of_a_large_request_count_while_it_waits_and_none_after(ending
         engine = FunctionEngine(run, gate=gate)
         served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=1000))
         assert served._dispatcher is not None
-        lanes = served._dispatcher._scheduler._lanes
+        queue = served._dispatcher._scheduler._queue
         first = asyncio.create_task(served.infer(ONE))
         await wait_until(lambda: engine.calls)
         large = asyncio.create_task(served.infer({"x": np.ones((100, 2), np.float32)}))
-        await wait_until(lambda: lanes.count)
-        assert lanes.nbytes == 800
+        await wait_until(lambda: queue.count)
+        assert queue.nbytes == 800
         with pytest.raises(Unavailable, match="the queue is full"):
             await served.infer({"x": np.ones((30, 2), np.float32)})
         if ending == "a client that leaves":
             large.cancel()
             await asyncio.wait([large])
-            assert lanes.nbytes == 0
+            assert queue.nbytes == 0
         gate.set()
         await asyncio.wait([first, large])
-        assert (lanes.nbytes, lanes.count) == (0, 0)
+        assert (queue.nbytes, queue.count) == (0, 0)
         await served.drain()
         served.close()
 
@@ -449,19 +449,19 @@ def test_all_text_of_a_large_request_counts_while_it_waits_and_none_after() -> N
         engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature, gate)
         served = loaded(engine, limits=Limits(max_batch=1, max_queue_bytes=10_000))
         assert served._dispatcher is not None
-        lanes = served._dispatcher._scheduler._lanes
+        queue = served._dispatcher._scheduler._queue
         first = asyncio.create_task(served.infer({"x": np.array([[b"a"]], object)}))
         await wait_until(lambda: engine.calls)
         large = asyncio.create_task(served.infer({"x": np.array([[b"a" * 92]] * 80, object)}))
-        await wait_until(lambda: lanes.count)
-        assert lanes.nbytes == 80 * 100
+        await wait_until(lambda: queue.count)
+        assert queue.nbytes == 80 * 100
         with pytest.raises(Unavailable, match="the queue is full"):
             await served.infer({"x": np.array([[b"a" * 92]] * 30, object)})
-        assert lanes.nbytes == 80 * 100
+        assert queue.nbytes == 80 * 100
         gate.set()
         await first
         assert (await large)["y"].shape == (80, 1)
-        assert (lanes.nbytes, lanes.count) == (0, 0)
+        assert (queue.nbytes, queue.count) == (0, 0)
         await served.drain()
         served.close()
 
@@ -496,4 +496,4 @@ def test_an_slo_that_the_model_cannot_keep_is_told_when_it_is_loaded(
     loaded(FunctionEngine(), slo=0.2).close()
     assert not caplog.text
     loaded(FunctionEngine(), slo=0.1).close()
-    assert "one row takes 100.00 ms, too long for the slo of 100ms" in caplog.text
+    assert "one sample takes 100.00 ms, too long for the slo of 100ms" in caplog.text

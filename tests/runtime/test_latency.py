@@ -21,9 +21,9 @@ def test_more_rows_are_never_expected_to_take_less(
     profile: dict[int, float], calls: list[tuple[int, float]], sure: bool
 ) -> None:
     latency = Latency(profile, sure=sure)
-    for rows, seconds in calls:
-        latency.learn(rows, seconds)
-    expected = [latency(rows) for rows in range(1, 400)]
+    for samples, seconds in calls:
+        latency.learn(samples, seconds)
+    expected = [latency(samples) for samples in range(1, 400)]
     assert all(before <= after * (1 + 1e-9) for before, after in pairwise(expected))
     assert 1 <= latency.best(64) <= 64
     assert len(latency.known) <= 8 + 10
@@ -34,12 +34,12 @@ def test_what_fits_within_a_time_takes_no_longer(
     profile: dict[int, float], calls: list[tuple[int, float]], seconds: float
 ) -> None:
     latency = Latency(profile)
-    for rows, taken in calls:
-        latency.learn(rows, taken)
-    rows = latency.within(seconds)
-    if rows and latency.known:
-        assert latency(rows) <= seconds * (1 + 1e-9)
-        assert latency(rows + 2) >= seconds * (1 - 1e-9)
+    for samples, taken in calls:
+        latency.learn(samples, taken)
+    samples = latency.within(seconds)
+    if samples and latency.known:
+        assert latency(samples) <= seconds * (1 + 1e-9)
+        assert latency(samples + 2) >= seconds * (1 - 1e-9)
 
 
 def test_a_stall_changes_little() -> None:
@@ -68,19 +68,19 @@ def test_a_machine_that_slows_down_does_so_at_sizes_that_are_not_seen() -> None:
 def test_a_size_that_was_measured_wrong_is_corrected_by_itself() -> None:
     latency = Latency({**PAYS, 32: 0.04})
     for _ in range(200):
-        for rows in (1, 8, 32):
-            latency.learn(rows, PAYS[rows])
-    for rows in (1, 8, 32):
-        assert latency(rows) == pytest.approx(PAYS[rows], rel=0.05)
+        for samples in (1, 8, 32):
+            latency.learn(samples, PAYS[samples])
+    for samples in (1, 8, 32):
+        assert latency(samples) == pytest.approx(PAYS[samples], rel=0.05)
 
 
 def test_an_unlucky_first_call_at_a_size_does_not_end_its_use() -> None:
     latency = Latency({1: 0.004})
-    for rows, seconds in ((2, 0.5), (4, 0.5), (8, 0.5), (16, 0.5), (32, 0.5)):
-        assert latency.best(32) >= rows
-        latency.learn(rows, seconds)
+    for samples, seconds in ((2, 0.5), (4, 0.5), (8, 0.5), (16, 0.5), (32, 0.5)):
+        assert latency.best(32) >= samples
+        latency.learn(samples, seconds)
         for _ in range(3):
-            latency.learn(rows, PAYS[rows])
+            latency.learn(samples, PAYS[samples])
     assert latency.best(32) == 32
     assert latency(32) == pytest.approx(PAYS[32], rel=0.1)
 
@@ -97,13 +97,13 @@ def test_nothing_known_takes_as_many_as_wait_and_learns_both_ends() -> None:
 def test_growth_stops_where_it_does_not_pay() -> None:
     latency = Latency({1: 0.03})
     for _ in range(100):
-        rows = latency.best(64)
-        latency.learn(rows, 0.03 * rows)
+        samples = latency.best(64)
+        latency.learn(samples, 0.03 * samples)
     tried = []
     for _ in range(2000):
-        rows = latency.best(64)
-        tried.append(rows)
-        latency.learn(rows, 0.03 * rows)
+        samples = latency.best(64)
+        tried.append(samples)
+        latency.learn(samples, 0.03 * samples)
     assert set(tried) <= {1, 2}
     assert tried.count(2) < 0.02 * len(tried)
 
@@ -111,8 +111,8 @@ def test_growth_stops_where_it_does_not_pay() -> None:
 def test_a_model_whose_batches_no_longer_pay_is_found_out() -> None:
     latency = Latency(PAYS)
     for call in range(4000):
-        rows = latency.best(32) if call % 10 else 1
-        latency.learn(rows, 0.004 * rows**1.1)
+        samples = latency.best(32) if call % 10 else 1
+        latency.learn(samples, 0.004 * samples**1.1)
     assert latency.best(32) <= 2
     assert latency(1) == pytest.approx(0.004, rel=0.05)
 
@@ -150,8 +150,8 @@ def test_a_measurement_that_was_disturbed_is_corrected_by_the_first_call() -> No
 def test_a_disturbed_measurement_costs_no_more_than_the_first_calls(disturbed: dict[int, float]) -> None:
     latency = Latency({**PAYS, **disturbed})
     for _ in range(10):
-        rows = latency.best(32)
-        latency.learn(rows, PAYS[rows])
+        samples = latency.best(32)
+        latency.learn(samples, PAYS[samples])
     assert latency.best(32) == 32
 
 
@@ -159,6 +159,6 @@ def test_a_disturbed_measurement_costs_no_more_than_the_first_calls(disturbed: d
 def test_a_size_that_seemed_slow_in_all_of_its_first_calls_is_tried_again_soon(disturbed: int) -> None:
     latency = Latency({1: PAYS[1], 2: PAYS[2]})
     for call in range(120):
-        rows = latency.best(32)
-        latency.learn(rows, PAYS[rows] * (2.5 if call < disturbed and rows > 2 else 1))
+        samples = latency.best(32)
+        latency.learn(samples, PAYS[samples] * (2.5 if call < disturbed and samples > 2 else 1))
     assert latency.best(32) == 32

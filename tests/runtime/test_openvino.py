@@ -103,8 +103,8 @@ class TestWhatItTakesAndGives:
 
     def test_batches_of_all_sizes_in_turn(self, tmp_path: Path) -> None:
         engine = load(onnx_models.affine(tmp_path))
-        for rows in (*range(1, 34), 2, 1):
-            x = RNG.standard_normal((rows, 3)).astype(np.float32)
+        for samples in (*range(1, 34), 2, 1):
+            x = RNG.standard_normal((samples, 3)).astype(np.float32)
             answer = engine.run({"x": x})
             assert np.allclose(answer["y"], 2 * x + 1)
             assert np.array_equal(answer["z"], -x)
@@ -112,8 +112,8 @@ class TestWhatItTakesAndGives:
     def test_sequences_of_all_lengths(self, tmp_path: Path) -> None:
         engine = load(onnx_models.embedding(tmp_path))
         table = np.arange(20, dtype=np.float32).reshape(10, 2)
-        for rows, length in ((1, 5), (3, 2), (1, 1), (2, 7)):
-            ids = RNG.integers(0, 10, (rows, length))
+        for samples, length in ((1, 5), (3, 2), (1, 1), (2, 7)):
+            ids = RNG.integers(0, 10, (samples, length))
             assert np.array_equal(engine.run({"ids": ids})["y"], table[ids])
 
     def test_an_answer_outlives_the_next_call_and_the_engine(self, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:
 
 def test_two_engines_at_once(tmp_path: Path) -> None:
     path = onnx_models.slow(tmp_path, repeats=4)
-    inputs = [RNG.standard_normal((rows, 1024)).astype(np.float32) for rows in (1, 3)]
+    inputs = [RNG.standard_normal((samples, 1024)).astype(np.float32) for samples in (1, 3)]
     engines = [load(path, threads=1) for _ in inputs]
     expected = [engine.run({"x": x})["y"] for engine, x in zip(engines, inputs, strict=True)]
 
@@ -261,8 +261,8 @@ class TestArchives:
                 with Client(url) as client, ThreadPoolExecutor(4) as pool:
                     told = client.metadata("double")
                     assert (told["platform"], told["properties"]["variant"]) == ("openvino_onnx", "int8")
-                    answers = pool.map(lambda rows: (rows, ask(client, rows)), range(1, 20))
-                    assert all(np.allclose(answer, 2 * X.repeat(rows, 0)) for rows, answer in answers)
+                    answers = pool.map(lambda samples: (samples, ask(client, samples)), range(1, 20))
+                    assert all(np.allclose(answer, 2 * X.repeat(samples, 0)) for samples, answer in answers)
 
     @pytest.mark.usefixtures("missing")
     def test_where_it_is_missing_another_is_served(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -296,5 +296,5 @@ class TestArchives:
         assert set(result.versions) >= {"onnxruntime", "openvino"}
 
 
-def ask(client: Client, rows: int) -> Array:
-    return client.infer("double", {"x": X.repeat(rows, 0)})["y"]
+def ask(client: Client, samples: int) -> Array:
+    return client.infer("double", {"x": X.repeat(samples, 0)})["y"]

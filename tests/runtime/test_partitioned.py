@@ -12,7 +12,7 @@ import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
-from ingot.model_store.format.plan import PartitionPlan, Segment
+from ingot.model_store.format.partition import PartitionPlan, Segment
 from ingot.runtime import load_engine
 from ingot.runtime.engine import Engine
 from ingot.tensors import DType, Signature, TensorSpec

@@ -55,12 +55,12 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
 def test_pinned_memory_lives_as_long_as_its_last_view(library: FakeLibrary) -> None:
     array = pinned.empty((4, 3), np.dtype(np.float32))
     array[:] = 7
-    row = array[1:2].view(np.uint32)
+    sample = array[1:2].view(np.uint32)
     assert len(library.held) == 1
     del array
     gc.collect()
     assert len(library.held) == 1
-    assert row.view(np.float32).tolist() == [[7, 7, 7]]
+    assert sample.view(np.float32).tolist() == [[7, 7, 7]]
 
 
 def test_without_pinned_memory_it_is_ordinary(library: FakeLibrary) -> None:

@@ -57,7 +57,7 @@ class Served:
 
     def answers(self) -> Answers:
         async def ask() -> Answers:
-            asked = [large_models.inputs(self.model.signature, rows) for rows in ROWS]
+            asked = [large_models.inputs(self.model.signature, samples) for samples in ROWS]
             return [(await self.model.infer(inputs))["y"] for inputs in asked]
 
         return asyncio.run(ask())

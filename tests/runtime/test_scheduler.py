@@ -11,8 +11,8 @@ from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 from ingot.tensors import DType, Signature, TensorSpec
 
 
-def entry(rows: int = 1, group: int = 0, width: int = 1) -> Entry:
-    return Entry({"x": np.zeros((rows, width), np.float32)}, rows, lambda outcome: None, 0.0, (group,))
+def entry(samples: int = 1, group: int = 0, width: int = 1) -> Entry:
+    return Entry({"x": np.zeros((samples, width), np.float32)}, samples, lambda outcome: None, 0.0, (group,))
 
 
 Offers = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2), st.booleans()), max_size=60)
@@ -23,13 +23,13 @@ def test_every_entry_runs_once_in_order_within_the_limits(
     offers: list[tuple[int, int, bool]], max_batch: int, takes: list[int]
 ) -> None:
     scheduler = Scheduler(Limits(max_batch=max_batch), batching=True)
-    entries = [entry(rows, group) for rows, group, _ in offers]
+    entries = [entry(samples, group) for samples, group, _ in offers]
     ran: list[Entry] = []
 
     def take() -> list[Entry]:
         batch = scheduler.take(0.0)
         assert len({item.group for item in batch}) <= 1
-        assert sum(item.rows for item in batch) <= max_batch or len(batch) == 1
+        assert sum(item.samples for item in batch) <= max_batch or len(batch) == 1
         ran.extend(batch)
         return batch
 
@@ -47,7 +47,7 @@ def test_every_entry_runs_once_in_order_within_the_limits(
     assert sorted(map(id, ran)) == sorted(id(item) for item in entries if item not in left)
     for group in range(3):
         order = [item for item in ran if item.group == (group,)]
-        sizes = {item.rows for item in order}
+        sizes = {item.samples for item in order}
         if len(sizes) == 1:  # entries of one size and group are never overtaken
             assert order == [item for item in entries if item in order]
 
@@ -116,8 +116,8 @@ def test_what_may_share_a_batch() -> None:
         "batch",
     )
 
-    def group(rows: int, seq: int, scale: float) -> tuple[object, ...]:
-        return group_of(signature, {"x": np.zeros((rows, seq)), "scale": np.array([scale])})
+    def group(samples: int, seq: int, scale: float) -> tuple[object, ...]:
+        return group_of(signature, {"x": np.zeros((samples, seq)), "scale": np.array([scale])})
 
     assert group(1, 5, 2.0) == group(7, 5, 2.0)
     assert group(1, 5, 2.0) != group(1, 6, 2.0)

@@ -19,7 +19,7 @@ from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import LINGER, PATIENCE, Limits, Scheduler
 
-# Seconds by rows: one model for which batching pays, and one for which it does not.
+# Seconds by samples: one model for which batching pays, and one for which it does not.
 PAYS = {1: 0.004, 2: 0.0045, 4: 0.005, 8: 0.006, 16: 0.009, 32: 0.015, 64: 0.03}
 FLAT = {1: 0.03, 2: 0.06, 4: 0.12, 8: 0.24}
 DONE: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
@@ -28,7 +28,7 @@ DONE: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
 @dataclass(frozen=True)
 class Arrival:
     after: float
-    rows: int = 1
+    samples: int = 1
     group: int = 0
     timeout: float = math.inf
     priority: int = 0
@@ -59,13 +59,13 @@ class World:
 
         entry = Entry(
             {},
-            arrival.rows,
+            arrival.samples,
             reply,
             self.now,
             (arrival.group,),
             self.now + arrival.timeout,
             arrival.priority,
-            nbytes=arrival.rows * 64,
+            nbytes=arrival.samples * 64,
         )
         self.entries.append(entry)
         try:
@@ -84,7 +84,7 @@ class World:
                 return
             self._idle -= 1
             self.batches.append((self.now, list(batch)))
-            self._running.append((self.now + self._latency(sum(entry.rows for entry in batch)), batch))
+            self._running.append((self.now + self._latency(sum(entry.samples for entry in batch)), batch))
 
     def run_until(self, end: float) -> None:
         """Let time pass: engines end, and the scheduler is asked again when it wished to be."""
@@ -100,7 +100,7 @@ class World:
             for item in [item for item in self._running if item[0] <= self.now]:
                 self._running.remove(item)
                 self._idle += 1
-                self.scheduler.finish(item[1], self.now, self._latency(sum(entry.rows for entry in item[1])))
+                self.scheduler.finish(item[1], self.now, self._latency(sum(entry.samples for entry in item[1])))
                 for entry in item[1]:
                     entry.reply(DONE)
             self.pump()
@@ -140,7 +140,7 @@ SOON = st.floats(0, 0.05)
 ANY = st.builds(
     Arrival,
     after=st.one_of(st.just(0.0), SOON),
-    rows=st.integers(1, 40),
+    samples=st.integers(1, 40),
     group=st.integers(0, 3),
     timeout=st.one_of(st.just(math.inf), st.floats(0.001, 0.3)),
     priority=st.integers(0, 2),
@@ -198,7 +198,7 @@ def test_a_batch_is_of_one_group_and_within_the_limit_and_of_nobody_who_left(
     assert not any(taken)
     for _, batch in it.batches:
         assert len({entry.group for entry in batch}) == 1
-        assert len(batch) == 1 or sum(entry.rows for entry in batch) <= max_batch
+        assert len(batch) == 1 or sum(entry.samples for entry in batch) <= max_batch
 
 
 @given(arrivals=st.lists(ANY, max_size=40))
@@ -209,7 +209,7 @@ def test_none_in_a_batch_is_late_because_the_batch_was_grown(arrivals: list[Arri
     exact = Latency(PAYS)
     for began, batch in it.batches:
         if len(batch) > 1:
-            end = began + exact(sum(entry.rows for entry in batch))
+            end = began + exact(sum(entry.samples for entry in batch))
             assert all(end <= entry.deadline + 1e-6 for entry in batch)
 
 
@@ -472,13 +472,13 @@ def test_requests_that_come_and_go_while_the_engine_hangs_leave_nothing_behind()
     assert len(scheduler) == 1
 
 
-@pytest.mark.parametrize("rows", [100, 1000])
-def test_an_entry_larger_than_a_batch_runs_alone(rows: int) -> None:
+@pytest.mark.parametrize("samples", [100, 1000])
+def test_an_entry_larger_than_a_batch_runs_alone(samples: int) -> None:
     it = world(max_batch=8)
-    for size in (1, rows, 1):
-        it.offer(Arrival(0, rows=size))
+    for size in (1, samples, 1):
+        it.offer(Arrival(0, samples=size))
     it.run_until(math.inf)
-    assert [rows] in [[entry.rows for entry in batch] for _, batch in it.batches]
+    assert [samples] in [[entry.samples for entry in batch] for _, batch in it.batches]
 
 
 def test_an_entry_larger_than_a_batch_waits_for_no_more_rows_than_go_before_it() -> None:
@@ -486,7 +486,7 @@ def test_an_entry_larger_than_a_batch_waits_for_no_more_rows_than_go_before_it()
     it.offer(Arrival(0))
     it.pump()
     it.offer(Arrival(0, timeout=0.05))
-    large = it.offer(Arrival(0, rows=40, timeout=0.055))  # a full batch before it would make it late
+    large = it.offer(Arrival(0, samples=40, timeout=0.055))  # a full batch before it would make it late
     it.run_until(math.inf)
     assert large not in it.refused
     ((moment, outcome),) = it.outcomes[large]
@@ -495,8 +495,8 @@ def test_an_entry_larger_than_a_batch_waits_for_no_more_rows_than_go_before_it()
 
 
 def test_a_guess_refuses_nothing() -> None:
-    """A row of megabytes does not take a million times as long as one of four bytes: the call itself counts."""
-    scheduler = Scheduler(Limits(), batching=True, latency=Latency({1: 1e-5}), row_bytes=4)
+    """A sample of megabytes does not take a million times as long as one of four bytes: the call itself counts."""
+    scheduler = Scheduler(Limits(), batching=True, latency=Latency({1: 1e-5}), sample_bytes=4)
     large = [Entry({}, 1, lambda outcome: None, 0.0, ("large",), 5.0, nbytes=4 << 20) for _ in range(8)]
     for entry in large:
         scheduler.offer(entry, 0.0)

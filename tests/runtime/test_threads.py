@@ -19,7 +19,7 @@ from tests.runtime.engines import DOUBLER, FunctionEngine
 
 
 class Machine:
-    """A clock that stands still but for what engines take: ``cost`` gives seconds by threads and rows."""
+    """A clock that stands still but for what engines take: ``cost`` gives seconds by threads and samples."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Callable[[int, int], float]):
         self.now = 0.0
@@ -40,7 +40,7 @@ class Machine:
 
 
 def test_threads_that_make_calls_faster_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, lambda count, rows: 0.004 * rows / count)
+    machine = Machine(monkeypatch, lambda count, samples: 0.004 * samples / count)
     tuned = machine.tune()
     assert (tuned.engine, tuned.threads) == (machine.opened[4], 4)
     assert "4.00 times" in tuned.why
@@ -49,14 +49,14 @@ def test_threads_that_make_calls_faster_are_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_that_gain_little_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, lambda count, rows: 0.004 * rows / (1.05 if count > 1 else 1))
+    machine = Machine(monkeypatch, lambda count, samples: 0.004 * samples / (1.05 if count > 1 else 1))
     tuned = machine.tune()
     assert (tuned.engine, tuned.threads) == (machine.opened[1], 1)
     assert machine.opened[4].closed
 
 
 def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, lambda count, rows: 10e-6 * rows / count)
+    machine = Machine(monkeypatch, lambda count, samples: 10e-6 * samples / count)
     tuned = machine.tune()
     assert (tuned.engine, tuned.threads) == (machine.opened[1], 1)
     assert machine.opened[4].closed
@@ -64,13 +64,13 @@ def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cost", [10e-6, 0.01])
 def test_a_model_that_loads_slowly_is_not_loaded_twice(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
-    machine = Machine(monkeypatch, lambda count, rows: cost)
+    machine = Machine(monkeypatch, lambda count, samples: cost)
     tuned = machine.tune(loaded=2.0)
     assert (tuned.engine, tuned.threads, list(machine.opened)) == (machine.opened[4], 4, [4])
 
 
 def test_a_slow_model_is_called_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, lambda count, rows: 1.0 * rows / count)
+    machine = Machine(monkeypatch, lambda count, samples: 1.0 * samples / count)
     assert machine.tune().threads == 4
     assert all(len(engine.calls) <= 4 for engine in machine.opened.values())
 

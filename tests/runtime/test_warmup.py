@@ -55,11 +55,11 @@ def test_a_record_serves_where_nothing_may_be_timed() -> None:
 
 @pytest.mark.parametrize(("machine", "sizes"), [(devices.describe(), [1, 8]), ("another", [])])
 def test_only_records_of_this_machine_count(machine: str, sizes: list[int]) -> None:
-    items = [BatchLatency(rows=rows, seconds=0.1) for rows in (0, 1, 8, (1 << 63) - 1)]
+    items = [BatchLatency(rows=samples, seconds=0.1) for samples in (0, 1, 8, (1 << 63) - 1)]
     evidence = Evidence(machine=machine, latency=tuple(items))
     assert list(warmup.recorded(evidence)) == sizes
 
 
 def test_the_bytes_of_a_row_are_those_of_an_example_or_of_what_is_made_up() -> None:
-    assert warmup.row_bytes(DOUBLER, []) == 8
-    assert warmup.row_bytes(DOUBLER, [{"x": np.zeros((5, 2), np.float32)}]) == 8
+    assert warmup.sample_bytes(DOUBLER, []) == 8
+    assert warmup.sample_bytes(DOUBLER, [{"x": np.zeros((5, 2), np.float32)}]) == 8

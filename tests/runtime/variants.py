@@ -71,7 +71,9 @@ def archive(variants: Sequence[Made], name: str = "double") -> Archive:
 
 def timed(seconds: float, baseline: float | None = None, machine: str = "", holds: bool | None = None) -> Evidence:
     """Return evidence of one time at the batch sizes 1 and 8, by default as measured here."""
-    times = [tuple(BatchLatency(rows=rows, seconds=item) for rows in (1, 8)) for item in (seconds, baseline or seconds)]
+    times = [
+        tuple(BatchLatency(rows=samples, seconds=item) for samples in (1, 8)) for item in (seconds, baseline or seconds)
+    ]
     return Evidence(
         machine=machine or devices.describe(),
         latency=times[0],

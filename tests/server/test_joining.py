@@ -21,8 +21,8 @@ def dynamic(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> ingot.Archi
 
 
 def test_a_variant_with_ranges_of_each_call_says_that_requests_cannot_be_joined(dynamic: ingot.Archive) -> None:
-    assert not dynamic.variant("int8").serving.joins
-    assert dynamic.variant("fp32").serving.joins
+    assert not dynamic.variant("int8").serving.batchable
+    assert dynamic.variant("fp32").serving.batchable
     assert dynamic.signature.batch == "batch"
 
 

@@ -14,7 +14,7 @@ from ingot.model_store import BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import manifest
 from ingot.model_store.format.manifest import Format
-from ingot.model_store.format.plan import TorchHeader
+from ingot.model_store.format.partition import TorchHeader
 from ingot.tensors import Signature
 
 

@@ -26,7 +26,7 @@ from ingot.export.program import Program, quiet
 from ingot.model_store import BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import manifest, onnx_graph
-from ingot.model_store.format.plan import PartitionPlan, Segment
+from ingot.model_store.format.partition import PartitionPlan, Segment
 from ingot.runtime import load_engine
 
 

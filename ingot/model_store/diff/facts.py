@@ -17,7 +17,7 @@ _SERVING = {
     "precision",
     "requires",
     "recipe",
-    "joins",
+    "batchable",
     "padding",
     "golden_tolerance",
     "parents",
@@ -59,7 +59,7 @@ def _specs(what: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
 
 def _variant(variant: Variant) -> dict[str, str]:
     serving = variant.serving
-    document = serving.model_dump(mode="json", include=_SERVING)
+    document = serving.model_dump(mode="json", include=_SERVING, by_alias=True)
     document.update(document.pop("provenance"))
     document["measured on"] = serving.evidence.machine
     document["keeps its accuracy budget"] = serving.evidence.holds

@@ -45,7 +45,7 @@ MAX_LAYERS = 100_000
 
 Format = Literal["onnx", "aoti", "pt2", "partitioned"]
 """What a variant's first weight layer is: an ONNX graph, an AOTInductor package, a PyTorch program,
-or a :class:`~ingot.model_store.format.plan.PartitionPlan`.
+or a :class:`~ingot.model_store.format.partition.PartitionPlan`.
 
 All but the first can run code of the file's author where they are loaded.
 """
@@ -113,12 +113,12 @@ class ModelConfig(OCIDocument):
     modelfs: ModelFS
 
 
-class Serving(Record):
+class Serving(Record, populate_by_name=True):
     """``serving.json``: everything that the runtime must know and ModelPack cannot say.
 
-    ``joins`` tells whether requests may be joined into one batch. The signature, which all variants share, says what
-    the model allows; a variant that takes ranges from each call makes rows of one call depend on each other.
-    ``padding`` tells, by dimension, how inputs may be made larger without another answer.
+    ``batchable`` (``joins`` in JSON) is whether requests may share a batch. The signature, which all variants share,
+    describes the model; in a variant that computes quantization ranges per call, samples of a call affect each other.
+    ``padding`` describes, by dimension, how inputs may be enlarged without changing the outputs.
     """
 
     schema_version: Literal[1] = 1
@@ -131,7 +131,7 @@ class Serving(Record):
     recipe: dict[str, Any] | None = None
     parents: tuple[Digest, ...] = ()
     golden_tolerance: float = Field(1e-3, gt=0, le=1)
-    joins: bool = True
+    batchable: bool = Field(True, alias="joins")
     padding: dict[str, Padding] = Field(default_factory=dict)
     provenance: Provenance
     evidence: Evidence = Evidence()

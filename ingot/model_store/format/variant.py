@@ -13,7 +13,7 @@ from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import goldens, manifest, onnx_wire
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
-from ingot.model_store.format.plan import PartitionPlan
+from ingot.model_store.format.partition import PartitionPlan
 from ingot.report.text import one_line
 from ingot.tensors import Signature, check_inputs
 

@@ -157,7 +157,7 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: st
         recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
         parents=(program.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
-        joins=not getattr(recipe, "dynamic", False),
+        batchable=not getattr(recipe, "dynamic", False),
         provenance=packing.provenance(task.parent, notes, made_with),
         evidence=found.evidence,
     )

@@ -112,7 +112,7 @@ def add(
         recipe=recipe,
         parents=(work.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
-        joins=not chosen.plan.rows_touch,
+        batchable=not chosen.plan.rows_touch,
         provenance=provenance(work.parent, work.notes),
         evidence=_evidence(work, chosen),
     )

@@ -1,10 +1,10 @@
-"""Running a batch: join the requests, run the engine once, give each request its own rows."""
+"""Running a batch: join the requests, run the engine once, give each request its own samples."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,19 @@ import numpy as np
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
-from ingot.runtime.dispatch.buffers import Buffers
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
-from ingot.tensors import Array, Signature
+from ingot.tensors import Array, Signature, TensorSpec
 
 log = rate_limited_logger(__name__)
 
 # Kinds of numpy's own types, whose arrays can be joined as bytes: a third of what np.concatenate takes.
 _PLAIN = "biuf"
+# Memory for smaller arrays is cheap to get: malloc keeps it, and does not ask the kernel for fresh pages each time.
+_LARGE = 1 << 20
+# What one engine's buffers hold at most together; larger batches get memory for themselves.
+LIMIT = 64 << 20
 
 
 @dataclass(slots=True)
@@ -36,22 +39,69 @@ class BatchTimings:
     padded: int = 0
 
 
+class Buffers:
+    """One buffer an input, grown to the largest batch that came, for an engine that runs one batch at a time.
+
+    Args:
+        engine: if it has a method ``allocate(spec, shape) -> array``, buffers come from that; on a GPU all of them,
+            since what it gives is pinned memory, from which the GPU reads without a copy.
+        limit: bytes of all buffers.
+    """
+
+    def __init__(self, engine: Engine, limit: int = LIMIT):
+        self._allocate = getattr(engine, "allocate", None)
+        self._always = self._allocate is not None and engine.device != "cpu"
+        self._limit = limit
+        self._kept: dict[str, Array] = {}
+        self.nbytes = 0  # what is held between batches
+
+    def wants(self, nbytes: int) -> bool:
+        """Whether an array of so many bytes is better taken from here than from numpy."""
+        return self._always or nbytes >= _LARGE
+
+    def take(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
+        """Return an array, whose content is arbitrary, for the next batch; that of the last is taken back by it."""
+        count = math.prod(shape)
+        kept = self._kept.get(spec.name)
+        if kept is not None and kept.size >= count:
+            return kept[:count].reshape(shape)
+        del kept  # freed before more is asked for
+        self._drop(spec.name)
+        made: Array = np.empty(count, spec.dtype.numpy) if self._allocate is None else self._allocate(spec, (count,))
+        if self.nbytes + made.nbytes <= self._limit:
+            self._kept[spec.name] = made
+            self.nbytes += made.nbytes
+        return made.reshape(shape)
+
+    def _drop(self, name: str) -> None:
+        dropped = self._kept.pop(name, None)
+        if dropped is not None:
+            self.nbytes -= dropped.nbytes
+
+    def part_from(self, outputs: Iterable[Array]) -> None:
+        """Give up buffers that an engine's outputs lie in, which their readers need for longer than the batch."""
+        for output in outputs:
+            for name, buffer in list(self._kept.items()):
+                if np.may_share_memory(output, buffer):
+                    self._drop(name)
+
+
 class Batcher:
     """Runs batches on one engine, one at a time.
 
     Args:
         engine: the loaded model.
         signature: the model's.
-        mixer: for a model whose requests may be padded to one size.
+        padding: for a model whose requests may be padded to one size.
 
     Attributes:
         spent: what the last batch took.
     """
 
-    def __init__(self, engine: Engine, signature: Signature, mixer: PaddingPolicy | None = None):
+    def __init__(self, engine: Engine, signature: Signature, padding: PaddingPolicy | None = None):
         self.spent = BatchTimings()
         self._engine = engine
-        self._mixer = mixer
+        self._padding = padding
         self._buffers = Buffers(engine)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
@@ -64,7 +114,7 @@ class Batcher:
         When a joined batch fails, its halves run apart, and so on, so that only a request that is to blame fails.
         """
         self.spent = BatchTimings()
-        parts = [entries] if self._mixer is None else self._mixer.parts(entries)
+        parts = [entries] if self._padding is None else self._padding.parts(entries)
         if len(parts) == 1:
             return self._run(entries)
         found: dict[Entry, Outcome] = {}
@@ -94,8 +144,8 @@ class Batcher:
     def _call(self, entries: Sequence[Entry]) -> list[Outcome]:
         spent = self.spent
         began = time.perf_counter()
-        mixer = self._mixer
-        inputs = self._join(entries) if mixer is None else self._pad(mixer, entries)
+        padding = self._padding
+        inputs = self._join(entries) if padding is None else self._pad(padding, entries)
         joined = time.perf_counter()
         spent.joining += joined - began
         spent.calls += 1
@@ -109,8 +159,8 @@ class Batcher:
         if self._buffers.nbytes:
             self._buffers.part_from(outputs.values())
         answers = self._split(entries, outputs)
-        if mixer is not None:
-            answers = [mixer.padder.cut(entry.inputs, answer) for entry, answer in zip(entries, answers, strict=True)]
+        if padding is not None:
+            answers = [padding.padder.cut(entry.inputs, answer) for entry, answer in zip(entries, answers, strict=True)]
         spent.splitting += time.perf_counter() - ran
         return [*answers]
 
@@ -126,17 +176,17 @@ class Batcher:
 
     def _joined(self, name: str, arrays: list[Array], axis: int) -> Array:
         first = arrays[0]
-        rows = sum([array.shape[axis] for array in arrays])
-        shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
+        samples = sum([array.shape[axis] for array in arrays])
+        shape = (*first.shape[:axis], samples, *first.shape[axis + 1 :])
         if first.dtype != object and self._buffers.wants(math.prod(shape) * first.itemsize):
             return np.concatenate(arrays, axis, out=self._buffers.take(self._specs[name], shape))
         if axis == 0 and first.dtype.kind in _PLAIN and all(array.flags.c_contiguous for array in arrays):
             return np.frombuffer(b"".join(arrays), first.dtype).reshape(shape)  # type: ignore[arg-type]
         return np.concatenate(arrays, axis)
 
-    def _pad(self, mixer: PaddingPolicy, entries: Sequence[Entry]) -> dict[str, Array]:
+    def _pad(self, padding: PaddingPolicy, entries: Sequence[Entry]) -> dict[str, Array]:
         """Join inputs whose sizes differ where they may be padded."""
-        padder, target = mixer.padder, mixer.target(entries)
+        padder, target = padding.padder, padding.target(entries)
         real = sum(padder.elements(entry.inputs) for entry in entries)
         if all(padder.sizes(entry.inputs) == target for entry in entries):
             inputs = self._join(entries)
@@ -156,29 +206,29 @@ class Batcher:
         shape = list(padder.shape(name, arrays[0].shape, target))
         if all(list(padder.shape(name, array.shape, target)) == list(array.shape) for array in arrays):
             return self._joined(name, arrays, axis)
-        shape[axis] = sum(entry.rows for entry in entries)
+        shape[axis] = sum(entry.samples for entry in entries)
         dtype = self._specs[name].dtype.numpy
         large = self._buffers.wants(math.prod(shape) * dtype.itemsize)
         joined = self._buffers.take(self._specs[name], shape) if large else np.empty(shape, dtype)
         start = 0
         for entry, array in zip(entries, arrays, strict=True):
-            padder.put(name, array, joined[_at(axis, start, start + entry.rows)])
-            start += entry.rows
+            padder.put(name, array, joined[_at(axis, start, start + entry.samples)])
+            start += entry.samples
         return joined
 
     def _split(self, entries: Sequence[Entry], outputs: dict[str, Array]) -> list[dict[str, Array]]:
         if len(entries) == 1:
             return [outputs]
         axes = self._output_axes
-        total = sum([entry.rows for entry in entries])
+        total = sum([entry.samples for entry in entries])
         for name, array in outputs.items():
             if array.shape[axes[name]] != total:
-                raise InternalError(f"output '{name}' has {array.shape[axes[name]]} rows for a batch of {total}")
+                raise InternalError(f"output '{name}' has {array.shape[axes[name]]} samples for a batch of {total}")
         parts: list[dict[str, Array]] = []
         first = not any(axes.values())
         start = 0
         for entry in entries:
-            stop = start + entry.rows
+            stop = start + entry.samples
             part = {}
             for name, array in outputs.items():  # the first case is the common one, and takes a third of the time
                 part[name] = array[start:stop] if first else array[_at(axes[name], start, stop)]
@@ -191,7 +241,7 @@ def _at(axis: int, start: int, stop: int) -> tuple[slice, ...]:
     return (slice(None),) * axis + (slice(start, stop),)
 
 
-def rows_of(signature: Signature, inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
-    """Return some rows of a request's inputs."""
+def samples_of(signature: Signature, inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+    """Return some samples of a request's inputs."""
     axes = signature.batch_axes(signature.inputs)
     return {name: array[_at(axes[name], start, stop)] if name in axes else array for name, array in inputs.items()}

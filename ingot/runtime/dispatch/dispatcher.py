@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.report.units import duration, written
-from ingot.runtime.dispatch.batching import Batcher, BatchTimings, rows_of
+from ingot.runtime.dispatch.batching import Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, SignatureCheck
@@ -51,7 +51,7 @@ class Dispatcher:
         engines: the loaded model, once for each instance; they are closed by ``close``.
         signature: what requests are held against.
         scheduler: decides what runs when.
-        mixer: for a model whose requests may be padded to one size.
+        padding: for a model whose requests may be padded to one size.
         slo: in how many seconds requests that name no time of their own are to be answered; None is without limit.
         metrics: where to count.
         crowded: whether engine calls take all the cores that there are.
@@ -65,7 +65,7 @@ class Dispatcher:
         signature: Signature,
         scheduler: Scheduler,
         *,
-        mixer: PaddingPolicy | None = None,
+        padding: PaddingPolicy | None = None,
         slo: float | None = None,
         metrics: Metrics | None = None,
         crowded: bool = False,
@@ -74,7 +74,7 @@ class Dispatcher:
         self._name = name
         self._signature = signature
         self._scheduler = scheduler
-        self._mixer = mixer
+        self._padding = padding
         self._slo = slo
         metrics = metrics or Metrics()
         self._queue_seconds = metrics.queue_seconds.labels(name, version)
@@ -83,11 +83,11 @@ class Dispatcher:
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._elements = metrics.padding_elements.labels(name, version, "real")
         self._fill = metrics.padding_elements.labels(name, version, "padding")
-        self._fits = SignatureCheck(signature, mixer)
+        self._fits = SignatureCheck(signature, padding)
         self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._instances = [
-            Worker(engine, Batcher(engine, signature, mixer), self._done, f"ingot-{name}-{version}-{index}")
+            Worker(engine, Batcher(engine, signature, padding), self._done, f"ingot-{name}-{version}-{index}")
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
@@ -102,7 +102,7 @@ class Dispatcher:
         self._quiet = asyncio.Event()
         if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
             log.warning(
-                "model %s: one row takes %s, too long for the slo of %s: requests that name no timeout will be refused",
+                "model %s: one sample takes %s, too long for the slo of %s: requests that name no timeout will be refused",
                 name,
                 duration(taken),
                 written(slo),
@@ -135,24 +135,24 @@ class Dispatcher:
             The request, which can be cancelled.
 
         Raises:
-            InvalidArgument: the inputs do not fit the signature.
+            InvalidArgument: the inputs do not match the signature.
             Unavailable: too many requests wait for an answer in time.
             DeadlineExceeded: the model itself takes longer than the request has.
         """
         loop = self._loop = asyncio.get_running_loop()
-        fit = self._fits.find(inputs, key)
+        checked = self._fits.find(inputs, key)
         now = time.perf_counter()
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
         try:
-            if fit.rows <= self._scheduler.limits.max_batch or not self._scheduler.batching:
-                single = Single(inputs, fit.rows, reply, now, fit.group, deadline, priority, fit.nbytes)
+            if checked.samples <= self._scheduler.limits.max_batch or not self._scheduler.batching:
+                single = Single(inputs, checked.samples, reply, now, checked.group, deadline, priority, checked.nbytes)
                 single.owner = self
                 self._scheduler.offer(single, now)
                 self.in_flight += 1
                 pending: Pending = single
             else:
-                pending = self._offer_parts(inputs, fit, reply, now, deadline, priority)
+                pending = self._offer_parts(inputs, checked, reply, now, deadline, priority)
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
@@ -167,21 +167,27 @@ class Dispatcher:
         return pending
 
     def _offer_parts(
-        self, inputs: Mapping[str, Array], fit: CheckedInputs, reply: Reply, now: float, deadline: float, priority: int
+        self,
+        inputs: Mapping[str, Array],
+        checked: CheckedInputs,
+        reply: Reply,
+        now: float,
+        deadline: float,
+        priority: int,
     ) -> Parts:
         signature, most = self._signature, self._scheduler.limits.max_batch
 
         def part(index: int, take: Reply) -> Entry:
             start = index * most
-            rows = rows_of(signature, inputs, start, start + most)
-            return Entry(rows, min(most, fit.rows - start), take, now, fit.group, deadline, priority)
+            samples = samples_of(signature, inputs, start, start + most)
+            return Entry(samples, min(most, checked.samples - start), take, now, checked.group, deadline, priority)
 
-        nbytes = fit.nbytes if fit.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
-        parts = Parts(self, reply, now, signature=signature, count=math.ceil(fit.rows / most), make=part)
+        nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
+        parts = Parts(self, reply, now, signature=signature, count=math.ceil(checked.samples / most), make=part)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:
-                self._scheduler.offer_large(first, fit.rows, nbytes, now)
+                self._scheduler.offer_large(first, checked.samples, nbytes, now)
                 parts.rest = nbytes - first.nbytes
         except IngotError:
             parts.cancel()
@@ -310,14 +316,14 @@ class Dispatcher:
             self._pump_due = True
             self._loop.call_soon(self._pump)
         self._engine_seconds.observe(seconds)
-        rows = sum([entry.rows for entry in entries])
-        self._batch_size.observe(rows)
+        samples = sum([entry.samples for entry in entries])
+        self._batch_size.observe(samples)
         self._batch_requests.observe(len(entries))
-        right = rows
+        right = samples
         if failed:
             answered = zip(entries, outcomes, strict=True)
-            right = sum(entry.rows for entry, outcome in answered if not isinstance(outcome, IngotError))
-        self._statistics.batch(len(entries), rows, right, spent)
+            right = sum(entry.samples for entry, outcome in answered if not isinstance(outcome, IngotError))
+        self._statistics.batch(len(entries), samples, right, spent)
         if spent.padded:
             self._elements.inc(spent.elements)
             self._fill.inc(spent.padded - spent.elements)
@@ -340,11 +346,11 @@ class Dispatcher:
             "waiting": len(scheduler),
             "in_flight": self.in_flight,
         }
-        if self._mixer is not None:
+        if self._padding is not None:
             filled = counted.padded - counted.elements
-            worth = self._mixer.worth
+            worth = self._padding.worth
             told["padding"] = {
-                "dimensions": list(self._mixer.padder.dims),
+                "dimensions": list(self._padding.padder.dims),
                 "elements": counted.elements,
                 "padding": filled,
                 "waste": filled / max(counted.elements, 1),
@@ -354,4 +360,4 @@ class Dispatcher:
 
 
 def _listed(latency: Latency) -> list[dict[str, float]]:
-    return [{"rows": rows, "seconds": seconds} for rows, seconds in latency.known.items()]
+    return [{"rows": samples, "seconds": seconds} for samples, seconds in latency.known.items()]

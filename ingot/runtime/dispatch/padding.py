@@ -23,7 +23,7 @@ from ingot.tensors import Array, Signature
 # How many times as large each next size is that is timed, and how often each is.
 _LARGER = 8
 _CALLS = 4
-# Elements of one row beyond which none is made larger.
+# Elements of one sample beyond which none is made larger.
 _LARGEST = 1 << 16
 
 
@@ -89,24 +89,24 @@ class PaddingPolicy:
         sizes = {entry: self.padder.sizes(entry.inputs) for entry in entries}
         if self.worth is None or len(set(sizes.values())) < 2:
             return [list(entries)]
-        ordered = sorted(entries, key=lambda entry: self.padder.elements(entry.inputs) / entry.rows)
+        ordered = sorted(entries, key=lambda entry: self.padder.elements(entry.inputs) / entry.samples)
         return self._cut(ordered)
 
     def _cut(self, entries: list[Entry]) -> list[list[Entry]]:
         """Cut entries, in ascending order of size, where that saves most; each side again."""
         targets = [self.target(entries[: count + 1]) for count in range(len(entries))]
-        rows = 0
+        samples = 0
         best, saved = 0, self.worth or 0.0
         whole = self._row(entries[-1], targets[-1])
         for place, entry in enumerate(entries[:-1]):
-            rows += entry.rows
-            gain = rows * (whole - self._row(entry, targets[place]))
+            samples += entry.samples
+            gain = samples * (whole - self._row(entry, targets[place]))
             if gain > saved:
                 best, saved = place + 1, gain
         return [*self._cut(entries[:best]), *self._cut(entries[best:])] if best else [entries]
 
     def _row(self, entry: Entry, target: Sequence[int]) -> float:
-        return self.padder.elements(entry.inputs, target) / entry.rows
+        return self.padder.elements(entry.inputs, target) / entry.samples
 
 
 def of(
@@ -121,7 +121,7 @@ def of(
 def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget: float) -> float | None:
     """Return how many elements take as long as what a call costs beside its elements, or None if it cannot be told.
 
-    One row is timed as it is, and padded until it takes twice as long or cannot be larger.
+    One sample is timed as it is, and padded until it takes twice as long or cannot be larger.
 
     Args:
         engine: the loaded model.
@@ -130,18 +130,18 @@ def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget
         budget: seconds; 0 times nothing.
     """
     signature: Signature = padder.signature
-    row = repeat(signature, example, 1) if signature.batch is not None else dict(example)
-    sizes, small = padder.sizes(row), padder.elements(row)
+    sample = repeat(signature, example, 1) if signature.batch is not None else dict(example)
+    sizes, small = padder.sizes(sample), padder.elements(sample)
     end = time.perf_counter() + budget
     worth, factor = None, _LARGER
     while budget:
         larger = [signature.range(dim).nearest(factor * size) for dim, size in zip(padder.dims, sizes, strict=True)]
-        case = padder.pad(row, larger)
+        case = padder.pad(sample, larger)
         large = padder.elements(case)
         if large < 2 * small:
             break
         try:
-            fast, slow = _times(engine, (row, case), end)
+            fast, slow = _times(engine, (sample, case), end)
         except IngotError:
             break  # the model rejects what was made up for it
         each = (slow - fast) / (large - small)

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
+from ingot.runtime.dispatch.signature_check import InputKey
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply
 from ingot.tensors import Array, Signature
 
@@ -22,6 +23,28 @@ log = logging.getLogger(__name__)
 
 # Requests that are over stay with the clock until their time is up, unless they come to outnumber those that are not.
 _PURGE_ABOVE = 64
+
+
+class Cancellable(Protocol):
+    """A request that was submitted."""
+
+    done: bool
+
+    def cancel(self) -> None:
+        """Forget the request, as its client left."""
+
+
+class Submit(Protocol):
+    """Accept a request and return at once; see :meth:`ingot.runtime.dispatch.dispatcher.Dispatcher.submit`."""
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: InputKey | None = None,
+    ) -> Cancellable: ...
 
 
 class Owner(Protocol):
@@ -193,7 +216,7 @@ class Parts(Pending):
         except Exception as error:  # what engines give is as little known as how they fail
             log.exception("the outputs of a request that ran in %d parts cannot be joined", len(found))
             return InternalError(
-                f"the outputs of the request's {len(found)} parts do not fit together: {error}; send fewer rows at once"
+                f"the outputs of the request's {len(found)} parts do not fit together: {error}; send fewer samples at once"
             )
 
     def _drop(self) -> None:

@@ -25,12 +25,12 @@ def key_of(inputs: Mapping[str, Array]) -> InputKey:
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """What a signature says of inputs that fit it: their rows, and which requests they may be joined with.
+    """What a signature says of inputs that fit it: their samples, and which requests they may be joined with.
 
     ``nbytes`` is what the inputs hold; -1 where that is not the same for all of these types and shapes.
     """
 
-    rows: int
+    samples: int
     group: tuple[Any, ...] = ()
     nbytes: int = -1
 
@@ -40,14 +40,14 @@ class SignatureCheck:
 
     Args:
         signature: the model's.
-        mixer: for a model whose requests may be padded to one size.
+        padding: for a model whose requests may be padded to one size.
     """
 
-    def __init__(self, signature: Signature, mixer: PaddingPolicy | None = None):
+    def __init__(self, signature: Signature, padding: PaddingPolicy | None = None):
         self._signature = signature
-        self._mixer = mixer
+        self._padding = padding
         self._known: dict[InputKey, CheckedInputs] = {}
-        # The values of an input that all rows share are a part of the group.
+        # The values of an input that all samples share are a part of the group.
         self._by_shape = signature.batch is None or all(signature.batch in spec.shape for spec in signature.inputs)
 
     def find(self, inputs: Mapping[str, Array], key: InputKey | None = None) -> CheckedInputs:
@@ -65,17 +65,17 @@ class SignatureCheck:
         texts = any(array.dtype == object for array in inputs.values())
         nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
         if batch is None:
-            fit = CheckedInputs(1, (), nbytes)
+            checked = CheckedInputs(1, (), nbytes)
         elif sizes.get(batch) == 0:
             return CheckedInputs(
                 1, (object(),), nbytes
-            )  # for a call of its own, as no rows cannot be told from those of others
-        elif self._mixer is not None:
-            fit = CheckedInputs(sizes.get(batch, 1), self._mixer.group(inputs), nbytes)
+            )  # for a call of its own, as no samples cannot be told from those of others
+        elif self._padding is not None:
+            checked = CheckedInputs(sizes.get(batch, 1), self._padding.group(inputs), nbytes)
         else:
-            fit = CheckedInputs(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes)
+            checked = CheckedInputs(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes)
         if self._by_shape:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = fit
-        return fit
+            self._known[key] = checked
+        return checked

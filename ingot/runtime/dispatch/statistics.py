@@ -1,4 +1,4 @@
-"""What one model has done: how many requests, engine calls and rows, and the time of each stage."""
+"""What one model has done: how many requests, engine calls and samples, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Statistics:
     """Counts of one model since it was loaded.
 
     ``requests`` has those that were answered and those that failed after the model took them in, refused ones
-    included; their time is from submission to answer. ``rows`` are of requests that were answered, ``calls`` of the
+    included; their time is from submission to answer. ``samples`` are of requests that were answered, ``calls`` of the
     engine. A request's time in the engine is that of its whole batch: ``stages`` counts it for every request, and
-    ``by_rows`` once for each batch of so many rows. ``last`` is when a request was answered last, in seconds since
+    ``by_samples`` once for each batch of so many samples. ``last`` is when a request was answered last, in seconds since
     1970; 0: never. ``described`` is what else is known of the model now.
     """
 
@@ -55,31 +55,31 @@ class Statistics:
     failed: Duration = field(default_factory=Duration)
     queued: Duration = field(default_factory=Duration)
     stages: Stages = field(default_factory=Stages)
-    by_rows: dict[int, Stages] = field(default_factory=dict)
-    rows: int = 0
+    by_samples: dict[int, Stages] = field(default_factory=dict)
+    samples: int = 0
     calls: int = 0
     elements: int = 0
     padded: int = 0
     last: float = 0.0
     described: Mapping[str, Any] = field(default_factory=dict)
 
-    def batch(self, requests: int, rows: int, right: int, spent: BatchTimings) -> None:
+    def batch(self, requests: int, samples: int, right: int, spent: BatchTimings) -> None:
         """Count a batch.
 
         Args:
             requests: how many it had.
-            rows: of all of them.
-            right: rows of those that were answered.
+            samples: of all of them.
+            right: samples of those that were answered.
             spent: what it took.
         """
-        self.rows += right
+        self.samples += right
         self.calls += spent.calls
         self.elements += spent.elements
         self.padded += spent.padded
         self.stages.add(spent, requests)
-        stages = self.by_rows.get(rows)
+        stages = self.by_samples.get(samples)
         if stages is None:
-            stages = self.by_rows[rows] = Stages()
+            stages = self.by_samples[samples] = Stages()
         stages.add(spent, 1)
         if right:
             self.last = time.time()
@@ -92,6 +92,6 @@ class Statistics:
             failed=replace(self.failed),
             queued=queued,
             stages=self.stages.copy(),
-            by_rows={rows: stages.copy() for rows, stages in sorted(self.by_rows.items())},
+            by_samples={samples: stages.copy() for samples, stages in sorted(self.by_samples.items())},
             described=described,
         )

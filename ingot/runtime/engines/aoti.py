@@ -11,11 +11,11 @@ import torch
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
-from ingot.model_store.format.plan import TorchHeader
+from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
 
 HEADER = "ingot"
-"""The key of the package's metadata that holds its :class:`~ingot.model_store.format.plan.TorchHeader`."""
+"""The key of the package's metadata that holds its :class:`~ingot.model_store.format.partition.TorchHeader`."""
 # What PyTorch calls an instruction set when it compiles, and when it describes the machine.
 _CAPABILITIES = {"avx512": "avx512_f"}
 # aoti_load_package would insist on a suffix, and compile test programs to see what the machine can do.

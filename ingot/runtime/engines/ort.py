@@ -190,7 +190,7 @@ def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...
     only = leading.pop() if len(leading) == 1 else None
     if not isinstance(only, str) or only not in _BATCH_NAMES:
         return None
-    # A second axis of that name, as in a matrix of similarities, compares rows of one batch with each other.
+    # A second axis of that name, as in a matrix of similarities, compares samples of one batch with each other.
     return only if all(spec.shape.count(only) == 1 for spec in (*inputs, *outputs)) else None
 
 

@@ -15,8 +15,8 @@ class Binding:
     :mod:`ingot.runtime.engines.pinned`). Outputs stay on the GPU, in memory of ONNX Runtime's arena, until all of them
     are computed, and are then copied back into new arrays, which are the caller's.
 
-    Not for CPUs: buffers that are kept for every shape would save 1 us of the 6 that one row of the smallest models
-    takes, and nothing that can be measured from 8 rows on.
+    Not for CPUs: buffers that are kept for every shape would save 1 us of the 6 that one sample of the smallest models
+    takes, and nothing that can be measured from 8 samples on.
 
     Args:
         session: an ``onnxruntime.InferenceSession``.

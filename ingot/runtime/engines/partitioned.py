@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.format import manifest
-from ingot.model_store.format.plan import PartitionPlan, Segment
+from ingot.model_store.format.partition import PartitionPlan, Segment
 from ingot.runtime.engine import Engine
 from ingot.tensors import Array, Signature
 

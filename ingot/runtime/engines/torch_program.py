@@ -13,11 +13,11 @@ from torch.export.passes import move_to_device_pass
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
-from ingot.model_store.format.plan import TorchHeader
+from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
 
 HEADER = "ingot.json"
-"""The extra file that holds the program's :class:`~ingot.model_store.format.plan.TorchHeader`."""
+"""The extra file that holds the program's :class:`~ingot.model_store.format.partition.TorchHeader`."""
 
 
 class TorchProgramEngine(TorchEngine):

@@ -32,7 +32,7 @@ class Choice:
     ``tested`` says that the engine has answered the form's goldens already.
     """
 
-    form: Runnable
+    runnable: Runnable
     engine: Engine
     _: KW_ONLY
     reason: Reason = ""
@@ -42,9 +42,9 @@ class Choice:
     @property
     def properties(self) -> dict[str, str]:
         """What clients are told of it; nothing of a file, which has no variants."""
-        if not self.form.variant:
+        if not self.runnable.variant:
             return {}
-        told = {"variant": self.form.variant, "variant_reason": self.reason, "variant_detail": self.why}
+        told = {"variant": self.runnable.variant, "variant_reason": self.reason, "variant_detail": self.why}
         return {name: text for name, text in told.items() if text}
 
 
@@ -109,7 +109,7 @@ class Chooser:
         log.info(
             "model %s: variant %s, %s%s%s",
             self._model,
-            choice.form.variant,
+            choice.runnable.variant,
             choice.reason,
             f": {choice.why}" if choice.why else "",
             f"; left out: {self._reasons()}" if self._left_out else "",

@@ -11,7 +11,7 @@ from ingot.runtime.engine import Engine
 from ingot.tensors import Array, Signature
 
 Costs = Mapping[int, float]
-"""What one engine call costs, by rows. Only the ratio of two variants' costs means something."""
+"""What one engine call costs, by samples. Only the ratio of two variants' costs means something."""
 
 EQUAL = 1.05
 """Variants whose speeds differ by less than this factor count as equally fast."""
@@ -22,13 +22,13 @@ _PATIENCE = 20
 
 def speed(costs: Costs, other: Costs) -> float:
     """Return how many times as fast the first is as the other: the geometric mean over their common batch sizes."""
-    logs = [math.log(other[rows] / costs[rows]) for rows in costs if rows in other]
+    logs = [math.log(other[samples] / costs[samples]) for samples in costs if samples in other]
     return math.exp(sum(logs) / len(logs))
 
 
 def tell(name: str, costs: Costs, other_name: str, other: Costs) -> str:
     """Return a comparison in words."""
-    batches = ", ".join(f"batch {rows}: {other[rows] / costs[rows]:.2f}" for rows in costs if rows in other)
+    batches = ", ".join(f"batch {size}: {other[size] / costs[size]:.2f}" for size in costs if size in other)
     return f"{name} is {speed(costs, other):.2f} times as fast as {other_name} ({batches})"
 
 
@@ -49,7 +49,7 @@ def recorded(variants: Sequence[Variant]) -> dict[str, Costs] | None:
     common = set.intersection(*(set(item) for item in costs.values()))
     if not common:
         return None
-    return {name: {rows: item[rows] for rows in sorted(common)} for name, item in costs.items()}
+    return {name: {samples: item[samples] for samples in sorted(common)} for name, item in costs.items()}
 
 
 def measured(
@@ -60,21 +60,21 @@ def measured(
     Args:
         engines: of one signature, loaded.
         signature: the model's.
-        example: valid inputs; their first row is repeated.
-        limit: the most rows that a batch will ever have.
+        example: valid inputs; their first sample is repeated.
+        limit: the most samples that a batch will ever have.
         budget: seconds for each engine and batch size. A batch size that would take far longer is left out, but for
             the first.
     """
     costs: list[dict[int, float]] = [{} for _ in engines]
-    slowest = 0.0  # seconds a row
-    for rows in dict.fromkeys(signature.max_rows(min(rows, limit)) for rows in profile.BATCHES):
+    slowest = 0.0  # seconds a sample
+    for samples in dict.fromkeys(signature.max_samples(min(samples, limit)) for samples in profile.BATCHES):
         calls = 4 * len(engines)  # one to warm up, three that are timed
-        if slowest * rows * calls > _PATIENCE * budget:
+        if slowest * samples * calls > _PATIENCE * budget:
             break
-        timed = profile.measure_together(engines, signature, example, [rows], budget)
+        timed = profile.measure_together(engines, signature, example, [samples], budget)
         for item, (latency,) in zip(costs, timed, strict=True):
             item[latency.rows] = latency.seconds
-        slowest = max(latency.seconds for (latency,) in timed) / rows
+        slowest = max(latency.seconds for (latency,) in timed) / samples
     return list(costs)
 
 
@@ -91,7 +91,7 @@ def _relative(variants: Sequence[Variant]) -> dict[str, Costs] | None:
         speedups = {item.name: item.serving.evidence.speedups() for item in children if parent in item.serving.parents}
         if len(speedups) < len(children) or not all(speedups.values()):
             continue
-        costs = {name: {rows: 1 / factor for rows, factor in item.items()} for name, item in speedups.items()}
-        rows = {rows for item in costs.values() for rows in item}
-        return {variant.name: costs.get(variant.name, dict.fromkeys(rows, 1.0)) for variant in variants}
+        costs = {name: {samples: 1 / factor for samples, factor in item.items()} for name, item in speedups.items()}
+        samples = {samples for item in costs.values() for samples in item}
+        return {variant.name: costs.get(variant.name, dict.fromkeys(samples, 1.0)) for variant in variants}
     return None

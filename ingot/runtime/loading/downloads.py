@@ -38,7 +38,7 @@ def logged(title: str) -> Iterator[Transfer]:
     yield Transfer(report)
 
 
-class Pulls:
+class Downloads:
     """Brings archives of registries into a store, where engines can map their files.
 
     What is pulled is kept as :func:`~ingot.model_store.references.pulled_name` says, so that the user's own names stay

@@ -29,7 +29,7 @@ class Runnable:
 
     ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
     as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
-    the archive calls it. ``joins`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
+    the archive calls it. ``batchable`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
     how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded, and
     ``latency`` what was recorded of it on this machine.
     """
@@ -39,7 +39,7 @@ class Runnable:
     _: KW_ONLY
     tolerance: float = 1e-3
     variant: str = ""
-    joins: bool = True
+    batchable: bool = True
     prepacked: Prepacked | None = None
     padding: Mapping[str, Padding] = field(default_factory=dict)
     latency: Mapping[int, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Runnable:
             variant.goldens(),
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,
-            joins=variant.serving.joins,
+            batchable=variant.serving.batchable,
             prepacked=Prepacked.of_variant(variant, settings),
             padding=variant.serving.padding,
             # It was recorded with all cores for one call.
@@ -107,7 +107,7 @@ class Runnable:
             engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
         )
 
-    def takeover(
+    def engine_swap(
         self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]
     ) -> EngineSwap | None:
         """Return what replaces engines at work by such as share memory, not started; None if nothing is to."""

@@ -18,7 +18,7 @@ SHARE = 10
 """How many times as long as the sizes are timed they may be rehearsed."""
 
 
-def rehearse(
+def run_sizes(
     engines: Sequence[Engine],
     signature: Signature,
     examples: Sequence[Mapping[str, Array]],
@@ -34,9 +34,9 @@ def rehearse(
     Args:
         engines: of one model; ``latency`` was measured with the first.
         signature: the model's.
-        examples: valid inputs, of which the first row of the first is used; zeros if there are none.
+        examples: valid inputs, of which the first sample of the first is used; zeros if there are none.
         latency: what was measured; batches are no larger than it says is best.
-        most: rows of the largest batch.
+        most: samples of the largest batch.
         budget: seconds for all engines together; sizes that are left run first in traffic.
 
     Returns:
@@ -50,15 +50,15 @@ def rehearse(
     for index, engine in enumerate(engines):
         sizes = _sizes(engine, latency, most) if signature.batch is not None else [1]
         if index == 0:
-            sizes = [rows for rows in sizes if rows not in latency.known]
-        for done, rows in enumerate(sizes):
+            sizes = [samples for samples in sizes if samples not in latency.known]
+        for done, samples in enumerate(sizes):
             if time.perf_counter() >= end:
                 left += len(sizes) - done
                 break
             try:
-                engine.run(repeat(signature, example, rows) if signature.batch is not None else example)
+                engine.run(repeat(signature, example, samples) if signature.batch is not None else example)
             except IngotError as error:
-                log.info("a batch of %d rows could not be run before it comes: %s", rows, error)
+                log.info("a batch of %d samples could not be run before it comes: %s", samples, error)
                 break
     return left
 

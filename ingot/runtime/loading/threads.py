@@ -19,8 +19,8 @@ _PAYS = 1.1
 # worth the second time only if it is not noticed.
 _LOADS_SOON = 0.5
 _LOADS_AT_ONCE = 0.05
-# What is timed: one row, and as many as a small batch; each this often, within so many seconds for both engines.
-_ROWS = (1, 8)
+# What is timed: one sample, and as many as a small batch; each this often, within so many seconds for both engines.
+_SIZES = (1, 8)
 _CALLS = 3
 _BUDGET = 0.1
 
@@ -49,13 +49,15 @@ def tune(
         threads: how many those are.
         loaded: seconds that it took to load.
         signature: the model's.
-        example: valid inputs, whose first row is used.
+        example: valid inputs, whose first sample is used.
         reopen: opens the model with another number of threads.
 
     Raises:
         IngotError: the model cannot be opened again.
     """
-    batches = [repeat(signature, example, signature.max_rows(rows)) for rows in _ROWS if signature.batch is not None]
+    batches = [
+        repeat(signature, example, signature.max_samples(samples)) for samples in _SIZES if signature.batch is not None
+    ]
     batches = batches or [dict(example)]
     try:
         seconds = _least([engine], batches[-1:])[0]

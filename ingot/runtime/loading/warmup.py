@@ -23,7 +23,7 @@ _MOST_RECORDED = 1 << 20
 
 
 def recorded(evidence: Evidence) -> dict[int, float]:
-    """Return what one call took, in seconds by rows, where a variant was made; empty if that was not on this machine.
+    """Return what one call took, in seconds by samples, where a variant was made; empty if that was not on this machine.
 
     It was measured with all cores for one call, on the CPU.
     """
@@ -32,11 +32,11 @@ def recorded(evidence: Evidence) -> dict[int, float]:
     return {item.rows: item.seconds for item in evidence.latency if 0 < item.rows <= _MOST_RECORDED}
 
 
-def row_bytes(signature: Signature, examples: Sequence[Mapping[str, Array]]) -> int:
-    """Return the bytes of one row of what :func:`measure` times."""
+def sample_bytes(signature: Signature, examples: Sequence[Mapping[str, Array]]) -> int:
+    """Return the bytes of one sample of what :func:`measure` times."""
     example = examples[0] if examples else zeros(signature)
-    row = repeat(signature, example, 1) if signature.batch is not None else example
-    return sum(size_of(array) for array in row.values())
+    sample = repeat(signature, example, 1) if signature.batch is not None else example
+    return sum(size_of(array) for array in sample.values())
 
 
 def measure(
@@ -47,37 +47,37 @@ def measure(
     budget: float,
     known: Mapping[int, float] | None = None,
 ) -> Latency:
-    """Time an engine at 1, 2, 4... rows, as far as the budget goes; larger batches are learnt from traffic.
+    """Time an engine at 1, 2, 4... samples, as far as the budget goes; larger batches are learnt from traffic.
 
-    What is known already is believed if one row takes about as long now.
+    What is known already is believed if one sample takes about as long now.
 
     Args:
         engine: the loaded model.
         signature: the model's.
-        examples: valid inputs, of which the first row of the first is used; zeros if there are none.
-        most: rows of the largest batch.
+        examples: valid inputs, of which the first sample of the first is used; zeros if there are none.
+        most: samples of the largest batch.
         budget: seconds for all of it. 0 times nothing.
-        known: what calls took, by rows, as :func:`recorded`.
+        known: what calls took, by samples, as :func:`recorded`.
     """
     if known and not budget:
         return Latency(known)
     end = time.perf_counter() + budget
     found: dict[int, float] = {}
     example = examples[0] if examples else zeros(signature)
-    rows = 1
-    while budget and rows <= most:
-        inputs = repeat(signature, example, rows) if signature.batch is not None else example
+    samples = 1
+    while budget and samples <= most:
+        inputs = repeat(signature, example, samples) if signature.batch is not None else example
         if found and time.perf_counter() + _CALLS * 2 * max(found.values()) > end:
             break
         try:
-            found[rows] = _least(engine, inputs, end)
+            found[samples] = _least(engine, inputs, end)
         except IngotError:
             break  # the model rejects what was made up for it
-        if known and rows == 1 and _SAME > found[1] / Latency(known)(1) > 1 / _SAME:
+        if known and samples == 1 and _SAME > found[1] / Latency(known)(1) > 1 / _SAME:
             return Latency({**known, 1: found[1]})
         if signature.batch is None:
             break
-        rows *= 2
+        samples *= 2
     return Latency(found)
 
 

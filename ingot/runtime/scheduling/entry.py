@@ -20,7 +20,7 @@ class Entry:
 
     Args:
         inputs: an array for each input.
-        rows: of all of them.
+        samples: of all of them.
         reply: called with the outcome.
         arrived: when it came.
         group: equal for entries that may share a batch.
@@ -42,7 +42,7 @@ class Entry:
         "nbytes",
         "priority",
         "reply",
-        "rows",
+        "samples",
         "ticket",
         "waiting",
     )
@@ -50,7 +50,7 @@ class Entry:
     def __init__(
         self,
         inputs: Mapping[str, Array],
-        rows: int,
+        samples: int,
         reply: Reply,
         arrived: float,
         group: tuple[Any, ...] = (),
@@ -59,7 +59,7 @@ class Entry:
         nbytes: int = -1,
     ):
         self.inputs = inputs
-        self.rows = rows
+        self.samples = samples
         self.reply = reply
         self.arrived = arrived
         self.group = group

@@ -1,4 +1,4 @@
-"""What one engine call is expected to take, by its rows: measured when a model is loaded, and learnt ever after."""
+"""What one engine call is expected to take, by its samples: measured when a model is loaded, and learnt ever after."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHARE = 0.1
 # The most that one observation can seem to be off: a machine that was busy with something else for a moment says
 # nothing about the model.
 _CLIP = 1.5
-# Known sizes lie at least this factor apart, and a size that was never run is tried when this many times as many rows
+# Known sizes lie at least this factor apart, and a size that was never run is tried when this many times as many samples
 # as ever wait.
 _GROWTH = 2
-# Each row more takes at least this share of what a row takes in the largest call that is known: in two calls that seem
+# Each sample more takes at least this share of what a sample takes in the largest call that is known: in two calls that seem
 # to take the same time the machine was disturbed.
 _LEAST_SLOPE = 0.25
 # Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine. What was
@@ -38,12 +38,12 @@ _MARGIN = 2.0
 
 
 class Latency:
-    """Seconds of one engine call by rows: straight lines between known sizes, the last of which goes on beyond them.
+    """Seconds of one engine call by samples: straight lines between known sizes, the last of which goes on beyond them.
 
-    More rows are never expected to take less time.
+    More samples are never expected to take less time.
 
     Args:
-        seconds: by rows, as measured; empty where nothing is known yet.
+        seconds: by samples, as measured; empty where nothing is known yet.
         sure: whether they were measured; else they are a guess, which the first observations replace.
     """
 
@@ -65,7 +65,7 @@ class Latency:
 
     def __init__(self, seconds: Mapping[int, float] | None = None, *, sure: bool = True):
         known = sorted((seconds or {}).items())
-        self._rows = [rows for rows, _ in known]
+        self._rows = [samples for samples, _ in known]
         self._seconds = [taken for _, taken in known]
         for place in range(len(known) - 1, 0, -1):
             # What disturbs a measurement makes it longer: the larger size's is then nearer to the truth for both.
@@ -83,25 +83,27 @@ class Latency:
         self.spread = 0.0
         """By how much calls differ from what is expected, as a share, lately and on average."""
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, samples: int) -> float:
         """Return the expected seconds of a call; 0 where nothing is known."""
-        found = self._memo.get(rows)
+        found = self._memo.get(samples)
         if found is None:
-            found = self._memo[rows] = self._expect(rows)
+            found = self._memo[samples] = self._expect(samples)
         return found
 
-    def _expect(self, rows: int) -> float:
+    def _expect(self, samples: int) -> float:
         sizes, seconds = self._rows, self._seconds
-        place = bisect_left(sizes, rows)
+        place = bisect_left(sizes, samples)
         if place == len(sizes):
-            return self._pace * (seconds[-1] + (rows - sizes[-1]) * self._slope()) if sizes else 0.0
-        if sizes[place] == rows or place == 0:
+            return self._pace * (seconds[-1] + (samples - sizes[-1]) * self._slope()) if sizes else 0.0
+        if sizes[place] == samples or place == 0:
             return self._pace * seconds[place]
         low, high = sizes[place - 1], sizes[place]
-        return self._pace * (seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (rows - low) / (high - low))
+        return self._pace * (
+            seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (samples - low) / (high - low)
+        )
 
     def _slope(self) -> float:
-        """Return the seconds that each row takes beyond the largest known size."""
+        """Return the seconds that each sample takes beyond the largest known size."""
         sizes, seconds = self._rows, self._seconds
         rate = seconds[-1] / sizes[-1]
         if len(sizes) == 1:
@@ -121,10 +123,10 @@ class Latency:
     @property
     def known(self) -> Mapping[int, float]:
         """The sizes that were measured, or learnt from traffic, with their seconds."""
-        return {rows: self._pace * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
+        return {samples: self._pace * seconds for samples, seconds in zip(self._rows, self._seconds, strict=True)}
 
     def within(self, seconds: float) -> int:
-        """Return the most rows of which a call takes no longer than ``seconds``; 0 if one row takes longer."""
+        """Return the most samples of which a call takes no longer than ``seconds``; 0 if one sample takes longer."""
         sizes, known = self._rows, self._seconds
         if not sizes:
             return sys.maxsize
@@ -138,7 +140,7 @@ class Latency:
         return low + int((high - low) * (seconds - known[place - 1]) / (known[place] - known[place - 1]))
 
     def best(self, most: int) -> int:
-        """Return how many rows, at most ``most``, one call should have for the highest rate.
+        """Return how many samples, at most ``most``, one call should have for the highest rate.
 
         The smallest of sizes that do about as well. Where the largest known size does best, twice as many, so that
         larger ones are tried as soon as so many wait. Now and then a neighbour of the best is tried again.
@@ -148,34 +150,34 @@ class Latency:
             found = self._best[most] = self._find_best(most)
         return found
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, samples: int, seconds: float) -> None:
         """Take in how long a call really took."""
         if seconds <= 0:
             return
         self.guessed = False
         self._count()
-        expected = self(rows)
-        place = self._nearest(rows)
+        expected = self(samples)
+        place = self._nearest(samples)
         if place is None:
             # An unlucky first call at a size must not end its use: it is not believed to be slower than in proportion.
-            if self._rows and rows > self._rows[-1]:
-                expected = self(self._rows[-1]) * rows / self._rows[-1]
-            self._insert(rows, min(seconds, expected or seconds))
+            if self._rows and samples > self._rows[-1]:
+                expected = self(self._rows[-1]) * samples / self._rows[-1]
+            self._insert(samples, min(seconds, expected or seconds))
         elif self._tries[place] < _TRIES:
             self._try(place, seconds / expected)
         else:
-            self._correct(rows, seconds / expected)
+            self._correct(samples, seconds / expected)
         self._memo.clear()
 
     def scaled(self, factor: float) -> Latency:
-        """Return a guess for rows that are ``factor`` times as large as these."""
-        return Latency({rows: factor * seconds for rows, seconds in self.known.items()}, sure=False)
+        """Return a guess for samples that are ``factor`` times as large as these."""
+        return Latency({samples: factor * seconds for samples, seconds in self.known.items()}, sure=False)
 
-    def _correct(self, rows: int, factor: float) -> None:
+    def _correct(self, samples: int, factor: float) -> None:
         """Take in that a call of sizes that were tried before took ``factor`` times as long as expected."""
-        between = self._between(rows)
+        between = self._between(samples)
         above, share = between[-1]
-        trial = rows > self._settled and share >= _TELLING and self._tries[above]
+        trial = samples > self._settled and share >= _TELLING and self._tries[above]
         surprise = factor * (1 + self.spread) < 1
         factor = min(max(factor, 1 / _CLIP), _CLIP)
         if trial and surprise:
@@ -200,32 +202,32 @@ class Latency:
             return
         self._best.clear()
 
-    def _between(self, rows: int) -> list[tuple[int, float]]:
-        """Return the places of the sizes from which ``rows`` is expected, and what share each has in it."""
+    def _between(self, samples: int) -> list[tuple[int, float]]:
+        """Return the places of the sizes from which ``samples`` is expected, and what share each has in it."""
         sizes = self._rows
-        place = bisect_left(sizes, rows)
+        place = bisect_left(sizes, samples)
         if place == len(sizes):
             return [(place - 1, 1.0)]
-        if not place or sizes[place] == rows:
+        if not place or sizes[place] == samples:
             return [(place, 1.0)]
-        share = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+        share = (samples - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
         return [(place - 1, 1 - share), (place, share)]
 
-    def _nearest(self, rows: int) -> int | None:
-        """Return the place of the known size that stands for ``rows``; None if all are far from it."""
+    def _nearest(self, samples: int) -> int | None:
+        """Return the place of the known size that stands for ``samples``; None if all are far from it."""
         sizes = self._rows
-        place = bisect_left(sizes, rows)
-        if place < len(sizes) and sizes[place] == rows:
+        place = bisect_left(sizes, samples)
+        if place < len(sizes) and sizes[place] == samples:
             return place
         near = [index for index in (place - 1, place) if 0 <= index < len(sizes)]
         if not near:
             return None
-        found = min(near, key=lambda index: max(rows, sizes[index]) / min(rows, sizes[index]))
-        return found if max(rows, sizes[found]) < _GROWTH * min(rows, sizes[found]) else None
+        found = min(near, key=lambda index: max(samples, sizes[index]) / min(samples, sizes[index]))
+        return found if max(samples, sizes[found]) < _GROWTH * min(samples, sizes[found]) else None
 
-    def _insert(self, rows: int, seconds: float) -> None:
-        place = bisect_left(self._rows, rows)
-        self._rows.insert(place, rows)
+    def _insert(self, samples: int, seconds: float) -> None:
+        place = bisect_left(self._rows, samples)
+        self._rows.insert(place, samples)
         self._seconds.insert(place, seconds / self._pace)
         self._tries.insert(place, 1)
         self._best.clear()
@@ -244,7 +246,7 @@ class Latency:
         self._straighten(place)
 
     def _straighten(self, place: int) -> None:
-        """Let no fewer rows take longer, nor more rows less, than was just learnt of a size."""
+        """Let no fewer samples take longer, nor more samples less, than was just learnt of a size."""
         seconds = self._seconds
         learnt = seconds[place]
         for index in range(place - 1, -1, -1):
@@ -261,7 +263,7 @@ class Latency:
         if not count:
             return most
         sizes = self._rows[:count]
-        rates = [rows / seconds for rows, seconds in zip(sizes, self._seconds, strict=False)]
+        rates = [samples / seconds for samples, seconds in zip(sizes, self._seconds, strict=False)]
         enough = max(rates) / _PAYS
         best = next(place for place, rate in enumerate(rates) if rate >= enough)
         if sizes[best] > self._settled:
@@ -278,14 +280,14 @@ class Latency:
 
 
 class Latencies:
-    """The :class:`Latency` of one model for rows of several weights, such as texts of several lengths.
+    """The :class:`Latency` of one model for samples of several weights, such as texts of several lengths.
 
     Weights within a fifth of each other share one, so there are few. One that is not known yet is guessed from the
     nearest, in proportion to the weight.
 
     Args:
-        first: of rows of the weight ``weight``.
-        weight: bytes of one row; 0 if that is unknown, and then the first that is asked for.
+        first: of samples of the weight ``weight``.
+        weight: bytes of one sample; 0 if that is unknown, and then the first that is asked for.
     """
 
     def __init__(self, first: Latency, weight: float = 0):
@@ -296,11 +298,11 @@ class Latencies:
 
     @property
     def classes(self) -> Mapping[int, Latency]:
-        """Those that are in use, by about how many bytes a row has."""
+        """Those that are in use, by about how many bytes a sample has."""
         return {round(2 ** (place / 4)): latency for place, latency in sorted(self._classes.items())}
 
     def of(self, weight: float) -> Latency:
-        """Return the latency of rows of so many bytes."""
+        """Return the latency of samples of so many bytes."""
         place = round(4 * math.log2(max(weight, 1)))
         found = self._classes.get(place)
         if found is None:

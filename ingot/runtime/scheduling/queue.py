@@ -1,4 +1,4 @@
-"""The queue itself: entries in lanes, one for each group of those that may share a batch, most urgent first."""
+"""The queue: one sub-queue per group of entries that may share a batch, most urgent entry first."""
 
 from __future__ import annotations
 
@@ -11,121 +11,121 @@ from typing import Any
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
 
-# Lanes of which nothing waits, whose recent number in the system is remembered.
+# Queue of which nothing waits, whose recent number in the system is remembered.
 _REMEMBERED = 64
 
 Ticket = tuple[int, float, int, Entry]
-"""An entry with its place: by priority, then by when it must go, then by arrival."""
+"""An entry with its sort key: priority, then the time at which it must start, then arrival."""
 
 
-class Lane:
-    """The entries of one group, most urgent first, and what is known of the group. Counts are in rows."""
+class GroupQueue:
+    """The waiting entries of one group, most urgent first, and the group's state. Counts are in samples."""
 
-    __slots__ = ("cap", "group", "latency", "recent", "rows", "running", "started", "tickets")
+    __slots__ = ("cap", "key", "latency", "recent", "samples", "running", "started", "tickets")
 
-    def __init__(self, group: tuple[Any, ...], latency: Latency, cap: int):
-        self.group = group
+    def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int):
+        self.key = key
         self.latency = latency
         self.cap = cap
         self.tickets: list[Ticket] = []
-        self.rows = 0
+        self.samples = 0
         self.running = 0
         self.started = -math.inf  # when the last batch began
-        self.recent = 0.0  # how many were lately in the system at once
+        self.recent = 0.0  # decaying maximum of samples queued and running at once
 
     def before(self, entry: Entry) -> int:
-        """Return how many of these entries go before one of any lane."""
+        """Return how many of these entries precede ``entry``, which may belong to another group."""
         return bisect_left(self.tickets, entry.ticket)
 
     def batches(self, entries: int) -> float:
-        """Return how many full batches so many of these entries are."""
-        return entries / max(1, self.cap * len(self.tickets) // self.rows) if entries else 0
+        """Return how many full batches ``entries`` of these entries make."""
+        return entries / max(1, self.cap * len(self.tickets) // self.samples) if entries else 0
 
 
-class Lanes:
-    """Lanes by group. Taking in, taking out and finding the most urgent cost about as little however many there are."""
+class Queue:
+    """All groups. Insertion, removal and finding the most urgent entry cost about the same for any number of groups."""
 
     def __init__(self) -> None:
-        self.waiting: dict[tuple[Any, ...], Lane] = {}
+        self.waiting: dict[tuple[Any, ...], GroupQueue] = {}
         self.count = 0
         self.nbytes = 0
-        self._quiet: dict[tuple[Any, ...], Lane] = {}
-        self._heads: list[tuple[int, float, int, Lane]] = []  # some are of entries that are first no more
+        self._quiet: dict[tuple[Any, ...], GroupQueue] = {}
+        self._heads: list[tuple[int, float, int, GroupQueue]] = []  # may contain stale entries
         self._order = itertools.count()
 
-    def find(self, group: tuple[Any, ...]) -> Lane | None:
-        """Return a group's lane; None if it is not remembered."""
-        return self.waiting.get(group) or self._quiet.get(group)
+    def find(self, key: tuple[Any, ...]) -> GroupQueue | None:
+        """Return the group of a key, or None if it is not remembered."""
+        return self.waiting.get(key) or self._quiet.get(key)
 
     def number(self, entry: Entry, due: float) -> None:
-        """Give an entry its place: behind those of its priority that are to go before ``due``."""
+        """Assign an entry its place: after entries of its priority that are due before ``due``."""
         entry.ticket = (-entry.priority, due, next(self._order))
 
-    def put(self, lane: Lane, entry: Entry) -> None:
-        """Take an entry that has a number into its lane."""
-        tickets = lane.tickets
+    def put(self, group: GroupQueue, entry: Entry) -> None:
+        """Insert a numbered entry into its group."""
+        tickets = group.tickets
         ticket = (*entry.ticket, entry)
         if not tickets:
-            self._quiet.pop(lane.group, None)
-            self.waiting[lane.group] = lane
+            self._quiet.pop(group.key, None)
+            self.waiting[group.key] = group
         if not tickets or ticket > tickets[-1]:
             tickets.append(ticket)
         else:
             insort(tickets, ticket)
         entry.waiting = True
-        lane.rows += entry.rows
+        group.samples += entry.samples
         self.count += 1
         self.nbytes += entry.nbytes
         if tickets[0] is ticket:
-            self._put_head(lane)
+            self._put_head(group)
 
-    def first(self) -> Lane | None:
-        """Return the lane whose first entry is the most urgent of all."""
+    def first(self) -> GroupQueue | None:
+        """Return the group that holds the most urgent entry, or None if the queue is empty."""
         heads = self._heads
         while heads:
-            _, _, number, lane = heads[0]
-            if lane.tickets and lane.tickets[0][2] == number:
-                return lane
+            _, _, number, group = heads[0]
+            if group.tickets and group.tickets[0][2] == number:
+                return group
             heappop(heads)
         return None
 
     def remove(self, entry: Entry) -> None:
-        """Take one entry out, wherever it stands."""
-        lane = self.waiting[entry.group]
-        place = lane.before(entry)
-        self._remove(lane, place, place + 1)
+        """Remove one entry from any position."""
+        group = self.waiting[entry.group]
+        place = group.before(entry)
+        self._remove(group, place, place + 1)
         if not place:
-            self._changed(lane)
+            self._changed(group)
 
-    def remove_first(self, lane: Lane, count: int) -> None:
-        """Take the first entries of a lane out."""
-        self._remove(lane, 0, count)
-        self._changed(lane)
+    def remove_first(self, group: GroupQueue, count: int) -> None:
+        """Remove the first ``count`` entries of a group."""
+        self._remove(group, 0, count)
+        self._changed(group)
 
-    def _remove(self, lane: Lane, start: int, stop: int) -> None:
-        rows = nbytes = 0
-        for _, _, _, entry in lane.tickets[start:stop]:
+    def _remove(self, group: GroupQueue, start: int, stop: int) -> None:
+        samples = nbytes = 0
+        for _, _, _, entry in group.tickets[start:stop]:
             entry.waiting = False
-            rows += entry.rows
+            samples += entry.samples
             nbytes += entry.nbytes
-        del lane.tickets[start:stop]
-        lane.rows -= rows
+        del group.tickets[start:stop]
+        group.samples -= samples
         self.count -= stop - start
         self.nbytes -= nbytes
 
-    def _changed(self, lane: Lane) -> None:
-        """Note that a lane has another first entry, or none."""
-        if lane.tickets:
-            self._put_head(lane)
+    def _changed(self, group: GroupQueue) -> None:
+        """Update the queue after the first entry of a group changed or the group became empty."""
+        if group.tickets:
+            self._put_head(group)
             return
-        del self.waiting[lane.group]
+        del self.waiting[group.key]
         if len(self._quiet) >= _REMEMBERED:
             del self._quiet[next(iter(self._quiet))]
-        self._quiet[lane.group] = lane
+        self._quiet[group.key] = group
 
-    def _put_head(self, lane: Lane) -> None:
+    def _put_head(self, group: GroupQueue) -> None:
         if len(self._heads) <= 2 * len(self.waiting) + _REMEMBERED:
-            heappush(self._heads, (*lane.tickets[0][:3], lane))
+            heappush(self._heads, (*group.tickets[0][:3], group))
             return
-        self._heads = [(*lane.tickets[0][:3], lane) for lane in self.waiting.values()]
+        self._heads = [(*group.tickets[0][:3], group) for group in self.waiting.values()]
         heapify(self._heads)

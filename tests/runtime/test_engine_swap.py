@@ -42,7 +42,7 @@ class Saved:
         return self.whole[-1]
 
 
-def takeover(
+def engine_swap(
     saved: Saved, engines: list[FunctionEngine], done: list[str], test: Callable[[Engine], None] = lambda engine: None
 ) -> EngineSwap:
     return EngineSwap(cast("Prepacked", saved), engines, threads=1, test=test, done=done.append, name="net")
@@ -54,7 +54,7 @@ def closed(engines: list[Any]) -> list[bool]:
 
 def test_every_engine_is_replaced_and_closed(tmp_path: Path) -> None:
     saved, engines, done = Saved(tmp_path), [FunctionEngine(), FunctionEngine()], list[str]()
-    change = takeover(saved, engines, done)
+    change = engine_swap(saved, engines, done)
     change.start()
     assert change.wait(60)
     assert done == ["hit"]
@@ -82,7 +82,7 @@ def test_one_that_is_not_the_same_model_is_closed_and_its_files_are_removed(
     tmp_path: Path, opens: Callable[[], Engine]
 ) -> None:
     saved, engines, done = Saved(tmp_path, opens), [FunctionEngine()], list[str]()
-    change = takeover(saved, engines, done, refuse)
+    change = engine_swap(saved, engines, done, refuse)
     change.start()
     assert change.wait(60)
     assert done == ["failed"]
@@ -93,7 +93,7 @@ def test_one_that_is_not_the_same_model_is_closed_and_its_files_are_removed(
 
 def test_once_it_is_closed_no_engine_is_opened(tmp_path: Path) -> None:
     saved, engines, done = Saved(tmp_path), [FunctionEngine()], list[str]()
-    change = takeover(saved, engines, done)
+    change = engine_swap(saved, engines, done)
     change.close()
     change.start()
     assert change.wait(60)
@@ -109,7 +109,7 @@ def test_an_engine_that_is_being_opened_when_the_model_ends_is_closed_and_no_oth
         return FunctionEngine()
 
     saved, engines, done = Saved(tmp_path, slowly), [FunctionEngine(), FunctionEngine()], list[str]()
-    change = takeover(saved, engines, done)
+    change = engine_swap(saved, engines, done)
     change.start()
     assert opening.wait(60)
     change.close(timeout=0.01)

@@ -33,13 +33,13 @@ def masked_sum(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {"sum": (inputs["ids"] * inputs["mask"]).sum(1).astype(np.float32), "each": inputs["ids"] * 2}
 
 
-def request(length: int, rows: int = 1, first: int = 1) -> dict[str, Array]:
-    ids = np.arange(first, first + rows * length).reshape(rows, length)
-    return {"ids": ids, "mask": np.ones((rows, length), np.float32)}
+def request(length: int, samples: int = 1, first: int = 1) -> dict[str, Array]:
+    ids = np.arange(first, first + samples * length).reshape(samples, length)
+    return {"ids": ids, "mask": np.ones((samples, length), np.float32)}
 
 
-def entry(length: int, rows: int = 1, first: int = 1) -> Entry:
-    return Entry(request(length, rows, first), rows, lambda outcome: None, 0.0)
+def entry(length: int, samples: int = 1, first: int = 1) -> Entry:
+    return Entry(request(length, samples, first), samples, lambda outcome: None, 0.0)
 
 
 def mixer(worth: float | None, paddings: Mapping[str, Padding] = PADDINGS, *, rounded: bool = False) -> PaddingPolicy:
@@ -76,7 +76,7 @@ def test_equal_lengths_are_not_padded() -> None:
 
 
 def test_one_size_is_above_another_by_less_than_double_in_a_class() -> None:
-    made = mixer(worth=20)  # a call costs as much as 20 elements, which a row of 10 has
+    made = mixer(worth=20)  # a call costs as much as 20 elements, which a sample of 10 has
     classes: dict[object, list[int]] = {}
     for length in range(1, 101):
         classes.setdefault(made.group(request(length)), []).append(length)
@@ -130,14 +130,14 @@ def test_what_cannot_be_padded_still_separates_requests() -> None:
 def test_any_mix_is_answered_and_costs_no_more_than_padding_all(
     sizes: list[tuple[int, int]], worth: float | None
 ) -> None:
-    entries = [entry(length, rows, first) for first, (length, rows) in enumerate(sizes)]
+    entries = [entry(length, samples, first) for first, (length, samples) in enumerate(sizes)]
     engine, batcher = ask(mixer(worth), entries)
-    assert sum(engine.calls) == sum(rows for _, rows in sizes)
-    all_padded = 2 * max(length for length, _ in sizes) * sum(rows for _, rows in sizes)
+    assert sum(engine.calls) == sum(samples for _, samples in sizes)
+    all_padded = 2 * max(length for length, _ in sizes) * sum(samples for _, samples in sizes)
     if worth is not None and math.isfinite(worth):
         assert batcher.spent.padded + worth * batcher.spent.calls <= all_padded + worth + 1e-6
     else:
-        assert engine.calls == [sum(rows for _, rows in sizes)]
+        assert engine.calls == [sum(samples for _, samples in sizes)]
 
 
 def test_a_request_that_fails_in_a_padded_batch_fails_alone() -> None:
