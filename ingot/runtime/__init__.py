@@ -1,4 +1,7 @@
-"""Loading models and answering requests in batches. Knows nothing of protocols, and of torch only inside engines."""
+"""Loading models and answering requests in batches; independent of protocols, and of torch outside engines/.
+
+Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch its requests, engines/ run them.
+"""
 
 from ingot.runtime.catalog import Catalog, Servable
 from ingot.runtime.dispatch.pending import Cancellable

@@ -1,4 +1,4 @@
-"""Models by name and version, wherever they run: what a server needs of a model to put requests to it."""
+"""Models by name and version, in this process or another: all that a server needs to submit requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.tensors import Signature
 
 
 class Servable(Protocol):
-    """One version of a model, in this process or another; :class:`ingot.runtime.Model` describes it."""
+    """One version of a model, in this process or another; see :class:`ingot.runtime.Model`."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Catalog(Generic[ModelT_co]):
     """Models by name and version.
 
     Args:
-        metrics: where all of them count.
+        metrics: shared by all models.
     """
 
     def __init__(self, metrics: Metrics):
@@ -50,10 +50,10 @@ class Catalog(Generic[ModelT_co]):
         self._highest: dict[str, ModelT_co] = {}
 
     def get(self, name: str, version: str = "") -> ModelT_co:
-        """Return a model; without a version, the highest one that is served.
+        """Return a model; without a version, the highest version.
 
         Raises:
-            NotFound: no such name or version is served; the message lists what is.
+            NotFound: no such name or version is served; the message lists the names or versions that are.
         """
         versions = self._models.get(name)
         if not versions:
@@ -64,7 +64,7 @@ class Catalog(Generic[ModelT_co]):
             raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
         return versions[version]
 
-    def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # only those who made the catalog add to it
+    def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # covariant: only subclasses add models
         versions = self._models.setdefault(model.name, {})
         versions[model.version] = model
         self._highest[model.name] = versions[max(versions, key=version_key)]
@@ -77,6 +77,6 @@ class Catalog(Generic[ModelT_co]):
 
     @property
     def ready(self) -> bool:
-        """Whether there are models and every one of them answers."""
+        """Whether there are models and all of them are ready."""
         models = list(self)
         return bool(models) and all(model.ready for model in models)

@@ -1,4 +1,4 @@
-"""What the machine has: CPU cores that may be used, and a GPU that really works."""
+"""Properties of the machine: usable CPU cores, instruction sets, and whether a GPU works."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 
 def cpu_count() -> int:
-    """Return the cores that this process may use, which in a container is fewer than the machine's.
+    """Return the number of cores that this process may use; in a container that is fewer than the machine has.
 
-    A container's limit may be a share of time, not a set of cores: one of half a core counts as one.
+    A container's limit may be a share of time rather than a set of cores: half a core counts as one.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(allowed, quota())))
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the cores' worth of time that this process's control group gets; infinity without a limit."""
+    """Return the CPU quota of this process's control group in cores; infinity without a limit."""
     found = math.inf
     with contextlib.suppress(OSError, ValueError):
         quota, period = (root / "cpu.max").read_text().split()
@@ -34,9 +34,10 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 @cache
 def has_cuda() -> bool:
-    """Tell whether an NVIDIA driver with at least one device is here.
+    """Return whether an NVIDIA driver with at least one device is available.
 
-    The driver itself is asked: ``onnxruntime.get_available_providers()`` lists CUDA wherever the GPU package is.
+    The driver is queried directly: ``onnxruntime.get_available_providers()`` lists CUDA wherever the GPU package is
+    installed.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -48,7 +49,7 @@ def has_cuda() -> bool:
 
 @cache
 def cpu_features() -> str:
-    """Return the processor's architecture and its instruction sets, on which it depends what code kernels choose."""
+    """Return the processor's architecture and instruction sets, which determine the kernels that engines choose."""
     names: set[str] = set()
     try:
         with Path("/proc/cpuinfo").open() as info:
@@ -62,12 +63,12 @@ def cpu_features() -> str:
 
 
 def has_bf16() -> bool:
-    """Tell whether the processor has instructions for bfloat16 that OpenVINO uses."""
+    """Return whether the processor has the bfloat16 instructions that OpenVINO uses."""
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_features().split())
 
 
 def describe() -> str:
-    """Return the machine in a few words, for evidence: architecture, CPU model, cores."""
+    """Return the architecture, CPU model and cores of the machine, for evidence."""
     model = platform.processor() or platform.machine()
     try:
         with Path("/proc/cpuinfo").open() as info:

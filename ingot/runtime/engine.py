@@ -1,4 +1,4 @@
-"""The one interface that every engine has."""
+"""The interface of every engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ingot.tensors import Array, Signature
 
 
 class Engine(Protocol):
-    """One loaded model on one device. ``run`` may be called from any one thread at a time."""
+    """A loaded model on one device. ``run`` may be called from any thread, but from one at a time."""
 
     @property
     def signature(self) -> Signature:
-        """What the loaded file takes and gives, as the engine itself reads it."""
+        """The inputs and outputs of the loaded file, as the engine reads them."""
         ...
 
     @property
@@ -23,12 +23,12 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it really runs: ``cpu`` or ``cuda``."""
+        """The device it runs on: ``cpu`` or ``cuda``."""
         ...
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """How it runs, for people to read, such as the number of its ``threads``."""
+        """How it runs, for display, such as the number of its ``threads``."""
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

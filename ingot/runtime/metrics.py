@@ -1,7 +1,7 @@
-"""The runtime's Prometheus metrics, and fast counters and histograms for them.
+"""The runtime's Prometheus metrics, with fast counters and histograms.
 
-Every metric is described in docs/serving.md. ``prometheus_client``'s own counters take a lock and scan all buckets at
-every count, some 3 microseconds a request; those of this module are counted by the event loop alone and rendered by
+Every metric is described in docs/serving.md. The counters of ``prometheus_client`` take a lock and scan all buckets at
+every count, some 3 microseconds per request. Those of this module are updated by the event loop alone and rendered by
 the same registry.
 """
 
@@ -21,7 +21,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Count:
-    """One counter's value for one set of labels."""
+    """The value of one counter for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -33,7 +33,7 @@ class Count:
 
 
 class Histogram:
-    """One histogram's counts for one set of labels."""
+    """The counts of one histogram for one set of labels."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -54,7 +54,7 @@ class Histogram:
 
 
 class Counts(Collector):
-    """A counter with labels. ``name`` is without the ``_total`` that is rendered."""
+    """A counter with labels. ``name`` excludes the rendered suffix ``_total``."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry):
         self._description = (name, text, None, labels)
@@ -62,7 +62,7 @@ class Counts(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> Count:
-        """Return the count for these values of the labels; keep it where it is needed often."""
+        """Return the count for these label values; keep it where it is used often."""
         found = self._children.get(values)
         if found is None:
             found = self._children[values] = Count()
@@ -76,7 +76,7 @@ class Counts(Collector):
 
 
 class Histograms(Collector):
-    """A histogram with labels; ``buckets`` are upper bounds, in ascending order, without infinity."""
+    """A histogram with labels; ``buckets`` are upper bounds in ascending order, without infinity."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
@@ -87,7 +87,7 @@ class Histograms(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> Histogram:
-        """Return the spread for these values of the labels; keep it where it is needed often."""
+        """Return the histogram for these label values; keep it where it is used often."""
         found = self._children.get(values)
         if found is None:
             found = self._children[values] = Histogram(self._buckets)
@@ -95,17 +95,17 @@ class Histograms(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(*self._description)
-        for labels, spread in list(self._children.items()):
+        for labels, histogram in list(self._children.items()):
             below, buckets = 0, []
-            for bound, count in zip((*map(str, self._buckets), "+Inf"), spread.counts, strict=True):
+            for bound, count in zip((*map(str, self._buckets), "+Inf"), histogram.counts, strict=True):
                 below += count
                 buckets.append((bound, below))
-            family.add_metric(labels, buckets, spread.total)
+            family.add_metric(labels, buckets, histogram.total)
         yield family
 
 
 class Metrics:
-    """One registry, so that several servers in one process do not share counts."""
+    """One registry per server, so that several servers in one process do not share counts."""
 
     CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -117,7 +117,7 @@ class Metrics:
         )
         self.errors = Counts(
             "ingot_errors",
-            "Answers that were errors, also to requests that could not be decoded or named no model",
+            "Error responses, including those to requests that could not be decoded or named no model",
             ("protocol", "code"),
             registry,
         )
@@ -152,7 +152,7 @@ class Metrics:
         )
         self.in_flight = Gauge(
             "ingot_in_flight_requests",
-            "Requests taken and not answered yet, waiting ones included",
+            "Requests accepted and not answered yet, queued ones included",
             _MODEL,
             registry=registry,
         )
@@ -162,48 +162,48 @@ class Metrics:
         self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
         self.grpc_faults = Counter(
             "ingot_grpc_faults",
-            "Streams and connections that the fast gRPC server ended as the client broke HTTP/2, by its error code",
+            "Streams and connections that the fast gRPC server closed for HTTP/2 violations, by error code",
             ("code",),
             registry=registry,
         )
         self.out_of_files = Counter(
             "ingot_out_of_files_seconds",
-            "Seconds in which all file descriptors of the process were in use, so that it took no connection",
+            "Seconds in which the process accepted no connections because all its file descriptors were in use",
             registry=registry,
         )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
-        self.ready = Gauge("ingot_model_ready", "1 while the model answers, else 0", _MODEL, registry=registry)
+        self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(
             "ingot_model_variant_info",
-            "1 for the variant of its archive that the model serves, and why it is this one",
+            "1 for the served variant of the archive, with the reason for the choice",
             (*_MODEL, "variant", "reason"),
             registry=registry,
         )
         self.signature_checks = Counter(
             "ingot_signature_checks",
-            "Models held against the trust policy, by what it found: valid, refused, unsigned, untrusted or invalid "
-            "(the last three where no signature is asked for), or unchecked without a policy",
+            "Models checked against the trust policy, by result: valid, refused, unsigned, untrusted or invalid "
+            "(the last three where no signature is required), or unchecked without a policy",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.derived_cache = Counter(
             "ingot_derived_cache",
-            "Loads of large models by what the derived cache had: hit, built, or failed",
+            "Loads of large models by result of the derived cache: hit, built, or failed",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.fronts = Gauge(
-            "ingot_fronts", "Front processes that listen; 0 where the server's own process does", registry=registry
+            "ingot_fronts", "Front processes that accept connections; 0 if the server process does", registry=registry
         )
         self.front_restarts = Counter(
-            "ingot_front_restarts", "Front processes that ended by themselves and were started again", registry=registry
+            "ingot_front_restarts", "Front processes that ended unexpectedly and were restarted", registry=registry
         )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )
         self.recorded_dropped = Counter(
             "ingot_recorded_dropped",
-            "Requests that were to be recorded and were not, since too many waited or the folder could not be written",
+            "Requests that were not recorded because too many waited or the folder could not be written",
             _MODEL,
             registry=registry,
         )

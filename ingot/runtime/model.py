@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """Where a model is in its life: each follows the one above it, and any may end in FAILED."""
+    """The lifecycle of a model: states follow each other in this order, and any may end in FAILED."""
 
     LOADING = "loading"
     TESTING = "testing"
@@ -48,24 +48,23 @@ class State(Enum):
 
 
 class Model:
-    """A served model: its form is chosen, loaded and tested here; a :class:`Dispatcher` serves it while it is ready.
+    """A served model. It chooses, loads and tests its engines; a :class:`Dispatcher` serves it while it is ready.
 
-    ``load`` and ``close`` block and may run in any thread; the rest belongs to one event loop.
+    ``load`` and ``close`` block and may run in any thread; everything else belongs to one event loop.
 
-    ``submit`` takes a request in: it is :meth:`Dispatcher.submit` itself while the model is ready, and raises
-    Unavailable at any other time.
+    ``submit`` is :meth:`Dispatcher.submit` while the model is ready, and raises Unavailable otherwise.
 
-    ``variant`` is what the archive calls the form that is served, and ``properties`` tell people which it is and why;
-    both are empty until it is chosen, and for a bare file. ``engine_settings`` tell how its engines run, and why so.
+    ``variant`` is the served variant's name, and ``properties`` describe it and the reason for the choice; both are
+    empty until it is chosen, and for a bare file. ``engine_settings`` describe how the engines run.
 
     Args:
-        name: what clients call it.
-        version: which version of that name.
-        choose: opens the form of the model that is served; called once, by ``load``.
-        signature: what requests are checked against; None takes the engine's own reading of the file.
+        name: the served name.
+        version: the served version.
+        choose: opens the variant or file to serve; called once, by ``load``.
+        signature: the contract for requests; None uses the engine's own reading of the file.
         settings: device, instances and limits.
         metrics: where to count.
-        admission: what is checked before anything is opened, and what clients are told of it.
+        admission: checks to pass before anything is opened, and properties to report to clients.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Model:
         metrics: Metrics,
         reason: Reason = "requested",
     ) -> Model:
-        """Return a model that serves one variant of an archive, whose blobs are files."""
+        """Return a model that serves one variant of an unpacked archive."""
         settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
         choose = only(Runnable.of_variant(variant, settings), settings, reason, name)
@@ -131,7 +130,7 @@ class Model:
 
     @classmethod
     def of_archive(cls, name: str, version: str, archive: Archive, admission: Admission, metrics: Metrics) -> Model:
-        """Return a model that serves that variant of an archive, whose blobs are files, which does best here."""
+        """Return a model that serves the best variant of an unpacked archive for this machine."""
         if len(archive.variants) == 1:
             return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
         settings, signature = admission.settings, archive.signature
@@ -144,7 +143,7 @@ class Model:
 
     @property
     def signature(self) -> Signature:
-        """What the model takes and gives.
+        """The model's inputs and outputs.
 
         Raises:
             Unavailable: the model is not loaded yet.
@@ -157,7 +156,7 @@ class Model:
         """Load the engines, replay the goldens and warm up.
 
         Raises:
-            IngotError: the model cannot be loaded, or answers other than its goldens; the state is then FAILED.
+            IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
         engines: list[Engine] = []
         try:
@@ -174,11 +173,11 @@ class Model:
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
         self._dispatcher, self.submit = dispatcher, dispatcher.submit
         self.state = State.READY
-        told = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
-        log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, told)
+        summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
+        log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
 
     def _open(self, engines: list[Engine]) -> Signature:
-        """Fill ``engines`` with tested ones; whatever is in it when this fails is the caller's to close."""
+        """Fill ``engines`` with tested engines; if this fails, the caller closes them."""
         self._admission.check()
         choice = self._choose()
         engines.append(choice.engine)
@@ -209,7 +208,7 @@ class Model:
         return signature
 
     def _warm(self, engines: Sequence[Engine], signature: Signature) -> Dispatcher:
-        """Time the engines, run what is slow the first time, and return what serves with them."""
+        """Time the engines, run sizes that are slow the first time, and return the dispatcher."""
         limits, warm_time = self._settings.limits, self._settings.warm_time
         limits = replace(limits, max_batch=signature.max_samples(limits.max_batch))
         most, examples = limits.max_batch, self._examples
@@ -217,7 +216,7 @@ class Model:
         latency = warmup.measure(engines[0], signature, examples, most, warm_time, known)
         if left := self_test.run_sizes(engines, signature, examples, latency, most, self_test.SHARE * warm_time):
             log.info(
-                "model %s: %d batch sizes were not run within %.1f s", self.name, left, self_test.SHARE * warm_time
+                "model %s: %d batch sizes were not tested within %.1f s", self.name, left, self_test.SHARE * warm_time
             )
         scheduler = Scheduler(
             limits,
@@ -236,19 +235,19 @@ class Model:
         return Dispatcher(*served, padding=policy, slo=self._settings.slo, metrics=self._metrics, crowded=crowded)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until the engines are those that are to serve for good; return whether they are."""
+        """Wait until the final engines serve; return whether they do."""
         return self._engine_swap is None or self._engine_swap.wait(timeout)
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
-        """Answer one request, joined with others where the model allows it.
+        """Answer one request, batched with others if the model allows it.
 
         Args:
             inputs: an array for each input of the signature.
-            timeout: seconds until the answer is of no more use.
+            timeout: seconds until the answer is useless.
 
         Raises:
-            InvalidArgument: the inputs do not fit the signature, or the model rejects their values.
-            Unavailable: the model is not ready, or too many requests wait.
+            InvalidArgument: the inputs do not match the signature, or the model rejects their values.
+            Unavailable: the model is not ready, or too many requests are queued.
             DeadlineExceeded: no answer within ``timeout``.
         """
         future: asyncio.Future[Mapping[str, Array]] = asyncio.get_running_loop().create_future()
@@ -256,21 +255,21 @@ class Model:
         try:
             return await future
         finally:
-            pending.cancel()  # which does nothing unless its client left
+            pending.cancel()  # no effect unless the client left
 
     def _refuse(self, *args: Any, **named: Any) -> Pending:
-        """Stand for ``submit`` while the model is not ready."""
+        """Replace ``submit`` while the model is not ready."""
         raise self._unavailable()
 
     def _count_derived(self, result: str) -> None:
         self._metrics.derived_cache.labels(self.name, self.version, result).inc()
 
     async def ask_statistics(self) -> Statistics:
-        """Return :meth:`statistics`, as a model in another process is asked for them."""
+        """Return :meth:`statistics`; asynchronous, as for a model in another process."""
         return self.statistics()
 
     def statistics(self) -> Statistics:
-        """Return what was counted up to now, and what requests are scheduled by."""
+        """Return the counts so far and the state of the scheduler."""
         described: dict[str, Any] = {
             "state": self.state.value,
             "device": self.device,
@@ -290,10 +289,10 @@ class Model:
             await self._dispatcher.wait_quiet()
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop the instances and free the engines; call after ``drain``.
+        """Stop the workers and free the engines; call it after ``drain``.
 
         Args:
-            timeout: seconds to wait for an engine call that ``drain`` could not wait for.
+            timeout: seconds to wait for an engine call that ``drain`` did not wait for.
         """
         if self._engine_swap is not None:
             self._engine_swap.close(timeout)
@@ -308,7 +307,7 @@ class Model:
 
 
 def _of_any_size(signature: Signature) -> Signature:
-    """Return the signature of a bare file, whose dimensions nobody bounded: the engine alone knows what it takes."""
+    """Return a bare file's signature with unbounded dimensions: only the engine knows their limits."""
     return replace(signature, ranges={name: Range(0) for name in signature.symbols})
 
 

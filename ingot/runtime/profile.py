@@ -1,4 +1,4 @@
-"""The latency-by-batch profile: how long one engine call takes, by samples."""
+"""The latency profile of a model: duration of an engine call by batch size."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def measure(
 
     Args:
         engine: the loaded model.
-        signature: says along which axis samples are repeated; a model without a batch is timed as it is.
-        example: valid inputs; their first sample is repeated.
-        batches: the sample counts; those over the signature's range become its upper end.
+        signature: determines the batch axis; a model without a batch is timed as it is.
+        example: valid inputs, whose first sample is repeated.
+        batches: the batch sizes; sizes beyond the signature's range are clipped to its upper end.
         budget: seconds for each batch size, after one call that is not counted.
-        least: how many calls are timed at least.
+        least: smallest number of timed calls.
     """
     return measure_together([engine], signature, example, batches, budget, least)[0]
 
@@ -44,9 +44,9 @@ def measure_together(
     budget: float = 0.3,
     least: int = 3,
 ) -> list[tuple[BatchLatency, ...]]:
-    """Time engines of one signature call by call in turn, so that a busy machine disturbs all of them alike.
+    """Time engines of one signature alternately, so that a busy machine disturbs all of them alike.
 
-    Args and behaviour are those of :func:`measure`; ``budget`` is for each engine.
+    Arguments and behaviour are those of :func:`measure`; ``budget`` is per engine.
     """
     profiles: list[list[BatchLatency]] = [[] for _ in engines]
     for samples in dict.fromkeys(signature.max_samples(samples) for samples in batches):
@@ -57,7 +57,7 @@ def measure_together(
 
 
 def repeat(signature: Signature, example: Mapping[str, Array], samples: int) -> dict[str, Array]:
-    """Return inputs of ``samples`` samples, each the example's first."""
+    """Return inputs of ``samples`` samples, each a copy of the example's first."""
     axes = signature.batch_axes(signature.inputs)
     return {
         name: np.repeat(array.take([0], axes[name]), samples, axes[name]) if name in axes else array
@@ -66,7 +66,7 @@ def repeat(signature: Signature, example: Mapping[str, Array], samples: int) -> 
 
 
 def zeros(signature: Signature) -> dict[str, Array]:
-    """Return inputs of one sample, all zeros or empty text, each named dimension of its range's size nearest to 1."""
+    """Return inputs of one sample: zeros or empty text, with each named dimension as close to 1 as its range allows."""
 
     def size(dim: int | str) -> int:
         return dim if isinstance(dim, int) else signature.range(dim).nearest(1)
@@ -81,7 +81,7 @@ def zeros(signature: Signature) -> dict[str, Array]:
 
 
 def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float, least: int) -> list[float]:
-    """Return each engine's median seconds a call."""
+    """Return the median seconds per call for each engine."""
     times: list[list[float]] = [[] for _ in engines]
     for engine in engines:
         engine.run(inputs)

@@ -29,14 +29,14 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
 class Repository(Catalog[Model]):
-    """The models that this process runs.
+    """The models that run in this process.
 
     Args:
-        store: where references are looked up; by default the user's.
+        store: resolves references; by default the user's.
         settings: how every model is run.
-        metrics: where all models count.
-        policy: whose signatures are accepted; by default none is asked for.
-        transferring: shows how far the pull of an archive is; by default the log tells it.
+        metrics: shared by all models.
+        policy: whose signatures are accepted; by default no signature is required.
+        transferring: displays the progress of a download; by default it is logged.
     """
 
     def __init__(
@@ -53,23 +53,24 @@ class Repository(Catalog[Model]):
         self._downloads = Downloads(self._store, self._gate, transferring)
 
     def add(self, source: str | Archive) -> Model:
-        """Add a model that is yet to be loaded.
+        """Add a model that is still to be loaded.
 
         Args:
-            source: a store reference (``digits:1``), one of a registry (``oci://host/digits:1``), which is pulled into
-                the store under a name of its own, an archive file (``./digits.ingot``, ``s3://bucket/digits.ingot``),
-                each with or without ``#variant``, or an ``.onnx`` file; ``NAME=SOURCE`` serves it under another name.
+            source: a store reference (``digits:1``), a registry reference (``oci://host/digits:1``), which is pulled
+                into the store under a reserved name, an archive file (``./digits.ingot``,
+                ``s3://bucket/digits.ingot``), each with or without ``#variant``, or an ``.onnx`` file; ``NAME=SOURCE``
+                serves it under another name.
 
         Raises:
             NotFound: there is no such reference or file.
-            Unavailable: a registry cannot be reached, and the store has no copy that must be the same.
+            Unavailable: a registry cannot be reached, and the store has no copy that is certain to be the same.
             AlreadyExists: the name and version are served already.
-            Untrusted: the policy asks for a signature that is not there.
+            Untrusted: the policy requires a signature that is missing.
         """
         model = self._model(source)
         if model.version in self._models.get(model.name, ()):
             raise AlreadyExists(
-                f"two models are called '{model.name}' version {model.version}; give one another name: other=SOURCE"
+                f"two models are called '{model.name}' version {model.version}; rename one: other=SOURCE"
             )
         self._list(model)
         return model
@@ -109,7 +110,7 @@ class Repository(Catalog[Model]):
             return located.find()
 
     def _of_archive(self, name: str, version: str, archive: Archive, found: Reference, file: str = "") -> Model:
-        served = (name.rpartition("/")[2], version)  # a slash in a name would be one in the URL
+        served = (name.rpartition("/")[2], version)  # a slash would split the URL
         admission = self._gate.admit(archive, found, served, file=file)
         archive = archive.unpacked()
         if found.variant is None:
@@ -119,7 +120,7 @@ class Repository(Catalog[Model]):
 
 @contextmanager
 def _exported_first(source: str) -> Iterator[None]:
-    """Where something is not an archive, but what one is made of, name the command that comes first."""
+    """If a source is not an archive but can be converted into one, name the command that does so."""
     try:
         yield
     except (NotFound, InvalidArgument, PermissionDenied) as error:
@@ -137,7 +138,7 @@ def _exported_first(source: str) -> Iterator[None]:
 
 
 def _is_code(module: str) -> bool:
-    """Tell whether what could be a model's name is one of a Python module: of a package, or in the current folder."""
+    """Return whether a dotted name is a Python module: in a package or in the current folder."""
     return "." in module or Path(f"{module}.py").is_file() or Path(module, "__init__.py").is_file()
 
 

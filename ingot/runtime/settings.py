@@ -16,15 +16,15 @@ VariantChoice = Literal["measured", "preferred"]
 class Settings:
     """How models are run.
 
-    ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share out the CPU cores.
-    ``allow_code`` loads archives' variants of formats that can run code of whoever made them.
-    ``ort_library`` is native code of custom operators for ONNX Runtime.
-    ``variant_choice`` says which of an archive's variants is served where none is named: ``measured``, the fastest, or
-    ``preferred``, the archive's first, of those that run here. ``choice_time`` is how many seconds each variant is
-    timed at each batch size, if it must be. ``derived_cache`` keeps large models' packed weights beside their store.
-    ``slo`` is in how many seconds requests that name no time of their own are to be answered; None is without limit.
-    ``engine_threads`` is the number of CPU threads for one engine call; None has it measured.
-    ``warm_time`` is how many seconds a model's batch sizes are timed before it is ready.
+    ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share the CPU cores.
+    ``allow_code`` loads variants of formats that can run their author's code.
+    ``ort_library`` is a native library of custom operators for ONNX Runtime.
+    ``variant_choice`` selects the served variant where none is named, among those that run here: ``measured``, the
+    fastest, or ``preferred``, the archive's first. ``choice_time`` is how many seconds each variant is timed at each
+    batch size, if needed. ``derived_cache`` keeps the packed weights of large models next to their store.
+    ``slo`` is the number of seconds within which requests without a timeout are to be answered; None is unlimited.
+    ``engine_threads`` is the number of CPU threads per engine call; None measures the best number.
+    ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
     """
 
     device: str = "auto"
@@ -41,5 +41,5 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """CPU threads for one engine call: as many as was said, or all that an instance may have."""
+        """CPU threads per engine call: the configured number, or an instance's share of the cores."""
         return self.engine_threads or max(1, devices.cpu_count() // self.instances)

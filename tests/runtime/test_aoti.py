@@ -97,7 +97,7 @@ def test_it_is_served_from_the_store_where_code_is_allowed(lookup: Lowered, tmp_
     store = Store(tmp_path)
     store.push(archive(lookup), "lookup:1")
     model = Repository(store, Settings(device="cpu")).add("lookup:1")
-    with pytest.raises(Unsupported, match=r"format 'aoti' can run code .* \(INGOT_ALLOW_CODE=1"):
+    with pytest.raises(Unsupported, match=r"format 'aoti' can run its author's code.* \(INGOT_ALLOW_CODE=1"):
         model.load()
     model = Repository(store, Settings(device="cpu", instances=2, allow_code=True)).add("lookup:1")
     model.load()
@@ -134,7 +134,7 @@ class TestDamagedFiles:
     def test_what_is_no_package_is_said_to_be_none(self, tmp_path: Path) -> None:
         path = tmp_path / "model"
         path.write_bytes(b"no package")
-        with pytest.raises(InvalidArgument, match="is no AOTInductor package"):
+        with pytest.raises(InvalidArgument, match="is not an AOTInductor package"):
             load_engine(path, format="aoti", allow_code=True)
         with pytest.raises(InvalidArgument, match="there is no model file"):
             load_engine(tmp_path / "none", format="aoti", allow_code=True)

@@ -122,7 +122,7 @@ class TestRecordedTimes:
         with caplog.at_level(logging.WARNING):
             choice = choose(made)
         assert choice.runnable.variant == "c"
-        assert "variant b is left out: model 'double' does not answer as it did" in caplog.text
+        assert "variant b is left out: model 'double' does not reproduce its golden" in caplog.text
         assert choice.why.startswith("c is 1.50 times as fast as a")
 
     def test_without_any_for_one_of_them_there_is_no_comparison(self) -> None:
@@ -223,7 +223,7 @@ def test_where_nothing_runs_each_variants_reason_is_told() -> None:
     for text in ("no variant of model 'double'", "bf16: it is made for GPUs", "aoti: its format", "--allow-code"):
         assert text in str(caught.value)
     assert "broken: ONNX Runtime cannot load" in str(caught.value)
-    assert "wrong: model 'double' does not answer" in str(caught.value)
+    assert "wrong: model 'double' does not reproduce" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other
         served = loaded(FunctionEngine(ragged, signature), limits=Limits(max_batch=4))
         large = asyncio.create_task(served.infer({"x": np.ones((6, 2), np.float32)}))
         small = asyncio.create_task(served.infer(ONE))
-        with pytest.raises(InternalError, match="2 parts do not fit together"):
+        with pytest.raises(InternalError, match="2 parts cannot be joined"):
             await asyncio.wait_for(large, 30)
         assert len((await asyncio.wait_for(small, 30))["y"]) == 1
         await asyncio.wait_for(served.drain(), 30)
@@ -352,7 +352,7 @@ def test_a_request_of_many_parts_is_held_against_what_all_of_them_take(monkeypat
         served = loaded(FunctionEngine(), limits=Limits(max_batch=4), slo=0.5)
         with pytest.raises(DeadlineExceeded, match=r"475ms, and the model takes 1s; allow more .* slo of 500ms"):
             await served.infer({"x": np.ones((20, 2), np.float32)})
-        with pytest.raises(DeadlineExceeded, match=r"has 800ms, and the model takes 1s; allow more time$"):
+        with pytest.raises(DeadlineExceeded, match=r"allows 800ms, and the model takes 1s; allow more time$"):
             await served.infer({"x": np.ones((20, 2), np.float32)}, timeout=0.8)
         assert len((await served.infer({"x": np.ones((8, 2), np.float32)}))["y"]) == 8
         await served.drain()

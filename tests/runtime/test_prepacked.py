@@ -291,7 +291,7 @@ class TestWithoutACache:
             served.settle()
             for answer, right in zip(served.answers(), expected, strict=True):
                 np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-5)
-        assert "model layers is served with weights that are not packed: no memory" in caplog.text
+        assert "model layers is served with unpacked weights: no memory" in caplog.text
 
 
 class TestManyAtOnce:

@@ -99,14 +99,14 @@ def test_what_was_chosen_is_told_and_logged(
     caplog.set_level(logging.INFO, "ingot.runtime")
     settings = served(onnx_models.affine(tmp_path), Settings(device="cpu")).engine_settings
     assert settings["threads"] == "1"
-    assert "too little to share out" in settings["threads_why"]
+    assert "too short to parallelize" in settings["threads_why"]
     assert settings["spinning"] == "off"
     assert "threads 1" in caplog.text
 
 
 def test_threads_that_were_asked_for_are_those_that_are_there(tmp_path: Path) -> None:
     settings = served(onnx_models.affine(tmp_path), Settings(device="cpu", engine_threads=3)).engine_settings
-    assert (settings["threads"], settings["threads_why"]) == ("3", "as was asked for")
+    assert (settings["threads"], settings["threads_why"]) == ("3", "as configured")
 
 
 def test_instances_share_out_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ class TestRefusals:
     def test_code_is_loaded_only_where_that_is_allowed(self, many: Lowered) -> None:
         packed = archive(many)
         model = Repository(settings=Settings(device="cpu")).add(packed)
-        with pytest.raises(Unsupported, match=r"format 'pt2' can run code .* --allow-code"):
+        with pytest.raises(Unsupported, match=r"format 'pt2' can run its author's code.* --allow-code"):
             model.load()
         model = Repository(settings=Settings(device="cpu", allow_code=True)).add(packed)
         model.load()
@@ -212,7 +212,7 @@ class TestRefusals:
     def test_a_damaged_file_is_said_to_be(self, tmp_path: Path, many: Lowered, length: int) -> None:
         path = tmp_path / "model"
         path.write_bytes(many.blobs.path(many.packed.graph).read_bytes()[:length])
-        with pytest.raises(InvalidArgument, match="is no PyTorch program, or is damaged"):
+        with pytest.raises(InvalidArgument, match="is not a PyTorch program, or is damaged"):
             load_engine(path, format="pt2", allow_code=True)
 
     def test_a_program_of_another_maker_is_said_to_be(self, tmp_path: Path, many: Lowered) -> None:

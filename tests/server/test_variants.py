@@ -127,7 +127,7 @@ def test_one_that_does_not_work_here_is_left_out_with_a_warning(caplog: pytest.L
         told = {"digest": made.digest, "variant": "fp32", "variant_reason": "only"}
         assert client.metadata("double")["properties"] == told
     assert "variant damaged is left out: ONNX Runtime cannot load" in caplog.text
-    assert "variant wrong is left out: model 'double' does not answer as it did" in caplog.text
+    assert "variant wrong is left out: model 'double' does not reproduce its golden" in caplog.text
 
 
 def test_formats_that_can_run_code_are_left_out_and_not_an_error() -> None:

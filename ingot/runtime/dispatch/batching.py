@@ -1,4 +1,4 @@
-"""Running a batch: join the requests, run the engine once, give each request its own samples."""
+"""Running a batch: join the requests, call the engine once, and return each request its own samples."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ingot.tensors import Array, Signature, TensorSpec
 
 log = rate_limited_logger(__name__)
 
-# Kinds of numpy's own types, whose arrays can be joined as bytes: a third of what np.concatenate takes.
+# Kinds of numpy types whose arrays can be joined as bytes, in a third of the time of np.concatenate.
 _PLAIN = "biuf"
-# Memory for smaller arrays is cheap to get: malloc keeps it, and does not ask the kernel for fresh pages each time.
+# Smaller arrays are cheap to allocate: malloc keeps their memory and requests no fresh pages from the kernel.
 _LARGE = 1 << 20
-# What one engine's buffers hold at most together; larger batches get memory for themselves.
+# Most bytes that one engine's buffers hold together; larger batches are allocated separately.
 LIMIT = 64 << 20
 
 
 @dataclass(slots=True)
 class BatchTimings:
-    """What one batch took: seconds by stage, calls of the engine, and elements of padded inputs, fill included."""
+    """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding."""
 
     joining: float = 0.0
     running: float = 0.0
@@ -40,12 +40,12 @@ class BatchTimings:
 
 
 class Buffers:
-    """One buffer an input, grown to the largest batch that came, for an engine that runs one batch at a time.
+    """One reusable buffer per input, grown to the largest batch so far, for an engine that runs one batch at a time.
 
     Args:
-        engine: if it has a method ``allocate(spec, shape) -> array``, buffers come from that; on a GPU all of them,
-            since what it gives is pinned memory, from which the GPU reads without a copy.
-        limit: bytes of all buffers.
+        engine: if it has a method ``allocate(spec, shape) -> array``, buffers come from there. On a GPU all of them do,
+            since that memory is pinned and the GPU reads it without a copy.
+        limit: most bytes of all buffers together.
     """
 
     def __init__(self, engine: Engine, limit: int = LIMIT):
@@ -53,19 +53,19 @@ class Buffers:
         self._always = self._allocate is not None and engine.device != "cpu"
         self._limit = limit
         self._kept: dict[str, Array] = {}
-        self.nbytes = 0  # what is held between batches
+        self.nbytes = 0  # bytes held between batches
 
     def wants(self, nbytes: int) -> bool:
-        """Whether an array of so many bytes is better taken from here than from numpy."""
+        """Return whether an array of ``nbytes`` bytes should come from here rather than from numpy."""
         return self._always or nbytes >= _LARGE
 
     def take(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
-        """Return an array, whose content is arbitrary, for the next batch; that of the last is taken back by it."""
+        """Return an uninitialized array for the next batch. It reuses the memory of the previous one."""
         count = math.prod(shape)
         kept = self._kept.get(spec.name)
         if kept is not None and kept.size >= count:
             return kept[:count].reshape(shape)
-        del kept  # freed before more is asked for
+        del kept  # free it before allocating more
         self._drop(spec.name)
         made: Array = np.empty(count, spec.dtype.numpy) if self._allocate is None else self._allocate(spec, (count,))
         if self.nbytes + made.nbytes <= self._limit:
@@ -79,7 +79,7 @@ class Buffers:
             self.nbytes -= dropped.nbytes
 
     def part_from(self, outputs: Iterable[Array]) -> None:
-        """Give up buffers that an engine's outputs lie in, which their readers need for longer than the batch."""
+        """Release buffers that an engine returned as outputs, since readers keep those beyond the batch."""
         for output in outputs:
             for name, buffer in list(self._kept.items()):
                 if np.may_share_memory(output, buffer):
@@ -95,7 +95,7 @@ class Batcher:
         padding: for a model whose requests may be padded to one size.
 
     Attributes:
-        spent: what the last batch took.
+        spent: timings of the last batch.
     """
 
     def __init__(self, engine: Engine, signature: Signature, padding: PaddingPolicy | None = None):
@@ -111,7 +111,7 @@ class Batcher:
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Run entries as one batch and return one outcome each, in order.
 
-        When a joined batch fails, its halves run apart, and so on, so that only a request that is to blame fails.
+        If a joined batch fails, its halves run separately, and so on, so that only the faulty request fails.
         """
         self.spent = BatchTimings()
         parts = [entries] if self._padding is None else self._padding.parts(entries)
@@ -128,7 +128,7 @@ class Batcher:
         except IngotError as error:
             if len(entries) == 1:
                 return [error]
-        except Exception:  # an engine's unforeseen failure must reach its requests, never end the thread of them all
+        except Exception:  # an engine's unforeseen failure must reach its requests and not end the thread
             log.exception("the engine failed on a batch of %d requests", len(entries))
             if len(entries) == 1:
                 return [InternalError("the engine failed on this input")]
@@ -136,7 +136,7 @@ class Batcher:
         return [*self._stay(entries[:middle]), *self._stay(entries[middle:])]
 
     def _stay(self, entries: Sequence[Entry]) -> list[Outcome]:
-        """Run a part of a batch without those whose client has left meanwhile."""
+        """Run a part of a batch without entries that were cancelled meanwhile."""
         staying = [entry for entry in entries if not entry.done]
         outcomes = dict(zip(staying, self._run(staying), strict=True)) if staying else {}
         return [outcomes.get(entry) or Unavailable("the client left") for entry in entries]
@@ -155,7 +155,7 @@ class Batcher:
             ran = time.perf_counter()
             spent.running += ran - joined
         if not self._promised <= outputs.keys():
-            raise InternalError(f"the engine gave no output '{min(self._promised - outputs.keys())}'")
+            raise InternalError(f"the engine returned no output '{min(self._promised - outputs.keys())}'")
         if self._buffers.nbytes:
             self._buffers.part_from(outputs.values())
         answers = self._split(entries, outputs)
@@ -185,7 +185,7 @@ class Batcher:
         return np.concatenate(arrays, axis)
 
     def _pad(self, padding: PaddingPolicy, entries: Sequence[Entry]) -> dict[str, Array]:
-        """Join inputs whose sizes differ where they may be padded."""
+        """Join inputs of different sizes by padding them."""
         padder, target = padding.padder, padding.target(entries)
         real = sum(padder.elements(entry.inputs) for entry in entries)
         if all(padder.sizes(entry.inputs) == target for entry in entries):
@@ -201,7 +201,7 @@ class Batcher:
     def _padded(self, padder: Padder, name: str, entries: Sequence[Entry], target: Sequence[int]) -> Array:
         arrays = [entry.inputs[name] for entry in entries]
         axis = self._input_axes.get(name)
-        if axis is None:  # all have the same
+        if axis is None:  # equal for all entries
             return padder.pad({name: arrays[0]}, target)[name]
         shape = list(padder.shape(name, arrays[0].shape, target))
         if all(list(padder.shape(name, array.shape, target)) == list(array.shape) for array in arrays):
@@ -230,7 +230,7 @@ class Batcher:
         for entry in entries:
             stop = start + entry.samples
             part = {}
-            for name, array in outputs.items():  # the first case is the common one, and takes a third of the time
+            for name, array in outputs.items():  # the first case is common and three times as fast
                 part[name] = array[start:stop] if first else array[_at(axes[name], start, stop)]
             parts.append(part)
             start = stop
@@ -242,6 +242,6 @@ def _at(axis: int, start: int, stop: int) -> tuple[slice, ...]:
 
 
 def samples_of(signature: Signature, inputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
-    """Return some samples of a request's inputs."""
+    """Return a range of samples of a request's inputs."""
     axes = signature.batch_axes(signature.inputs)
     return {name: array[_at(axes[name], start, stop)] if name in axes else array for name, array in inputs.items()}

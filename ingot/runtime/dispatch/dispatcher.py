@@ -1,4 +1,4 @@
-"""Serving one loaded model: requests in, batches to its instances, answers out, and what is counted on the way."""
+"""Serving one loaded model: requests in, batches to its workers, responses out, and statistics of all of it."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from ingot.tensors import Array, Signature
 log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
-# Engine calls below this many seconds run in the event loop; longer ones in the instance's thread.
+# Engine calls below this many seconds run in the event loop; longer ones run in a worker thread.
 _TICK = 250e-6
-# The parts of a large request that wait or run for each engine.
+# Parts of a large request that are queued or running per engine.
 _AT_ONCE = 2
-# Which share of the SLO is planned with: the rest is for the way to the client, which is not seen here.
+# Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
 _HEADROOM = 0.95
-# The longest that the event loop rests after a tick, while calls run on the cores that it needs itself: seconds, and as
-# a share of what the last call is expected to take.
+# Longest rest of the event loop after a tick while engine calls occupy all cores: in seconds, and as a share of the
+# expected duration of the last call.
 _REST = 2e-3
 _REST_SHARE = 0.1
 
 
 class Dispatcher:
-    """A scheduler in front of one or more engine instances. All but ``close`` belongs to one event loop.
+    """A scheduler in front of one or more engines. Everything except ``close`` belongs to one event loop.
 
     Args:
         name: the model's.
         version: the model's.
-        engines: the loaded model, once for each instance; they are closed by ``close``.
-        signature: what requests are held against.
-        scheduler: decides what runs when.
+        engines: the loaded model, once per instance; ``close`` closes them.
+        signature: the contract that requests are checked against.
+        scheduler: decides which requests run when.
         padding: for a model whose requests may be padded to one size.
-        slo: in how many seconds requests that name no time of their own are to be answered; None is without limit.
-        metrics: where to count.
-        crowded: whether engine calls take all the cores that there are.
+        slo: seconds within which requests without a timeout are to be answered; None is unlimited.
+        metrics: where requests and batches are counted.
+        crowded: whether engine calls occupy all available cores.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Dispatcher:
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._elements = metrics.padding_elements.labels(name, version, "real")
         self._fill = metrics.padding_elements.labels(name, version, "padding")
-        self._fits = SignatureCheck(signature, padding)
+        self._check = SignatureCheck(signature, padding)
         self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._instances = [
@@ -93,16 +93,16 @@ class Dispatcher:
         self._idle = list(self._instances)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
-        self._short = engines[0].device == "cpu"  # a GPU's time is not its caller's
+        self._short = engines[0].device == "cpu"  # time on a GPU does not block the caller
         self._inline = False
         self._crowded = crowded
-        self._ended = Semaphore(0)  # calls that have, and are not answered yet
+        self._ended = Semaphore(0)  # calls that have ended and are not answered yet
         self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
             log.warning(
-                "model %s: one sample takes %s, too long for the slo of %s: requests that name no timeout will be refused",
+                "model %s: one sample takes %s, too long for the slo of %s: requests without a timeout will be refused",
                 name,
                 duration(taken),
                 written(slo),
@@ -110,7 +110,7 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """How many requests, or parts of large ones, wait for an engine."""
+        """Number of requests, or parts of large requests, that wait for an engine."""
         return len(self._scheduler)
 
     def submit(
@@ -121,14 +121,14 @@ class Dispatcher:
         priority: int = 0,
         key: InputKey | None = None,
     ) -> Pending:
-        """Take a request in, and return at once.
+        """Accept a request and return at once.
 
         Args:
             inputs: an array for each input of the signature.
             reply: called once, in a later tick of the event loop, with the outputs by name or the error.
-            timeout: seconds until the answer is of no more use; by default the model's ``slo``, if there is one, which
-                a request that runs already may overstep.
-            priority: requests of a higher one go first.
+            timeout: seconds until the answer is useless; by default the model's ``slo``, which a request that is
+                already running may exceed.
+            priority: requests of higher priority run first.
             key: :func:`~ingot.runtime.dispatch.signature_check.key_of` of the inputs, if the caller knows it.
 
         Returns:
@@ -136,11 +136,11 @@ class Dispatcher:
 
         Raises:
             InvalidArgument: the inputs do not match the signature.
-            Unavailable: too many requests wait for an answer in time.
-            DeadlineExceeded: the model itself takes longer than the request has.
+            Unavailable: too many requests are queued to answer in time.
+            DeadlineExceeded: the model alone takes longer than the request allows.
         """
         loop = self._loop = asyncio.get_running_loop()
-        checked = self._fits.find(inputs, key)
+        checked = self._check.find(inputs, key)
         now = time.perf_counter()
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
@@ -156,12 +156,12 @@ class Dispatcher:
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
-                raise DeadlineExceeded(f"{error} by its timeout: it has the slo of {written(limit)}") from None
+                raise DeadlineExceeded(f"{error} by its timeout: its model has an slo of {written(limit)}") from None
             raise
         if limit is not None:
             self._expiry.add(loop, pending, limit, firm=timeout is not None)
         if not self._pump_due:
-            # Once a loop tick, so that all requests that arrived in the same tick can share the batch.
+            # Once per loop tick, so that all requests that arrived in the same tick can share the batch.
             self._pump_due = True
             loop.call_soon(self._pump)
         return pending
@@ -196,9 +196,9 @@ class Dispatcher:
         return parts
 
     def go_on(self, parts: Parts) -> None:
-        """Put so many parts of a large request into the queue that each engine has one to run and one to follow.
+        """Queue parts of a large request until each engine has one to run and one to follow.
 
-        Requests that came meanwhile go before them. Where the queue is full, one part is enough.
+        Requests that arrived meanwhile run before them. If the queue is full, one part is enough.
         """
         scheduler = self._scheduler
         now = time.perf_counter()
@@ -212,11 +212,11 @@ class Dispatcher:
             scheduler.offer_next(entry, now, counted)
 
     def release(self, nbytes: int) -> None:
-        """Forget the bytes of parts that are not in the queue yet."""
+        """Release bytes of parts that are not queued yet."""
         self._scheduler.release(nbytes)
 
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
-        """Note that a request is over."""
+        """Record that a request is over."""
         if outcome is not None:
             taken = self._statistics.failed if isinstance(outcome, IngotError) else self._statistics.answered
             taken.count += 1
@@ -226,20 +226,20 @@ class Dispatcher:
             self._quiet.set()
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry out of the queue."""
+        """Remove an entry from the queue."""
         self._scheduler.discard(entry)
 
     async def wait_quiet(self) -> None:
-        """Wait until nothing is in flight; call when nothing is submitted any more."""
+        """Wait until nothing is in flight; call it after submissions have stopped."""
         if self.in_flight:
             self._quiet.clear()
             await self._quiet.wait()
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop the instances and free the engines.
+        """Stop the workers and free the engines.
 
         Args:
-            timeout: seconds to wait for each engine call that still runs.
+            timeout: seconds to wait for each engine call that is still running.
         """
         for instance in self._instances:
             instance.close(timeout)
@@ -265,24 +265,25 @@ class Dispatcher:
             expected = scheduler.expected(batch)
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
-                return  # which pumps again, after what arrived meanwhile
+                return  # and pump again afterwards
             self._rest = min(_REST_SHARE * expected, _REST)
             instance.start(batch)
-        # All that comes now waits for a call to end. Taking in each request when it comes would interrupt it again
-        # and again, and cost the call its caches; so they gather in their sockets for a moment.
+        # All new requests now wait for a call to end. Accepting each one as it arrives would interrupt that call
+        # repeatedly and evict its caches, so let them gather in their sockets for a moment.
         if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
             self._ended.release()
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []
         for entry in late:
-            entry.inputs = _NOTHING  # the clock of its time may hold it for long
-            entry.settle(DeadlineExceeded("the request's time was up before its turn came"))
+            entry.inputs = _NOTHING  # the expiry timer may hold the entry for long
+            entry.settle(DeadlineExceeded("the request's deadline passed while it was queued"))
 
     def _runs_inline(self, seconds: float) -> bool:
-        """Tell whether a call of so many seconds runs in the event loop, where a thread's wakeups would cost more.
+        """Return whether a call of ``seconds`` runs in the event loop, where a thread's wakeups would cost more.
 
-        In a thread calls seem longer, as they wait for the interpreter lock: once inline, they stay so for longer.
+        Calls in a thread seem longer, as they wait for the interpreter lock, so the threshold is higher once calls are
+        inline.
         """
         self._inline = self._short and 0 < seconds < (2 * _TICK if self._inline else _TICK)
         return self._inline
@@ -290,9 +291,9 @@ class Dispatcher:
     def _done(
         self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings
     ) -> None:
-        # In the instance's thread: one wakeup of the loop answers the whole batch.
+        # Runs in the worker thread: one wakeup of the loop answers the whole batch.
         self._ended.release()
-        with contextlib.suppress(RuntimeError):  # the loop closed: whoever waited in it is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed and nothing awaits the answers
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._answer_ended, instance, entries, outcomes, seconds, spent)
 
@@ -307,8 +308,8 @@ class Dispatcher:
         failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
         try:
             self._scheduler.finish(entries, time.perf_counter(), None if failed else seconds)
-        except Exception:  # what is learnt of a batch must not keep it from its clients
-            log.exception("model %s: a batch could not be learnt from", self._name)
+        except Exception:  # a failure to learn from a batch must not keep it from its clients
+            log.exception("model %s: the latency model could not learn from a batch", self._name)
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
@@ -329,10 +330,10 @@ class Dispatcher:
             self._fill.inc(spent.padded - spent.elements)
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:
-        """Return what was counted up to now, and what the scheduler goes by beside ``described``."""
+        """Return the counts so far and the state of the scheduler, merged with ``described``."""
         counted, scheduler = self._statistics, self._scheduler
         queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             **described,
             "instances": len(self._instances),
             "batching": scheduler.batching,
@@ -349,14 +350,14 @@ class Dispatcher:
         if self._padding is not None:
             filled = counted.padded - counted.elements
             worth = self._padding.worth
-            told["padding"] = {
+            summary["padding"] = {
                 "dimensions": list(self._padding.padder.dims),
                 "elements": counted.elements,
                 "padding": filled,
                 "waste": filled / max(counted.elements, 1),
                 "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
             }
-        return counted.copy(queued, told)
+        return counted.copy(queued, summary)
 
 
 def _listed(latency: Latency) -> list[dict[str, float]]:

@@ -1,9 +1,9 @@
 """Requests of different sizes in one call: which may wait together, and which of a batch are padded to one size.
 
-Padding costs computation, and saves calls. What a call costs beside its elements is measured when a model is loaded;
-see :func:`measure`. Sizes fall into classes by that: where a whole request costs less than a call's fixed part, all are
-one class, and above it each doubling is one, so that padding never doubles the work of the larger ones. Of a class's
-batch, those are padded to one size for which that costs less than another call.
+Padding costs computation and saves calls. The fixed cost of a call is measured when a model is loaded; see
+:func:`measure`. It defines size classes: requests that cost less than a call's fixed part form one class, and above it
+each doubling forms another, so that padding never doubles the work of the larger requests. Within a class, requests of
+a batch are padded to one size if that costs less than another call.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ingot.runtime.profile import repeat
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, Signature
 
-# How many times as large each next size is that is timed, and how often each is.
+# Growth factor between the sizes that are timed, and number of timed calls for each.
 _LARGER = 8
 _CALLS = 4
-# Elements of one sample beyond which none is made larger.
+# Number of elements beyond which a sample is not enlarged further.
 _LARGEST = 1 << 16
 
 
 class PaddingPolicy:
-    """Decides for one model.
+    """The padding decisions for one model.
 
     Args:
-        padder: how its inputs are padded.
-        worth: elements of padded inputs that take as long as what a call costs beside its elements; None: unknown.
-        example: valid inputs, for the sizes of what is not padded.
-        rounded: round sizes up, for an engine that compiles code for each.
+        padder: pads the model's inputs.
+        worth: the fixed cost of a call, in elements of padded inputs; None if unknown.
+        example: valid inputs, for the sizes that are not padded.
+        rounded: round sizes up, for an engine that compiles code for each shape.
     """
 
     def __init__(self, padder: Padder, worth: float | None, example: Mapping[str, Array], *, rounded: bool = False):
@@ -51,10 +51,10 @@ class PaddingPolicy:
         self._bases = [max(1.0, (worth or 0.0) / max(elements, 1)) for elements in unit]
 
     def group(self, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
-        """Return what must be equal for two requests to wait for the same batch.
+        """Return the key that two requests must share to wait for the same batch.
 
-        That is every size that cannot be padded, and the classes of those that can; an input without a batch axis
-        belongs to the whole batch, so there its very content must be equal.
+        It contains every size that cannot be padded and the classes of those that can. An input without a batch axis
+        applies to the whole batch, so its content must be equal.
         """
         classes = tuple(self._class(place, size) for place, size in enumerate(self.padder.sizes(inputs)))
         ones = [1] * len(classes)
@@ -81,11 +81,11 @@ class PaddingPolicy:
         return math.ceil(math.log2(size / base) - 1e-9)
 
     def target(self, entries: Iterable[Entry]) -> tuple[int, ...]:
-        """Return the sizes that entries are padded to when they run together."""
+        """Return the sizes to which entries are padded when they run together."""
         return self.padder.target({self.padder.sizes(entry.inputs) for entry in entries}, rounded=self._rounded)
 
     def parts(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """Return a batch as those parts, each for one call, that cost the least together, as far as that is known."""
+        """Return a batch split into the calls with the lowest estimated total cost."""
         sizes = {entry: self.padder.sizes(entry.inputs) for entry in entries}
         if self.worth is None or len(set(sizes.values())) < 2:
             return [list(entries)]
@@ -93,7 +93,7 @@ class PaddingPolicy:
         return self._cut(ordered)
 
     def _cut(self, entries: list[Entry]) -> list[list[Entry]]:
-        """Cut entries, in ascending order of size, where that saves most; each side again."""
+        """Split entries, in ascending order of size, where that saves most; then split both sides again."""
         targets = [self.target(entries[: count + 1]) for count in range(len(entries))]
         samples = 0
         best, saved = 0, self.worth or 0.0
@@ -112,22 +112,22 @@ class PaddingPolicy:
 def of(
     engine: Engine, signature: Signature, paddings: Mapping[str, Padding], example: Mapping[str, Array], budget: float
 ) -> PaddingPolicy:
-    """Return what decides for a model; see :func:`measure` for ``example`` and ``budget``."""
+    """Return the policy of a model; see :func:`measure` for ``example`` and ``budget``."""
     padder = Padder(signature, paddings)
     rounded = getattr(engine, "compiles_shapes", False)
     return PaddingPolicy(padder, measure(engine, padder, example, budget), example, rounded=rounded)
 
 
 def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget: float) -> float | None:
-    """Return how many elements take as long as what a call costs beside its elements, or None if it cannot be told.
+    """Return the fixed cost of a call in elements of padded inputs, or None if it cannot be determined.
 
     One sample is timed as it is, and padded until it takes twice as long or cannot be larger.
 
     Args:
         engine: the loaded model.
-        padder: how its inputs are padded.
+        padder: pads its inputs.
         example: valid inputs.
-        budget: seconds; 0 times nothing.
+        budget: seconds; 0 measures nothing.
     """
     signature: Signature = padder.signature
     sample = repeat(signature, example, 1) if signature.batch is not None else dict(example)
@@ -143,7 +143,7 @@ def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget
         try:
             fast, slow = _times(engine, (sample, case), end)
         except IngotError:
-            break  # the model rejects what was made up for it
+            break  # the model rejects the generated inputs
         each = (slow - fast) / (large - small)
         worth = max(0.0, fast - each * small) / each if each > 0 else math.inf
         following = [
@@ -156,7 +156,7 @@ def measure(engine: Engine, padder: Padder, example: Mapping[str, Array], budget
 
 
 def _times(engine: Engine, cases: Sequence[Mapping[str, Array]], end: float) -> list[float]:
-    """Return the least seconds of a call for each case, timed in turn."""
+    """Return the least seconds of a call for each case, measured in turn."""
     times: list[list[float]] = [[] for _ in cases]
     for call in range(_CALLS):
         for case, taken in zip(cases, times, strict=True):

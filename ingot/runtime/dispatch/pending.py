@@ -1,4 +1,4 @@
-"""Requests between their submission and their answer, and the clock that ends those that take too long."""
+"""Requests between submission and answer, and the timer that ends those that take too long."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
 
-# Requests that are over stay with the clock until their time is up, unless they come to outnumber those that are not.
+# Finished requests stay in the heap until their time is up, unless they outnumber the others.
 _PURGE_ABOVE = 64
 
 
 class Cancellable(Protocol):
-    """A request that was submitted."""
+    """A submitted request."""
 
     done: bool
 
     def cancel(self) -> None:
-        """Forget the request, as its client left."""
+        """Cancel the request, as its client left."""
 
 
 class Submit(Protocol):
@@ -48,30 +48,30 @@ class Submit(Protocol):
 
 
 class Owner(Protocol):
-    """Who took requests in."""
+    """The component that accepted the requests."""
 
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
-        """Note that a request is over, with its outcome; None if it was cancelled."""
+        """Record that a request is over, with its outcome, or None if it was cancelled."""
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry out of the queue."""
+        """Remove an entry from the queue."""
 
     def go_on(self, parts: Parts) -> None:
-        """Put the next parts of a request into the queue."""
+        """Queue the next parts of a request."""
 
     def release(self, nbytes: int) -> None:
-        """Forget the bytes of parts that are not in the queue yet."""
+        """Release bytes of parts that are not queued yet."""
 
 
 class Pending(ABC):
-    """One request that was submitted. All of it belongs to one event loop.
+    """One submitted request. All of it belongs to one event loop.
 
     Attributes:
         done: whether it is answered or cancelled.
         waiting: whether no part of it runs yet.
         arrived: when it was submitted.
         reply: called once with the answer or the error, unless the request is cancelled before.
-        owner: who took it in.
+        owner: the component that accepted it.
     """
 
     __slots__ = ()
@@ -83,21 +83,21 @@ class Pending(ABC):
     owner: Owner
 
     def settle(self, outcome: Outcome) -> None:
-        """Answer, unless the request is over already. A reply that fails is its own client's loss, and no other's."""
+        """Reply, unless the request is over already. A failing reply affects only its own client."""
         if self.done:
             return
-        self.done = True  # type: ignore[misc]  # those below have the slot
-        # Nothing is held any more after that: replies lead back here, and what refers to itself, with all of a
-        # request's bytes, would wait for the garbage collector.
+        self.done = True  # type: ignore[misc]  # subclasses have the slot
+        # Drop all references: replies lead back here, and a reference cycle would keep the request's bytes until the
+        # garbage collector runs.
         reply, self.reply = self.reply, _ignore
         self.owner.left(self, outcome)
         try:
             reply(outcome)
-        except Exception:  # others are answered by the same callback
-            log.exception("an answer could not be given")
+        except Exception:  # the same callback answers other requests
+            log.exception("a reply failed")
 
     def cancel(self) -> None:
-        """Forget the request, as its client left; the reply is not called any more."""
+        """Cancel the request, as its client left; its reply is not called any more."""
         if not self.done:
             self.done = True  # type: ignore[misc]  # as above
             self.reply = _ignore
@@ -105,18 +105,18 @@ class Pending(ABC):
             self._drop()
 
     def fail(self, error: IngotError) -> None:
-        """Answer with an error, and let the engine skip what is left."""
+        """Reply with an error and drop what is still queued."""
         if not self.done:
             self.settle(error)
             self._drop()
 
     @abstractmethod
     def _drop(self) -> None:
-        """Take what waits out of the queue."""
+        """Remove queued entries from the queue."""
 
 
 class Single(Pending, Entry):
-    """A request that is one entry, as nearly all are."""
+    """A request that is one entry, as almost all are."""
 
     __slots__ = ("owner",)
 
@@ -125,20 +125,22 @@ class Single(Pending, Entry):
 
 
 class Parts(Pending):
-    """A request that is too large for one batch. Few of its parts are in the queue at once: whenever one is answered,
-    the owner takes the next out. The answers are put together again.
+    """A request that is too large for one batch.
+
+    Only a few of its parts are queued at once: when one is answered, the owner queues the next. The outputs are joined
+    again.
 
     Args:
-        owner: who took it in.
+        owner: the component that accepted it.
         reply: called with the answer.
         arrived: when it was submitted.
         signature: the model's.
-        count: how many parts there are.
-        make: returns the part of a number, with its reply.
+        count: number of parts.
+        make: returns the part of an index, given its reply.
 
     Attributes:
-        entries: the parts that wait or run, by their numbers.
-        rest: the bytes of the parts that are still to come, as far as the queue counts them.
+        entries: the parts that wait or run, by index.
+        rest: bytes of parts that are still to be queued and count as waiting.
     """
 
     __slots__ = (
@@ -180,11 +182,11 @@ class Parts(Pending):
         self._left = count
 
     @property
-    def waiting(self) -> bool:  # type: ignore[override]  # it is one of the entries' own
+    def waiting(self) -> bool:  # type: ignore[override]  # computed from its entries
         return self._left == self._count and all(entry.waiting for entry in self.entries.values())
 
     def next_part(self) -> Entry | None:
-        """Return the next part, which is to be put into the queue; None if there is none."""
+        """Return the next part to queue, or None."""
         index = self._next
         if self._make is None or index == self._count:
             return None
@@ -193,7 +195,7 @@ class Parts(Pending):
         return entry
 
     def take(self, index: int, outcome: Outcome) -> None:
-        """Take the answer to a part; it is the reply of that part's entry."""
+        """Accept the outcome of a part; it is the reply of that part's entry."""
         if self.done:
             return
         if isinstance(outcome, IngotError):
@@ -213,10 +215,11 @@ class Parts(Pending):
         found = [outcome for outcome in self._outcomes if outcome is not None]
         try:
             return {name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()}
-        except Exception as error:  # what engines give is as little known as how they fail
+        except Exception as error:  # engines are foreign code: outputs can have any shape
             log.exception("the outputs of a request that ran in %d parts cannot be joined", len(found))
             return InternalError(
-                f"the outputs of the request's {len(found)} parts do not fit together: {error}; send fewer samples at once"
+                f"the outputs of the request's {len(found)} parts cannot be joined: {error}; "
+                "send fewer samples per request"
             )
 
     def _drop(self) -> None:
@@ -225,28 +228,28 @@ class Parts(Pending):
         self.owner.release(self.rest)
 
     def _forget(self) -> list[Entry]:
-        """Hold nothing any more, and return the entries: they lead back here, and the clock may hold this for long."""
+        """Drop all references and return the entries: they lead back here, and the timer may hold this for long."""
         entries, self.entries, self._outcomes, self._make = [*self.entries.values()], {}, [], None
         return entries
 
 
 def _ignore(_: Outcome) -> None:
-    """Take the place of a reply that was called."""
+    """Replace a reply that was called."""
 
 
 class Expiry:
-    """Fails requests whose own time is up, also while the engine is stuck; one timer serves them all."""
+    """Fails requests whose deadline passed, even while the engine is stuck; one timer serves all of them."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._heap: list[tuple[float, int, float, bool, Pending]] = []
         self._order = itertools.count()
         self._timer: asyncio.Handle | None = None
-        self._armed = math.inf  # when the timer is due; uvloop's handles of what is due at once do not tell
+        self._armed = math.inf  # time of the timer; uvloop's handles of due timers do not have it
         self._purge_above = _PURGE_ABOVE
 
     def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float, *, firm: bool = True) -> None:
-        """Fail ``pending`` in ``timeout`` seconds unless it is over before or, if that is not ``firm``, runs then."""
+        """Fail ``pending`` in ``timeout`` seconds unless it is over or, if not ``firm``, running by then."""
         if len(self._heap) > self._purge_above:
             self._heap = [item for item in self._heap if not item[-1].done]
             heapify(self._heap)
@@ -270,7 +273,7 @@ class Expiry:
             while self._heap and (self._heap[0][-1].done or self._heap[0][0] <= now):
                 _, _, timeout, firm, pending = heappop(self._heap)
                 if firm or pending.waiting:
-                    pending.fail(DeadlineExceeded(f"model '{self._model}' had no answer within {timeout:g} s"))
+                    pending.fail(DeadlineExceeded(f"model '{self._model}' did not answer within {timeout:g} s"))
         finally:
             if self._heap:
                 self._arm(loop)

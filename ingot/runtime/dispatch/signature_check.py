@@ -1,4 +1,4 @@
-"""What a signature says of inputs, found once for all requests of the same names, types and shapes."""
+"""Signature checks of inputs, done once for all requests with the same names, types and shapes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.scheduling.entry import group_of
 from ingot.tensors import Array, Signature
 
-# Clients can send any number of shapes.
+# Bounded, since clients can send any number of shapes.
 _MOST = 1024
 
 InputKey = tuple[Any, ...]
-"""The names, types and shapes of a request's inputs; equal for requests that fit a signature alike."""
+"""The names, types and shapes of a request's inputs; requests with equal keys match a signature alike."""
 
 
 def key_of(inputs: Mapping[str, Array]) -> InputKey:
@@ -25,9 +25,9 @@ def key_of(inputs: Mapping[str, Array]) -> InputKey:
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """What a signature says of inputs that fit it: their samples, and which requests they may be joined with.
+    """The result of a signature check: the number of samples, and which requests they may be joined with.
 
-    ``nbytes`` is what the inputs hold; -1 where that is not the same for all of these types and shapes.
+    ``nbytes`` is the size of the inputs; -1 if it varies between inputs of these types and shapes.
     """
 
     samples: int
@@ -36,7 +36,7 @@ class CheckedInputs:
 
 
 class SignatureCheck:
-    """Holds inputs against a model's signature.
+    """Checks inputs against a model's signature.
 
     Args:
         signature: the model's.
@@ -47,14 +47,14 @@ class SignatureCheck:
         self._signature = signature
         self._padding = padding
         self._known: dict[InputKey, CheckedInputs] = {}
-        # The values of an input that all samples share are a part of the group.
+        # The values of an input that all samples share are part of the group.
         self._by_shape = signature.batch is None or all(signature.batch in spec.shape for spec in signature.inputs)
 
     def find(self, inputs: Mapping[str, Array], key: InputKey | None = None) -> CheckedInputs:
-        """Return how inputs fit; ``key`` is what :func:`key_of` gives for them, if the caller knows it.
+        """Check inputs; ``key`` is their :func:`key_of`, if the caller knows it.
 
         Raises:
-            InvalidArgument: they do not; the message names the input.
+            InvalidArgument: they do not match; the message names the input.
         """
         key = key or key_of(inputs)
         found = self._known.get(key)
@@ -67,9 +67,8 @@ class SignatureCheck:
         if batch is None:
             checked = CheckedInputs(1, (), nbytes)
         elif sizes.get(batch) == 0:
-            return CheckedInputs(
-                1, (object(),), nbytes
-            )  # for a call of its own, as no samples cannot be told from those of others
+            # Empty requests run alone: their results could not be separated from those of others.
+            return CheckedInputs(1, (object(),), nbytes)
         elif self._padding is not None:
             checked = CheckedInputs(sizes.get(batch, 1), self._padding.group(inputs), nbytes)
         else:

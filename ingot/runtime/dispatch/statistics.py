@@ -1,4 +1,4 @@
-"""What one model has done: how many requests, engine calls and samples, and the time of each stage."""
+"""Counts of one model: requests, engine calls and samples, and the time spent in each stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.runtime.dispatch.batching import BatchTimings
 
 @dataclass(slots=True)
 class Duration:
-    """How often something was done, and the seconds of all together."""
+    """Number of occurrences and their total seconds."""
 
     count: int = 0
     seconds: float = 0.0
@@ -24,7 +24,7 @@ class Duration:
 
 @dataclass(slots=True)
 class Stages:
-    """The time of engine calls: joining the inputs, running, giving each request its own."""
+    """Time of engine calls by stage: joining the inputs, running, and splitting the outputs."""
 
     joining: Duration = field(default_factory=Duration)
     running: Duration = field(default_factory=Duration)
@@ -44,11 +44,10 @@ class Stages:
 class Statistics:
     """Counts of one model since it was loaded.
 
-    ``requests`` has those that were answered and those that failed after the model took them in, refused ones
-    included; their time is from submission to answer. ``samples`` are of requests that were answered, ``calls`` of the
-    engine. A request's time in the engine is that of its whole batch: ``stages`` counts it for every request, and
-    ``by_samples`` once for each batch of so many samples. ``last`` is when a request was answered last, in seconds since
-    1970; 0: never. ``described`` is what else is known of the model now.
+    ``answered`` and ``failed`` count requests, refused ones included; their time is from submission to answer.
+    ``samples`` are those of answered requests, ``calls`` those of the engine. A request's time in the engine is that of
+    its whole batch: ``stages`` counts it for every request, ``by_samples`` once per batch, by batch size. ``last`` is
+    the time of the last answer in seconds since 1970, or 0. ``described`` holds other properties of the model.
     """
 
     answered: Duration = field(default_factory=Duration)
@@ -67,10 +66,10 @@ class Statistics:
         """Count a batch.
 
         Args:
-            requests: how many it had.
-            samples: of all of them.
-            right: samples of those that were answered.
-            spent: what it took.
+            requests: number of requests.
+            samples: number of samples.
+            right: number of samples in requests that were answered.
+            spent: timings of the batch.
         """
         self.samples += right
         self.calls += spent.calls
@@ -85,7 +84,7 @@ class Statistics:
             self.last = time.time()
 
     def copy(self, queued: Duration, described: Mapping[str, Any]) -> Statistics:
-        """Return what was counted up to now; it does not change any more."""
+        """Return an immutable copy."""
         return replace(
             self,
             answered=replace(self.answered),

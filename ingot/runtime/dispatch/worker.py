@@ -19,12 +19,13 @@ Done = Callable[["Worker", list[Entry], list[Outcome], float, BatchTimings], Non
 
 
 class Worker:
-    """Runs one batch at a time away from the event loop; engines release the interpreter lock while they compute.
+    """Runs batches outside the event loop, one at a time; engines release the interpreter lock while they compute.
 
     Args:
-        engine: the loaded model; this instance closes it.
-        batcher: runs batches on it.
-        done: called in this instance's thread with (instance, entries, outcomes, seconds, spent) after each batch.
+        engine: the loaded model; the worker closes it.
+        batcher: runs batches on the engine.
+        done: called in the worker thread with (worker, entries, outcomes, seconds, timings) after each batch.
+        name: of the thread.
     """
 
     def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
@@ -36,13 +37,14 @@ class Worker:
         self._thread.start()
 
     def start(self, entries: list[Entry]) -> None:
-        """Run a batch; call only while idle."""
+        """Run a batch in the thread; call only while idle."""
         self._work.put(entries)
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish the batch in hand, stop the thread and free the engine.
+        """Finish the current batch, stop the thread and free the engine.
 
-        An engine call that outlives ``timeout`` seconds is left to end with the process: it cannot be interrupted.
+        An engine call that exceeds ``timeout`` seconds is abandoned: it cannot be interrupted and ends with the
+        process.
         """
         self._work.put(None)
         self._thread.join(timeout)
@@ -53,17 +55,17 @@ class Worker:
         """Run a batch in the caller's thread; call only while idle.
 
         Returns:
-            The outcomes, the seconds that it took, and what it took by stages.
+            The outcomes, the total seconds, and the timings by stage.
         """
         began = time.perf_counter()
         try:
             outcomes = self._batcher.run(entries)
         except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
-            log.critical("the engine ended its own thread's work: %r", error)
+            log.critical("the engine raised a fatal error in its thread: %r", error)
             outcomes = [InternalError("the engine failed on this input") for _ in entries]
         return outcomes, time.perf_counter() - began, self._batcher.spent
 
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
             self._done(self, entries, *self.run(entries))
-            del entries  # which would hold their bytes until the next batch
+            del entries  # do not keep their arrays until the next batch

@@ -15,22 +15,22 @@ from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
 
 HEADER = "ingot"
-"""The key of the package's metadata that holds its :class:`~ingot.model_store.format.partition.TorchHeader`."""
-# What PyTorch calls an instruction set when it compiles, and when it describes the machine.
+"""The key in the package's metadata of its :class:`~ingot.model_store.format.partition.TorchHeader`."""
+# PyTorch's name of an instruction set in compiled packages -> in its description of the machine.
 _CAPABILITIES = {"avx512": "avx512_f"}
-# aoti_load_package would insist on a suffix, and compile test programs to see what the machine can do.
+# The public aoti_load_package insists on a suffix, and compiles test programs to detect instruction sets.
 _LOADER: Any = torch._C._aoti.AOTIModelPackageLoader
 
 
 class AotiEngine(TorchEngine):
-    """A package that was compiled by :mod:`ingot.export.lower.aoti`. Loading it runs its code."""
+    """A package compiled by :mod:`ingot.export.lower.aoti`. Loading it runs its code."""
 
     platform = "torch_aoti"
 
     def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
         metadata = read_metadata(path)
         if HEADER not in metadata:
-            raise InvalidArgument(f"{path.name} does not say what it takes and gives: it was not made by ingot export")
+            raise InvalidArgument(f"{path.name} lacks a description of its inputs: it was not made by ingot export")
         header = manifest.decode(TorchHeader, metadata[HEADER].encode(), f"the header of {path.name}")
         _check_machine(header, metadata)
         super().__init__(header.signature, pick_device(device, metadata.get("AOTI_DEVICE_KEY")), threads)
@@ -49,22 +49,22 @@ class AotiEngine(TorchEngine):
 
 
 def read_metadata(path: Path) -> Mapping[str, str]:
-    """Return what a package says of itself, without loading its code.
+    """Return a package's metadata without loading its code.
 
     Raises:
-        InvalidArgument: there is no such file, or it is no package.
+        InvalidArgument: there is no such file, or it is not a package.
     """
     if not path.is_file():
         raise InvalidArgument(f"there is no model file {path}")
     try:
         metadata: Mapping[str, str] = _LOADER.load_metadata_from_package(str(path), "model")
     except RuntimeError as error:
-        raise InvalidArgument(f"{path.name} is no AOTInductor package, or is damaged") from error
+        raise InvalidArgument(f"{path.name} is not an AOTInductor package, or is damaged") from error
     return metadata
 
 
 def _check_machine(header: TorchHeader, metadata: Mapping[str, str]) -> None:
-    """Refuse a package before its code is loaded, where it would end the process.
+    """Refuse an incompatible package before its code is loaded, which would end the process.
 
     Raises:
         Unsupported: it is for another PyTorch or another processor.

@@ -1,4 +1,4 @@
-"""OpenVINO, on the CPU: an optional engine for ONNX graphs, faster than ONNX Runtime where int8 has matrix units."""
+"""OpenVINO on the CPU: an optional engine for ONNX graphs, faster than ONNX Runtime with int8 matrix units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.errors import InternalError, InvalidArgument, Unsupported, missing_pa
 from ingot.runtime import devices
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-# OpenVINO's own names of element types, where they are not ours.
+# OpenVINO's names of element types that differ from ours.
 _DTYPES = {
     "boolean": DType.BOOL,
     "u8": DType.UINT8,
@@ -31,7 +31,7 @@ _DTYPES = {
     "f32": DType.FP32,
     "bf16": DType.BF16,
 }
-# The CPU plugin computes these in 32 bits with a sign; larger values would wrap around in silence.
+# The CPU plugin computes these as signed 32-bit integers; larger values would wrap around silently.
 _NARROWED = (DType.UINT32, DType.UINT64, DType.INT64)
 _INT32 = np.iinfo(np.int32)
 _TELEMETRY = "openvino_telemetry"
@@ -39,38 +39,38 @@ _importing = Lock()
 
 
 class OpenVinoEngine:
-    """A compiled OpenVINO model. It computes integers of 64 bits in 32; an index out of range reads zeros.
+    """A compiled OpenVINO model. It computes 64-bit integers in 32 bits; an index out of range reads zeros.
 
-    ``compiled`` is the ``openvino.CompiledModel``, which tells what became of each layer. ``compiles`` tells that the
-    first call with inputs of a new shape is slow, since code is compiled for it.
+    ``compiled`` is the ``openvino.CompiledModel``, which reports how each layer runs. ``compiles`` states that the
+    first call with inputs of a new shape is slow, since it compiles code.
 
     Args:
-        path: the graph; its external data lies beside it.
-        threads: CPU threads for one call; by default one a core.
-        precision: what floats are computed in, ``f32`` or ``bf16``; the second where the processor has it only.
+        path: the graph, with its external data in the same folder.
+        threads: CPU threads per call; by default one per core.
+        precision: floating-point precision, ``f32`` or, if the processor supports it, ``bf16``.
 
     Raises:
-        InvalidArgument: the file is not a model that OpenVINO can run.
-        Unsupported: it is not installed, or cannot compute with a datatype of the model as precisely as is asked.
+        InvalidArgument: OpenVINO cannot run the file.
+        Unsupported: it is not installed, or lacks a datatype or the precision of the model.
     """
 
     platform = "openvino_onnx"
     device = "cpu"
     compiles = True
-    compiles_shapes = True  # so that shapes are rounded where they may be
+    compiles_shapes = True  # lets the padding policy round shapes
 
     def __init__(self, path: Path, *, threads: int | None = None, precision: str = "f32"):
         self._ov = package()
         if precision == "bf16" and not devices.has_bf16():
-            raise Unsupported("this processor has no instructions for bfloat16, in which the model was measured")
+            raise Unsupported("this processor lacks bfloat16 instructions, with which the model was measured")
         if not path.is_file():
             raise InvalidArgument(f"there is no model file {path}")
         self._errors = _errors(self._ov)
         try:
-            # Not Core.read_model: that tries all formats that OpenVINO knows, and prints what each thinks of the file.
+            # Not Core.read_model: it tries all formats that OpenVINO knows, and prints errors for each.
             frontend = self._ov.frontend.FrontEndManager().load_by_framework("onnx")
             places = frontend.load(str(path))
-            # The converted model's inputs and outputs are in the file's order, but one may have several names.
+            # The converted model keeps the file's order of inputs and outputs, but one may have several names.
             names = [[place.get_names()[0] for place in side] for side in (places.get_inputs(), places.get_outputs())]
             model = frontend.convert(places)
             self._inputs = tuple(map(_spec, names[0], model.inputs))
@@ -83,7 +83,7 @@ class OpenVinoEngine:
 
     @property
     def signature(self) -> Signature:
-        """OpenVINO keeps no names of dimensions: dynamic ones get names of their own, and none is the batch."""
+        """OpenVINO drops the names of dimensions: dynamic ones get generated names, and none is the batch."""
         return Signature(self._inputs, self._outputs, None)
 
     @property
@@ -96,7 +96,7 @@ class OpenVinoEngine:
             for index, tensor in enumerate(tensors):
                 self._request.set_input_tensor(index, tensor)
             self._request.infer()
-            # Copies, since the next call writes into the same memory.
+            # Copies, since the next call overwrites the memory.
             return {
                 spec.name: self._request.get_output_tensor(index).data.view(spec.dtype.numpy).copy()
                 for index, spec in enumerate(self._outputs)
@@ -119,13 +119,13 @@ class OpenVinoEngine:
 
 
 def package() -> Any:
-    """Return OpenVINO's package, imported so that it does not report its use to its maker.
+    """Return OpenVINO's package, imported without its usage reports.
 
     Raises:
         Unsupported: it is not installed.
     """
-    # It reports while it is imported, unasked, and no setting prevents that; but only if it finds the package that
-    # does. A server must not call out; whoever wants the reports imports openvino himself before.
+    # It reports its use while it is imported, which no setting prevents, but only if it finds the package that does so.
+    # A server must not call out; users who want the reports import openvino before.
     with _importing:
         reporting = sys.modules.pop(_TELEMETRY, None)
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # Python's own way to say: this is not there
@@ -146,20 +146,20 @@ def _options(threads: int, precision: str) -> dict[str, Any]:
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": threads,
-        # Instances would all be pinned to the same cores.
+        # Several instances would be pinned to the same cores.
         "ENABLE_CPU_PINNING": False,
-        # By default it computes in bfloat16 where the processor can, and rounds the inputs of products with compressed
-        # weights to int8. A variant is run as it was proved.
+        # By default it computes in bfloat16 if the processor can, and rounds the inputs of products with compressed
+        # weights to int8. A variant runs as it was proved.
         "INFERENCE_PRECISION_HINT": precision,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-        # It keeps code for every shape of input that it meets: up to 5000 pieces by default, which was 1.3 GB and
-        # growing after 400 shapes of a model of 23 MB. With 1000 it stayed at 0.6 GB, and was no slower.
+        # It keeps code for every input shape: up to 5000 pieces by default, which took 1.3 GB and more after 400 shapes
+        # of a 23 MB model. With 1000 it stayed at 0.6 GB, and was as fast.
         "CPU_RUNTIME_CACHE_CAPACITY": 1000,
     }
 
 
 def _errors(ov: Any) -> tuple[type[Exception], ...]:
-    # The exceptions of its readers of formats share no base of their own.
+    # The exceptions of its frontends have no common base class.
     names = ("GeneralFailure", "InitializationFailure", "NotImplementedFailure", "OpConversionFailure")
     known = (getattr(ov.frontend, name, None) for name in (*names, "OpValidationFailure"))
     return (RuntimeError, ValueError, TypeError, *(error for error in known if error is not None))
@@ -168,10 +168,10 @@ def _errors(ov: Any) -> tuple[type[Exception], ...]:
 def _spec(name: str, port: Any) -> TensorSpec:
     kind = port.element_type.to_string()
     if kind not in _DTYPES:
-        why = "it computes them in single precision" if kind == "f64" else "Ingot gives it numbers only"
+        why = "it computes them in single precision" if kind == "f64" else "Ingot passes it numbers only"
         raise Unsupported(f"'{name}' holds values of type {kind}, which OpenVINO cannot be used for: {why}")
     if port.partial_shape.rank.is_dynamic:
-        raise InvalidArgument(f"how many dimensions '{name}' has is not known before the model runs")
+        raise InvalidArgument(f"the rank of '{name}' is not known before the model runs")
     shape = tuple(
         f"{name}_{axis}" if dim.is_dynamic else dim.get_length() for axis, dim in enumerate(port.partial_shape)
     )
@@ -183,9 +183,9 @@ def _name(dtype: DType) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the part of OpenVINO's message that means something to a user, without places in its source."""
+    """Return the meaningful part of an OpenVINO message, without source locations."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [
+    kept = [
         line for line in lines if line and not re.match(r"(Check '.*' failed at|Exception from) |FrontEnd API", line)
     ]
-    return " ".join(told)[:500] or type(error).__name__
+    return " ".join(kept)[:500] or type(error).__name__

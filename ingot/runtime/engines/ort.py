@@ -20,30 +20,30 @@ from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
-# What kernels say when a machine's resources are to blame.
+# Words in kernels' messages that blame the machine's resources.
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
-# Names that exporters give to the batch dimension of a bare .onnx file, which has no better way to say it.
+# Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
-# What exporters (Paddle's, tf2onnx) write for a dimension that has no name. Two of them need not be equal.
+# Placeholders of exporters (Paddle, tf2onnx) for unnamed dimensions. Equal placeholders need not be equal sizes.
 _ANONYMOUS = re.compile(r"\?|unk__\d+|(.*\.)?DynamicDimension\.\d+")
 
 
 class OrtEngine:
-    """An ``onnxruntime.InferenceSession``. ``loaded`` is how many seconds it took to make.
+    """An ``onnxruntime.InferenceSession``. ``loaded`` is how many seconds loading took.
 
     Args:
-        path: the graph; its external data lies beside it.
+        path: the graph, with its external data in the same folder.
         device: ``cpu``, ``cuda`` or ``auto``.
-        threads: CPU threads for one call; by default one a core.
-        library: a library of custom operators, which is native code: its kernels replace functions of their names.
+        threads: CPU threads per call; by default one per core.
+        library: a native library of custom operators, whose kernels replace functions of the same names.
         optimized: the graph was written by :func:`.ort_session.save_prepacked`.
-        packed: bring the weights into the order in which the processor reads them best. Without, the engine is there
-            at once and takes no memory for weights, but takes some 2 to 4 times as long with batches.
+        packed: pack weights into the order of the processor's kernels. Without it, the engine is ready at once and
+            needs no memory for weights, but batches take 2 to 4 times as long.
         bound: on a GPU, bind inputs and outputs; see :class:`.ort_binding.Binding`.
 
     Raises:
-        InvalidArgument: the file is not a model that ONNX Runtime can run, or ``library`` is no such library.
-        Unsupported: the device is not there.
+        InvalidArgument: ONNX Runtime cannot run the file, or ``library`` is not a library of custom operators.
+        Unsupported: the device is not available.
     """
 
     platform = "onnxruntime_onnx"
@@ -71,7 +71,7 @@ class OrtEngine:
         self._custom = library is not None
         began = time.perf_counter()
         try:
-            # enable_fallback: on a damaged file it prints to stdout and tries again.
+            # enable_fallback: on a damaged file ONNX Runtime would print to stdout and retry.
             providers = ort_session.providers_of(ort, device)
             self._session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
             if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
@@ -83,15 +83,15 @@ class OrtEngine:
             raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
         self.loaded = time.perf_counter() - began
         if self.device == "cpu" and devices.has_cuda() and device != "cpu":
-            # ONNX Runtime falls back by itself, and in silence, when CUDA's or cuDNN's libraries cannot be loaded.
-            why = "a GPU is here, but ONNX Runtime could not use it: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
+            # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
+            why = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
             if device == "cuda":
                 raise Unsupported(f"device 'cuda' is not available: {why}")
             log.warning("serving on the CPU: %s", why)
         self._errors = ort_session.errors_of(ort)
         self._ort = ort
         self._output_names = [spec.name for spec in self._outputs]
-        # numpy has no bfloat16 that ONNX Runtime takes, so such models go through OrtValues.
+        # ONNX Runtime accepts no numpy bfloat16, so such models use OrtValues.
         kinds = {spec.dtype for spec in (*self._inputs, *self._outputs)}
         self._by_value = DType.BF16 in kinds
         self._binding: Binding | None = None
@@ -118,9 +118,9 @@ class OrtEngine:
         }
 
     def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
-        """Return an array for an input, its values undefined, in memory from which :meth:`run` takes it fastest.
+        """Return an uninitialized array for an input, in the memory from which :meth:`run` reads it fastest.
 
-        On a GPU that is pinned memory; on the CPU it is ordinary memory.
+        On a GPU that is pinned memory, on the CPU ordinary memory.
         """
         if self._binding is None or spec.dtype is DType.BYTES:
             return np.empty(shape, spec.dtype.numpy)
@@ -175,12 +175,12 @@ def _spec(node: Any) -> TensorSpec:
 
 
 def is_named(dim: object) -> bool:
-    """Tell whether a file names a dimension, so that those of one name have one size."""
+    """Return whether a dimension is named in the file, so that equal names mean equal sizes."""
     return isinstance(dim, str) and dim != "" and _ANONYMOUS.fullmatch(dim) is None
 
 
 def nameless(tensor: str, axis: int) -> str:
-    """Return what a dimension is called that the file does not name: one of no other tensor or axis."""
+    """Return a unique name for a dimension that the file does not name."""
     return f"{re.sub(r'[^A-Za-z0-9_]', '_', tensor)}_{axis}"
 
 
@@ -190,13 +190,13 @@ def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...
     only = leading.pop() if len(leading) == 1 else None
     if not isinstance(only, str) or only not in _BATCH_NAMES:
         return None
-    # A second axis of that name, as in a matrix of similarities, compares samples of one batch with each other.
+    # A second batch axis, as in a similarity matrix, relates samples of one batch to each other.
     return only if all(spec.shape.count(only) == 1 for spec in (*inputs, *outputs)) else None
 
 
 def _to_ort(spec: TensorSpec, array: Array) -> Array:
     if spec.dtype is not DType.BYTES:
-        # A tensor that lies behind a JSON header may start at any byte; kernels expect aligned memory.
+        # A tensor after a JSON header may start at any byte; kernels expect aligned memory.
         flags = array.flags
         return array if flags.aligned and flags.c_contiguous else np.require(array, requirements=("C", "A"))
     try:
@@ -225,10 +225,10 @@ def _copy_bfloat16(value: Any) -> Array:
 
 
 def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
-    """Return what an error of a call means; ``own`` says that all operators are ONNX Runtime's own.
+    """Return the error of a failed call; ``own`` is whether all operators are ONNX Runtime's own.
 
-    Kernels give one code for values that they cannot take, such as a divisor of zero, and for most else that goes wrong
-    in them. The model answered its goldens, so the values are to blame, unless memory or a device is.
+    Kernels use the same codes for unsuitable values, such as a divisor of zero, and for most other failures. The model
+    reproduced its goldens, so the values are to blame, unless memory or a device is.
     """
     state = ort.capi.onnxruntime_pybind11_state
     reason = ort_session.reason_of(error)

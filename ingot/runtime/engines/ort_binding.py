@@ -1,4 +1,4 @@
-"""Runs of ONNX Runtime on a GPU whose inputs and outputs are bound, so that each crosses the bus once."""
+"""ONNX Runtime calls on a GPU with bound inputs and outputs, so that each crosses the bus once."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ingot.tensors import Array
 
 
 class Binding:
-    """An ``onnxruntime.IOBinding`` that is used again for every call.
+    """An ``onnxruntime.IOBinding`` that is reused for every call.
 
-    Inputs are copied to the GPU as they are bound, directly from pinned memory if they lie there (see
-    :mod:`ingot.runtime.engines.pinned`). Outputs stay on the GPU, in memory of ONNX Runtime's arena, until all of them
-    are computed, and are then copied back into new arrays, which are the caller's.
+    Binding copies inputs to the GPU, directly from pinned memory if they lie there (see
+    :mod:`ingot.runtime.engines.pinned`). Outputs stay on the GPU, in memory of ONNX Runtime's arena, until all are
+    computed, and are then copied into new arrays for the caller.
 
-    Not for CPUs: buffers that are kept for every shape would save 1 us of the 6 that one sample of the smallest models
-    takes, and nothing that can be measured from 8 samples on.
+    It is not used on CPUs: buffers kept for every shape would save 1 us of the 6 us that one sample takes in the
+    smallest models, and nothing measurable from 8 samples on.
 
     Args:
         session: an ``onnxruntime.InferenceSession``.
         outputs: their names, in order.
-        device: where they are computed, as ONNX Runtime calls it.
+        device: ONNX Runtime's name of the device on which outputs are computed.
     """
 
     def __init__(self, session: Any, outputs: Sequence[str], device: str = "cuda"):
@@ -34,23 +34,23 @@ class Binding:
         """Return the outputs, in order.
 
         Raises:
-            Exception: what the session's own ``run`` raises; the next call is not affected.
+            Exception: the errors of the session's ``run``; the next call is not affected.
         """
         binding = self._binding
         try:
             for name, array in feed.items():
                 binding.bind_cpu_input(name, array)
             for name in self._outputs:
-                # Bound anew, since what is bound after a run is the memory of that run's shape.
+                # Bound for every call, since a binding keeps the memory for the shape of its last run.
                 binding.bind_output(name, self._device)
             self._session.run_with_iobinding(binding)
             arrays: list[Array] = binding.copy_outputs_to_cpu()
             return arrays
         except RuntimeError:
-            # Bound runs do not say whether the values are to blame or the engine; plain ones do.
+            # Errors of bound runs do not distinguish bad values from engine failures; plain runs do.
             plain: list[Array] = self._session.run(self._outputs, feed)
             return plain
         finally:
-            # Neither the callers' arrays nor the outputs' memory are kept until the next call.
+            # Do not keep the callers' arrays and the outputs' memory until the next call.
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()

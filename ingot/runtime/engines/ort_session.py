@@ -1,4 +1,4 @@
-"""Opening sessions of ONNX Runtime: its package, options and providers, and what its errors mean."""
+"""ONNX Runtime sessions: the package, options, execution providers, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from ingot.errors import InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
 
-# Failures reach the caller as exceptions; printing them too would fill the log with clients' mistakes.
+# Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
 
 
 def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Path:
-    """Write a model as ONNX Runtime's CPU kernels want it: its graph optimized, its weights in the order they are read.
+    """Write a model in the form of ONNX Runtime's CPU kernels: graph optimized, weights packed.
 
-    It is for this version of ONNX Runtime on a processor like this one, and holds the weights twice: as they were, with
-    which the kernels find the others, and as they are read.
+    The result is specific to this version of ONNX Runtime and this type of processor. It holds the weights twice: in
+    their original order, by which kernels find the packed ones, and packed.
 
     Args:
-        path: the graph; its external data lies beside it.
-        folder: where the files go.
+        path: the graph, with its external data in the same folder.
+        folder: the destination.
         library: custom operators, as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
 
     Returns:
         The graph, ``model.onnx``, which the engine loads with ``optimized``.
 
     Raises:
-        InvalidArgument: ONNX Runtime cannot write this model so, or the folder cannot be written.
+        InvalidArgument: ONNX Runtime cannot save this model, or the folder cannot be written.
     """
     ort = package()
     options = options_of(ort, path, library)
@@ -50,16 +50,16 @@ def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Pat
 
 
 def version() -> str:
-    """Return what tells one build of ONNX Runtime from another."""
+    """Return an identifier of the installed build of ONNX Runtime."""
     ort = package()
     return f"{ort.__version__} {ort.get_build_info()}"
 
 
 def options_of(ort: Any, path: Path, library: Path | None) -> Any:
-    """Return the options that every session has.
+    """Return the options of every session.
 
     Raises:
-        InvalidArgument: there is no such file, or ``library`` is no library of custom operators.
+        InvalidArgument: there is no such file, or ``library`` is not a library of custom operators.
     """
     if not path.is_file():
         raise InvalidArgument(f"there is no model file {path}")
@@ -95,12 +95,12 @@ def _register(ort: Any, options: Any, library: Path) -> None:
     try:
         options.register_custom_ops_library(str(library.resolve()))
     except errors_of(ort) as error:
-        raise InvalidArgument(f"{library} is no library of custom operators: {reason_of(error)}") from error
+        raise InvalidArgument(f"{library} is not a library of custom operators: {reason_of(error)}") from error
 
 
 def errors_of(ort: Any) -> tuple[type[Exception], ...]:
-    """Return what its calls raise."""
-    # ONNX Runtime's exceptions share no base of their own.
+    """Return the exception types of ONNX Runtime."""
+    # ONNX Runtime's exceptions have no common base class.
     state = ort.capi.onnxruntime_pybind11_state
     names = (
         "Fail",
@@ -119,34 +119,34 @@ def errors_of(ort: Any) -> tuple[type[Exception], ...]:
 
 
 def providers_of(ort: Any, device: str) -> list[str | tuple[str, dict[str, str]]]:
-    """Return what a session is to run on, first choice first.
+    """Return the execution providers of a session, first choice first.
 
     Raises:
         InvalidArgument: there is no such device.
-        Unsupported: it is not here.
+        Unsupported: it is not available.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
     built = "CUDAExecutionProvider" in ort.get_available_providers()
     usable = built and devices.has_cuda()
     if device == "cuda" and not usable:
-        lacking = "no NVIDIA driver or GPU is here" if built else "this onnxruntime has no CUDA; ingot-serve[gpu] has"
+        lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
         raise Unsupported(f"device 'cuda' is not available: {lacking}")
     if device == "cpu" or not usable:
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # finds the CUDA and cuDNN libraries that torch's or NVIDIA's packages brought
-    # TF32 would round every product to 10 bits: faster, but no longer the answers that the export was proved with.
+        ort.preload_dlls()  # loads the CUDA and cuDNN libraries of the torch or NVIDIA packages
+    # TF32 rounds every product to 10 bits: faster, but not the numerics that the export proved.
     return [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
 
 
 def reason_of(error: Exception) -> str:
-    """Return the part of ONNX Runtime's message that means something to a user, without paths of its build."""
+    """Return the meaningful part of an ONNX Runtime message, without source locations."""
     text = str(error)
     text = text.rpartition("Status Message: ")[2] or text
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"^Load model from .*? failed: ?", "", text)  # the caller names the file
-    # Where in its source it failed: by path with the function's signature, or by name alone; and the test that failed.
+    # Source locations: by path with the function signature, or by name alone; and the failed check.
     text = re.sub(r"/\S+\.(cc|h):\d+ ([^()]*\([^()]*\)( const)?|\S+) ?", "", text)
     text = re.sub(r"\b\w+\.(cc|h):\d+ \S+ ?", "", text)
     return re.sub(r"^[\w \[\]().:<>=!&|+*/-]+ was false\. ", "", text).strip()

@@ -1,4 +1,4 @@
-"""Cutting ZipMap off a graph: the converter of scikit-learn gives probabilities as a list of maps, not as a tensor."""
+"""Removing ZipMap from a graph: skl2onnx returns probabilities as a list of maps instead of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT, _MESSAGE, _INT, _BYTES = (
     descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
     descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
 )
-# The fields of ONNX that this needs: name, number, kind, and whether there are many. All others are kept as they are.
+# The required fields of ONNX: name, number, type, and whether repeated. All others are preserved unread.
 _FIELDS: dict[str, tuple[tuple[str, int, int | str, bool], ...]] = {
     "Dim": (("value", 1, _INT, False),),
     "Shape": (("dim", 1, "Dim", True),),
@@ -37,7 +37,7 @@ _FLOAT = 1
 
 @dataclass(frozen=True)
 class Cut:
-    """An encoded graph without ZipMap, and what it gives instead: tensors by the names of the outputs that were cut."""
+    """A serialized graph without ZipMap, and the tensors that replace the removed outputs, by output name."""
 
     graph: bytes
     tensors: dict[str, str]
@@ -45,14 +45,14 @@ class Cut:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"the output '{name}' was a list of maps (ZipMap), which is not a tensor: the model gives the tensor "
-            f"'{tensor}' instead, a column for each class"
+            f"the output '{name}' was a list of maps (ZipMap), which is not a tensor: the model returns the tensor "
+            f"'{tensor}' instead, with one column per class"
             for name, tensor in self.tensors.items()
         )
 
 
 def cut(path: Path) -> Cut | None:
-    """Return a file's graph with tensors in place of outputs that ZipMap makes; None if it has none."""
+    """Return a file's graph with tensors in place of the outputs of ZipMap; None if it has none."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             return None
@@ -80,7 +80,7 @@ def cut(path: Path) -> Cut | None:
 
 
 def _model() -> Any:
-    """Return the class of messages that are models, as far as this needs to know them."""
+    """Return the message class of models, reduced to the fields needed here."""
     file = descriptor_pb2.FileDescriptorProto(name="ingot_zipmap.proto", package="ingot_zipmap", syntax="proto2")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)

@@ -13,11 +13,11 @@ from ingot.tensors import Array, Signature
 
 
 class PartitionedEngine:
-    """Runs the segments of a plan one after the other; their values pass from engine to engine as arrays.
+    """Runs the segments of a plan in sequence; their values pass from engine to engine as arrays.
 
     Args:
-        path: the plan; the segments' files lie beside it, called by their digests.
-        open_segment: makes the engine of one, given its file and format.
+        path: the plan; the segments' files, named by their digests, are in the same folder.
+        open_segment: opens the engine of a segment, given its file and format.
     """
 
     platform = "ingot_partitioned"
@@ -58,7 +58,7 @@ class PartitionedEngine:
         for segment, engine in zip(self._plan.segments, self._engines, strict=True):
             values.update(engine.run({name: values[name] for name in segment.inputs}))
         answer: dict[str, Array] = {}
-        given = set(inputs)  # those that the caller has already: an answer that he writes into must be its own
+        given = set(inputs)  # arrays that the caller has already; outputs must not share memory with them
         for spec, value in zip(self._plan.signature.outputs, self._plan.outputs, strict=True):
             answer[spec.name] = values[value].copy() if value in given else values[value]
             given.add(value)
@@ -73,4 +73,4 @@ class PartitionedEngine:
 def _check_values(segment: Segment, signature: Signature) -> None:
     takes, gives = ({spec.name for spec in specs} for specs in (signature.inputs, signature.outputs))
     if takes != set(segment.inputs) or gives != set(segment.outputs):
-        raise InvalidArchive(f"the plan says that its part {segment.blob[:12]} takes and gives other values")
+        raise InvalidArchive(f"the inputs or outputs of part {segment.blob[:12]} differ from those in the plan")

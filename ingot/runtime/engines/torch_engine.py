@@ -1,4 +1,4 @@
-"""What the engines of PyTorch share: arrays to tensors and back, threads, devices, and the meaning of failures."""
+"""The common part of the PyTorch engines: array conversion, threads, devices, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-# What operators raise on values that they cannot work with, such as a matrix that has no inverse.
+# Errors of operators on unsuitable values, such as a singular matrix.
 _CALLERS = (IndexError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-# The same, where the kind of the error does not tell.
+# The same, for errors of generic types.
 _REJECTIONS = ("index out of", "is invalid for input of size", "ZeroDivisionError")
 
 
 class TorchEngine(ABC):
-    """A model that takes and gives tensors by position, in the order of its signature."""
+    """A model that accepts and returns tensors by position, in the order of its signature."""
 
     platform: ClassVar[str]
 
@@ -52,27 +52,27 @@ class TorchEngine(ABC):
         """Free the model's memory."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        # Native code trusts the shapes that it was compiled for: others would make it read memory that is not its own.
+        # Native code trusts the shapes that it was compiled for: with others it would read foreign memory.
         tensors.check_inputs(self._signature, inputs)
         values = [to_torch(spec, inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
         try:
             with torch.no_grad(), _threads(self._threads):
                 outputs = self.call(values)
-        except Exception as error:  # operators, also the user's own, raise many kinds
+        except Exception as error:  # operators, including the user's own, raise many types
             raise _run_error(error) from error
         arrays = _own_arrays(outputs, {*self._weights, *map(_place, values)})
         return {spec.name: array for spec, array in zip(self._signature.outputs, arrays, strict=True)}
 
     def _keep_to_itself(self, weights: Iterable[torch.Tensor]) -> None:
-        """Remember weights that the model may return, of which callers are to get copies."""
+        """Remember weights that the model may return, so that callers receive copies."""
         self._weights = frozenset(map(_place, weights))
 
 
 def _own_arrays(outputs: Iterable[torch.Tensor], taken: set[int]) -> list[Array]:
-    """Return outputs as arrays that share memory with nothing, so that writing into one changes nothing else.
+    """Return outputs as arrays that share no memory, so that writing into one changes nothing else.
 
-    Only those are copied that lie in memory that is taken, is another output's, or does not come from PyTorch, as that
-    of a compiled model's weights does not.
+    Outputs are copied only if their memory is taken, belongs to another output, or does not come from PyTorch, as the
+    weights of a compiled model.
     """
     arrays = []
     for output in outputs:
@@ -85,14 +85,14 @@ def _own_arrays(outputs: Iterable[torch.Tensor], taken: set[int]) -> list[Array]
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Return where a tensor's memory begins, which all views of it have in common."""
+    """Return the address of a tensor's memory, which all its views share."""
     return tensor.untyped_storage().data_ptr()
 
 
 def to_torch(spec: TensorSpec, array: Array) -> torch.Tensor:
-    """Return an array as a tensor, which shares its memory where it may be written and is aligned."""
+    """Return an array as a tensor, which shares its memory if that is writable and aligned."""
     if spec.dtype is DType.BYTES:
-        raise InvalidArgument(f"input '{spec.name}' is text, which PyTorch has no tensor for")
+        raise InvalidArgument(f"input '{spec.name}' is text, which PyTorch tensors cannot hold")
     array = np.require(array, requirements=("C", "A", "W"))
     if spec.dtype is DType.BF16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -111,12 +111,12 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     """Return the device to load to.
 
     Args:
-        device: what is asked for: ``auto``, ``cpu`` or ``cuda``.
+        device: the request: ``auto``, ``cpu`` or ``cuda``.
         built_for: the only device that the model can run on, or None.
 
     Raises:
         InvalidArgument: there is no such device.
-        Unsupported: it is not here, or not the one that the model was built for.
+        Unsupported: it is missing, or the model was built for another.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
@@ -125,13 +125,13 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     usable = torch.cuda.is_available()
     chosen = built_for or ("cuda" if usable and device == "auto" else device.replace("auto", "cpu"))
     if chosen == "cuda" and not usable:
-        raise Unsupported("device 'cuda' is not available: PyTorch finds no NVIDIA driver or GPU, or is built without")
+        raise Unsupported("device 'cuda' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
     return chosen
 
 
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set the number of threads, which belongs to the calling thread, and afterwards what it was."""
+    """Set the number of threads, which belongs to the calling thread, and restore it afterwards."""
     before = torch.get_num_threads()
     if count in (None, before):
         yield
@@ -144,7 +144,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _run_error(error: Exception) -> IngotError:
-    reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's own code
+    reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's code
     if isinstance(error, _CALLERS) or any(text in reason for text in _REJECTIONS):
         return InvalidArgument(f"the model rejects this input: {reason}")
     return InternalError(f"the engine failed on this input: {type(error).__name__}: {reason}")

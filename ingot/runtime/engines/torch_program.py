@@ -1,4 +1,4 @@
-"""PyTorch programs: a captured graph that PyTorch's own operators run, one after the other."""
+"""PyTorch programs: a captured graph that PyTorch's own operators run one after the other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
 
 HEADER = "ingot.json"
-"""The extra file that holds the program's :class:`~ingot.model_store.format.partition.TorchHeader`."""
+"""The extra file with the program's :class:`~ingot.model_store.format.partition.TorchHeader`."""
 
 
 class TorchProgramEngine(TorchEngine):
-    """An ``ExportedProgram`` that was saved by :mod:`ingot.export.lower.program`. Loading it can run code."""
+    """An ``ExportedProgram`` saved by :mod:`ingot.export.lower.program`. Loading it can run code."""
 
     platform = "torch_export"
 
@@ -30,16 +30,16 @@ class TorchProgramEngine(TorchEngine):
         header = _read_header(path)
         _check_operators(header)
         try:
-            with path.open("rb") as stream:  # by its name, PyTorch would insist on a suffix
+            with path.open("rb") as stream:  # given a path, PyTorch insists on a suffix
                 program = torch.export.load(stream)
-        except Exception as error:  # PyTorch raises many kinds on a damaged file
+        except Exception as error:  # PyTorch raises many types on a damaged file
             reason = str(error).partition("\n")[0]
             raise InvalidArgument(f"{path.name} cannot be loaded: {reason}") from error
         if chosen != "cpu":
             program = move_to_device_pass(program, chosen)
         super().__init__(header.signature, chosen, threads)
-        # The engine checks its inputs itself, and tensors go in and come out flat: without PyTorch's own checks and
-        # its handling of nested arguments, a call takes 0.1 ms less.
+        # The engine checks its inputs itself, and passes tensors flat: without PyTorch's checks and its handling of
+        # nested arguments, a call takes 0.1 ms less.
         self._graph: Any = program.module(check_guards=False)
         self._graph.graph.set_codegen(fx.graph.CodeGen())
         self._graph.recompile()
@@ -54,7 +54,7 @@ class TorchProgramEngine(TorchEngine):
 
 
 def _tensors(graph: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield all tensors that a graph holds: weights, and constants, which can be plain attributes."""
+    """Yield all tensors of a graph: weights, and constants, which can be plain attributes."""
     yield from graph.parameters()
     yield from graph.buffers()
     for module in graph.modules():
@@ -62,7 +62,7 @@ def _tensors(graph: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _read_header(path: Path) -> TorchHeader:
-    """Return what a file says of itself, without loading it."""
+    """Return a file's header without loading the program."""
     if not path.is_file():
         raise InvalidArgument(f"there is no model file {path}")
     try:
@@ -70,10 +70,10 @@ def _read_header(path: Path) -> TorchHeader:
             name = next(name for name in archive.namelist() if name.endswith(f"/extra/{HEADER}"))
             raw = archive.read(name)
     except zipfile.BadZipFile as error:
-        raise InvalidArgument(f"{path.name} is no PyTorch program, or is damaged: {error}") from error
+        raise InvalidArgument(f"{path.name} is not a PyTorch program, or is damaged: {error}") from error
     except StopIteration:
         raise InvalidArgument(
-            f"{path.name} does not say what it takes and gives: it was not made by ingot export"
+            f"{path.name} lacks a description of its inputs: it was not made by ingot export"
         ) from None
     return manifest.decode(TorchHeader, raw, f"the header of {path.name}")
 
@@ -83,6 +83,6 @@ def _check_operators(header: TorchHeader) -> None:
         namespace, _, name = operator.partition("::")
         if not hasattr(getattr(torch.ops, namespace), name.partition(".")[0]):
             raise Unsupported(
-                f"the model needs the operator {operator}, which no package defines here; import what defines it, and "
-                "serve the model from that process by ingot.serve"
+                f"the model needs the operator {operator}, which no imported package "
+                "defines; import the package that does, and serve the model from that process by ingot.serve"
             )

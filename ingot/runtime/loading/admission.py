@@ -1,4 +1,4 @@
-"""What may be served: each model is held against the trust policy before any of it is loaded."""
+"""The check of every model against the trust policy, before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _REPORT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Admission:
-    """On which terms a model is served.
+    """The terms on which a model is served.
 
-    ``settings`` are its own, ``properties`` what clients are told, and ``check`` is called once before it is loaded.
+    ``settings`` are the model's own, ``properties`` are reported to clients, and ``check`` is called once before
+    loading.
     """
 
     settings: Settings
@@ -39,10 +40,10 @@ class Admission:
 
 
 class Gate:
-    """Lets in what a policy trusts.
+    """Admits models that a policy trusts.
 
     Args:
-        policy: whose signatures are accepted; None lets everything in.
+        policy: whose signatures are accepted; None admits everything.
         settings: how models are run.
         metrics: where checks are counted.
     """
@@ -53,14 +54,14 @@ class Gate:
         self._checks = metrics.signature_checks
 
     def admit(self, archive: Archive, reference: Reference, served: tuple[str, str], *, file: str = "") -> Admission:
-        """Hold an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
+        """Check an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
 
         Args:
-            archive: what would be served, not unpacked if it is a file.
-            reference: what it was found as, with the only variant that is served, if one was named. One of neither
-                tag nor registry is the name that the archive gives itself.
-            served: the model's name and version, as clients call it.
-            file: the file that it is in, for messages.
+            archive: the archive, not unpacked if it is a file.
+            reference: what it was found as, with the variant if one was named. Without tag and registry it is the
+                archive's own name.
+            served: the model's name and version for clients.
+            file: the archive file, for messages.
 
         Raises:
             Untrusted: the policy does not trust it.
@@ -71,10 +72,10 @@ class Gate:
         verdict = self._judge(self._check(self._policy, archive, reference, served[0], file), served)
         if verdict.signed_by:
             properties["signed_by"] = verdict.signed_by
-        # No signature covers the derived cache: whoever can write to the store could put another model there.
+        # No signature covers the derived cache: anyone who can write to the store could place another model there.
         allow_code = self._settings.allow_code or verdict.allow_code
         settings = replace(self._settings, allow_code=allow_code, derived_cache=False)
-        if not isinstance(archive.blobs, BlobFolder):  # its copy is made of what had the right digests
+        if not isinstance(archive.blobs, BlobFolder):  # its digests are checked while it is unpacked
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
 
@@ -84,7 +85,7 @@ class Gate:
         return self._policy is not None
 
     def check(self, archive: Archive, reference: Reference) -> None:
-        """Hold an archive that is not here yet against the policy, so that nothing is downloaded in vain.
+        """Check an archive against the policy before it is downloaded.
 
         Raises:
             Untrusted: the policy does not trust it.
@@ -93,10 +94,10 @@ class Gate:
             self._policy.check(archive, reference)
 
     def admit_file(self, path: Path, served: tuple[str, str]) -> Admission:
-        """Hold a bare ``.onnx`` file, which carries no signature, against the policy.
+        """Check a bare ``.onnx`` file, which carries no signature, against the policy.
 
         Raises:
-            Untrusted: the policy asks for a signature of models of this name.
+            Untrusted: the policy requires a signature for models of this name.
         """
         if self._policy is None:
             return self._unchecked(served, {})
@@ -122,37 +123,37 @@ class Gate:
             raise
         self._checks.labels(*served, verdict.result).inc()
         if verdict.signed_by:
-            log.info("model %s version %s is signed by %s, as the trust policy asks", *served, verdict.signed_by)
+            log.info("model %s version %s is signed by %s, which the trust policy accepts", *served, verdict.signed_by)
         else:
-            log.warning("model %s version %s %s, which the trust policy allows", *served, _TOLD[verdict.result])
+            log.warning("model %s version %s %s, which the trust policy allows", *served, _DESCRIPTIONS[verdict.result])
         return verdict
 
 
-_TOLD = {
+_DESCRIPTIONS = {
     "unsigned": "is unsigned",
-    "untrusted": "is signed by no accepted key",
-    "invalid": "has a signature that does not hold",
+    "untrusted": "is not signed by an accepted key",
+    "invalid": "has an invalid signature",
 }
 
 
 def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
-    """Read what a model consists of and compare it with its digests, and so with what was signed.
+    """Read a model's blobs and compare them with their digests, and so with what was signed.
 
     Args:
-        archive: whose blobs are files.
-        variant: the only one to be read; None reads all.
-        model: what the log calls it.
+        archive: an unpacked archive.
+        variant: the only variant to read; None reads all.
+        model: its name in the log.
 
     Raises:
-        InvalidArchive: a blob is missing or damaged, or a graph refers to one that is not its own.
+        InvalidArchive: a blob is missing or damaged, or a graph refers to a blob that is not its own.
     """
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
 
     def report(transfer: Transfer) -> None:
-        nonlocal told
-        if (now := time.monotonic()) - told >= _REPORT_SECONDS:
-            told = now
-            log.info("model %s: %.0f of %.0f MB read and right", model, transfer.moved / 1e6, transfer.total / 1e6)
+        nonlocal reported
+        if (now := time.monotonic()) - reported >= _REPORT_SECONDS:
+            reported = now
+            log.info("model %s: verified %.0f of %.0f MB", model, transfer.moved / 1e6, transfer.total / 1e6)
 
     wanted = archive.variants if variant is None else (archive.variant(variant),)
     for item in wanted:
@@ -165,8 +166,8 @@ def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
         for chunk in chunks(archive.blobs, layer):
             transfer.advance(len(chunk))
 
-    # Hashing takes most of the time, and other threads run meanwhile.
+    # Hashing takes most of the time and releases the interpreter lock.
     transfer.each(read, sorted(layers.values(), key=lambda item: -item.size), min(8, devices.cpu_count()))
     log.info(
-        "model %s: its %.1f MB have the right digests (%.2f s)", model, transfer.total / 1e6, time.monotonic() - began
+        "model %s: verified the digests of its %.1f MB (%.2f s)", model, transfer.total / 1e6, time.monotonic() - began
     )

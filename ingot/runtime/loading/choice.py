@@ -1,4 +1,4 @@
-"""The choice of the variant that is served, where an archive has several and none was named."""
+"""The choice of the variant to serve if an archive has several and none was named."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from ingot.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 Reason = Literal["", "requested", "only", "recorded", "measured", "preferred"]
-"""Why a variant is served: it was named; no other runs here; it is the fastest, by what the archive recorded on this
-machine or by timing it now; it is the first in the archive's order. Empty for a file, which has no variants."""
+"""Why a variant is served.
+
+It was named (``requested``); it alone runs here (``only``); it is the fastest, according to the archive's records from
+this machine (``recorded``) or to timing now (``measured``); or it is the first in the archive's order (``preferred``).
+Empty for a file, which has no variants.
+"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A form of a model with its first engine, and why it is this one. ``why`` is fit for clients to read.
+    """A variant or file with its first engine, and the reason for choosing it. ``why`` is shown to clients.
 
-    ``tested`` says that the engine has answered the form's goldens already.
+    ``tested`` is whether the engine has reproduced the goldens already.
     """
 
     runnable: Runnable
@@ -41,18 +45,18 @@ class Choice:
 
     @property
     def properties(self) -> dict[str, str]:
-        """What clients are told of it; nothing of a file, which has no variants."""
+        """The properties that clients see; empty for a file, which has no variants."""
         if not self.runnable.variant:
             return {}
-        told = {"variant": self.runnable.variant, "variant_reason": self.reason, "variant_detail": self.why}
-        return {name: text for name, text in told.items() if text}
+        found = {"variant": self.runnable.variant, "variant_reason": self.reason, "variant_detail": self.why}
+        return {name: text for name, text in found.items() if text}
 
 
 Choose = Callable[[], Choice]
 
 
 def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
-    """Return a choice that is none: of one form, whose engine is opened when it is asked for."""
+    """Return a chooser for a single candidate, whose engine is opened when the chooser is called."""
     settings = settings or Settings()
 
     def choose() -> Choice:
@@ -63,7 +67,7 @@ def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", 
 
 
 def warn_of(variant: Variant, model: str, settings: Settings) -> None:
-    """Log what speaks against a variant that is served all the same, since it was named or is the only one."""
+    """Log reasons against a variant that is served anyway, since it was named or is the only one."""
     if variant.serving.format == "onnx" and (reason := obstacle(variant, settings)):
         log.warning("model %s: variant %s may not run well here: %s", model, variant.name, reason)
     if variant.serving.evidence.holds is False:
@@ -73,14 +77,14 @@ def warn_of(variant: Variant, model: str, settings: Settings) -> None:
 class Chooser:
     """Opens the variant that serves best on this machine; see :data:`Reason`.
 
-    Variants that cannot run here are left out. Those that did not keep their accuracy budget are taken only if no other
-    is left. Of the rest the fastest is taken; a difference of less than 5 % counts for nothing, and the archive's order
-    decides. At most two are in memory at once.
+    Variants that cannot run here are left out. Variants that missed their accuracy budget are used only if no other is
+    left. Of the rest the fastest is chosen; differences of less than 5 % are ignored, and the archive's order decides.
+    At most two variants are in memory at once.
 
     Args:
-        model: what messages call the model.
+        model: its name in messages.
         variants: of one archive, in its order.
-        settings: how the chosen one will be run.
+        settings: how the chosen variant will be run.
     """
 
     def __init__(self, model: str, variants: Sequence[Variant], settings: Settings):
@@ -90,7 +94,7 @@ class Chooser:
         self._left_out: dict[str, str] = {}
 
     def __call__(self) -> Choice:
-        """Choose.
+        """Choose a variant and open its engine.
 
         Raises:
             Unsupported: no variant can run here; the message gives the reason for each.
@@ -123,7 +127,7 @@ class Chooser:
         return not reason
 
     def _among(self, variants: Sequence[Variant]) -> Choice | None:
-        """Choose from variants that should run; those that do not after all are left out with a warning."""
+        """Choose from variants that should run; those that fail to are left out with a warning."""
         if self._settings.variant_choice == "preferred":
             return self._first(variants, "the archive's first variant that runs here")
         if len(variants) > 1 and not self._uses_others_hardware():
@@ -133,7 +137,7 @@ class Chooser:
         return self._by_timing(variants)
 
     def _uses_others_hardware(self) -> bool:
-        """Tell whether models run otherwise than they were timed: on all cores of the CPU."""
+        """Return whether models run on other hardware than they were timed on: all CPU cores."""
         return self._settings.instances > 1 or (self._settings.device != "cpu" and devices.has_cuda())
 
     def _first(self, variants: Sequence[Variant], why: str) -> Choice | None:
@@ -149,14 +153,14 @@ class Chooser:
             best = next(item for item, speed in zip(left, speeds, strict=True) if speed * EQUAL >= max(speeds))
             left.remove(best)
             if opened := self._open(best):
-                told = [comparison.tell(best.name, costs[best.name], item.name, costs[item.name]) for item in left]
+                texts = [comparison.describe(best.name, costs[best.name], item.name, costs[item.name]) for item in left]
                 reason: Reason = "recorded" if left else "only"
-                return Choice(*opened, reason=reason, why="; ".join(told), tested=True)
+                return Choice(*opened, reason=reason, why="; ".join(texts), tested=True)
         return None
 
     def _by_timing(self, variants: Sequence[Variant]) -> Choice | None:
         best: tuple[Runnable, Engine] | None = None
-        told: list[str] = []
+        texts: list[str] = []
         for variant in variants:
             opened = self._open(variant, timed=len(variants) > 1)
             if opened is None:
@@ -166,19 +170,19 @@ class Chooser:
                 continue
             best, loser, text = self._race(best, opened)
             loser.close()
-            told.append(text)
+            texts.append(text)
         if best is None:
             return None
-        return Choice(*best, reason="measured" if told else "only", why="; ".join(told), tested=True)
+        return Choice(*best, reason="measured" if texts else "only", why="; ".join(texts), tested=True)
 
     def _race(
         self, first: tuple[Runnable, Engine], second: tuple[Runnable, Engine]
     ) -> tuple[tuple[Runnable, Engine], Engine, str]:
-        """Time two that are open; return the winner, the other's engine and the numbers."""
+        """Time two open candidates; return the winner, the other engine and the comparison as text."""
         names = first[0].variant, second[0].variant
         cases = first[0].goldens or second[0].goldens
         if not cases:
-            return first, second[1], f"{names[0]} and {names[1]} could not be timed, since the archive has no goldens"
+            return first, second[1], f"{names[0]} and {names[1]} could not be timed because the archive has no goldens"
         signature = next(variant.signature for variant in self._variants)
         try:
             costs = comparison.measured(
@@ -192,21 +196,21 @@ class Chooser:
             log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, error)
             return first, second[1], f"{names[0]} and {names[1]} could not be timed"
         if comparison.speed(costs[1], costs[0]) >= EQUAL:
-            return second, first[1], comparison.tell(names[1], costs[1], names[0], costs[0])
-        return first, second[1], comparison.tell(names[0], costs[0], names[1], costs[1])
+            return second, first[1], comparison.describe(names[1], costs[1], names[0], costs[0])
+        return first, second[1], comparison.describe(names[0], costs[0], names[1], costs[1])
 
     def _open(self, variant: Variant, *, timed: bool = False) -> tuple[Runnable, Engine] | None:
-        """Return a variant's engine, which answers its goldens, or None. One to be timed is as fast as it can be."""
+        """Return a variant's tested engine, or None. An engine that is to be timed is opened at full speed."""
         engine: Engine | None = None
         try:
             form = Runnable.of_variant(variant, self._settings)
             device, threads = self._settings.device, self._settings.threads
             engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
             if devices_of(variant) == {"cuda"} and engine.device != "cuda":
-                raise Unsupported("it is made for GPUs, and the engine could not use the one that is here")
+                raise Unsupported("it is made for GPUs, and the engine could not use the one in this machine")
             if not tested:
                 form.test(engine, self._model)
-        except Exception as error:
+        except Exception as error:  # any failure of a variant leaves it out; others may run
             if engine is not None:
                 engine.close()
             if not isinstance(error, IngotError):
@@ -221,19 +225,19 @@ class Chooser:
 
 
 def devices_of(variant: Variant) -> set[str]:
-    """Return the devices that a variant says it was made for; empty if it runs on any."""
+    """Return the devices that a variant was made for; empty if it runs on any."""
     return set(filter(None, variant.serving.requires.get("device", "").split(", ")))
 
 
 def obstacle(variant: Variant, settings: Settings) -> str:
-    """Return why a variant cannot run here, as far as that is known before it is loaded; empty if nothing is known."""
+    """Return why a variant cannot run here, as far as that is known before loading; empty if no reason is known."""
     if variant.serving.format != "onnx" and not settings.allow_code:
-        return f"its format '{variant.serving.format}' can run code of whoever made it; --allow-code permits that"
+        return f"its format '{variant.serving.format}' can run its author's code; --allow-code permits that"
     wanted = devices_of(variant)
     if "cuda" in wanted and settings.device == "cpu":
         return "it is made for GPUs, and the device is 'cpu'"
     if "cuda" in wanted and not devices.has_cuda():
-        return "it is made for GPUs, and none is here"
+        return "it is made for GPUs, and this machine has none"
     if wanted and "cuda" not in wanted and settings.device == "cuda":
         return "it is made for CPUs, and the device is 'cuda'"
     if variant.serving.format != "onnx":
@@ -249,8 +253,8 @@ def _engine_obstacle(engine: str, settings: Settings) -> str:
     if engine != "openvino":
         return ""
     if settings.device == "cuda":
-        return "it is made for OpenVINO, which runs models on the CPU here, and the device is 'cuda'"
-    # Looked for and not imported, which takes time and memory that nothing may need.
+        return "it is made for OpenVINO, which runs models on the CPU only, and the device is 'cuda'"
+    # Located and not imported, which would take time and memory that may not be needed.
     if importlib.util.find_spec("openvino") is None:
         return "it is made for OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"
     return ""

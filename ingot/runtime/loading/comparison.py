@@ -1,4 +1,4 @@
-"""Which of several variants is the fastest, by what was recorded in the archive or by timing them now."""
+"""Which of several variants is the fastest, according to the archive's records or to timing them now."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ingot.runtime.engine import Engine
 from ingot.tensors import Array, Signature
 
 Costs = Mapping[int, float]
-"""What one engine call costs, by samples. Only the ratio of two variants' costs means something."""
+"""Cost of one engine call by samples. Only the ratio of two variants' costs is meaningful."""
 
 EQUAL = 1.05
 """Variants whose speeds differ by less than this factor count as equally fast."""
 
-# Timing ends before a batch size that would take more than this many times what each of them is given.
+# Timing stops before a batch size that would take more than this multiple of the budget.
 _PATIENCE = 20
 
 
@@ -26,20 +26,20 @@ def speed(costs: Costs, other: Costs) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def tell(name: str, costs: Costs, other_name: str, other: Costs) -> str:
-    """Return a comparison in words."""
+def describe(name: str, costs: Costs, other_name: str, other: Costs) -> str:
+    """Return a comparison as text."""
     batches = ", ".join(f"batch {size}: {other[size] / costs[size]:.2f}" for size in costs if size in other)
     return f"{name} is {speed(costs, other):.2f} times as fast as {other_name} ({batches})"
 
 
 def recorded(variants: Sequence[Variant]) -> dict[str, Costs] | None:
-    """Return the variants' costs as they were measured when they were made.
+    """Return the variants' costs as recorded when they were made.
 
-    Latencies of one run are comparable, those of different runs only roughly: where all variants were timed beside one
-    that they were made from, their speed-ups over that one are compared, else the latencies themselves.
+    Latencies of one run are comparable, those of different runs only roughly. If all variants were timed alongside one
+    that they were made from, their speed-ups over that one are compared, otherwise the latencies themselves.
 
     Returns:
-        Costs by the variants' names, at the same batch sizes for all; None if any was not measured on this machine.
+        Costs by variant name, at the same batch sizes for all; None if any variant was not measured on this machine.
     """
     if not all(_timed_here(variant.serving.evidence) for variant in variants):
         return None
@@ -55,18 +55,18 @@ def recorded(variants: Sequence[Variant]) -> dict[str, Costs] | None:
 def measured(
     engines: Sequence[Engine], signature: Signature, example: Mapping[str, Array], limit: int, budget: float
 ) -> list[Costs]:
-    """Time engines in turn.
+    """Time engines alternately.
 
     Args:
-        engines: of one signature, loaded.
+        engines: loaded engines of one signature.
         signature: the model's.
-        example: valid inputs; their first sample is repeated.
-        limit: the most samples that a batch will ever have.
-        budget: seconds for each engine and batch size. A batch size that would take far longer is left out, but for
-            the first.
+        example: valid inputs, whose first sample is repeated.
+        limit: the largest possible batch.
+        budget: seconds per engine and batch size. A batch size that would take far longer is left out, except the
+            first.
     """
     costs: list[dict[int, float]] = [{} for _ in engines]
-    slowest = 0.0  # seconds a sample
+    slowest = 0.0  # seconds per sample
     for samples in dict.fromkeys(signature.max_samples(min(samples, limit)) for samples in profile.BATCHES):
         calls = 4 * len(engines)  # one to warm up, three that are timed
         if slowest * samples * calls > _PATIENCE * budget:
@@ -83,7 +83,7 @@ def _timed_here(evidence: Evidence) -> bool:
 
 
 def _relative(variants: Sequence[Variant]) -> dict[str, Costs] | None:
-    """Return the costs as shares of those of the variant that all others were made from, or None."""
+    """Return costs relative to the variant that all others were made from, or None."""
     parents = {variant.descriptor.digest for variant in variants}
     parents.update(digest for variant in variants for digest in variant.serving.parents)
     for parent in sorted(parents):

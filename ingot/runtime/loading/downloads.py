@@ -1,4 +1,4 @@
-"""What a server serves of registries: copies in its store, under names that no user gives."""
+"""Models of registries: copies in the local store, under reserved names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ingot.runtime.loading.admission import Gate
 log = logging.getLogger(__name__)
 
 Transferring = Callable[[str], AbstractContextManager[Transfer]]
-"""Shows the progress of what its title says."""
+"""Displays the progress of a transfer under a title."""
 
 _REPORT_SECONDS = 5.0
 
 
 @contextmanager
 def logged(title: str) -> Iterator[Transfer]:
-    """Yield a transfer that tells the log every few seconds how far it is."""
-    told = time.monotonic()
+    """Yield a transfer that logs its progress every few seconds."""
+    reported = time.monotonic()
 
     def report(transfer: Transfer) -> None:
-        nonlocal told
-        if (now := time.monotonic()) - told >= _REPORT_SECONDS:
-            told = now
+        nonlocal reported
+        if (now := time.monotonic()) - reported >= _REPORT_SECONDS:
+            reported = now
             log.info("%s: %.0f of %.0f MB", title, transfer.done / 1e6, transfer.total / 1e6)
 
     log.info("%s", title)
@@ -39,15 +39,15 @@ def logged(title: str) -> Iterator[Transfer]:
 
 
 class Downloads:
-    """Brings archives of registries into a store, where engines can map their files.
+    """Copies archives of registries into a store, where engines can map their files.
 
-    What is pulled is kept as :func:`~ingot.model_store.references.pulled_name` says, so that the user's own names stay
-    as they are and registries do not get in each other's way.
+    Copies are named by :func:`~ingot.model_store.references.pulled_name`, so that they collide neither with the user's
+    names nor with each other's registries.
 
     Args:
-        store: where to.
-        gate: what it does not let in is not pulled.
-        transferring: shows the progress.
+        store: the destination.
+        gate: archives that it rejects are not downloaded.
+        transferring: displays the progress.
     """
 
     def __init__(self, store: Store, gate: Gate, transferring: Transferring):
@@ -56,20 +56,20 @@ class Downloads:
         self._transferring = transferring
 
     def pull(self, located: Located) -> tuple[Archive, Reference]:
-        """Return an archive of a registry from the store, and the registry's reference to it.
+        """Return a registry's archive from the store, and the registry's reference to it.
 
-        Where the registry cannot be reached, a version or a digest is what an earlier pull brought: neither can have
-        become another archive.
+        If the registry cannot be reached, a version or digest resolves to the copy of an earlier pull, as neither can
+        have changed.
 
         Raises:
-            NotFound: the registry has no such thing.
-            Untrusted: the trust policy does not let it in.
-            AlreadyExists: the registry has another archive under a version than at an earlier pull.
-            Unavailable: the registry cannot be reached, and the store has no copy that must be the same.
+            NotFound: the registry has no such archive.
+            Untrusted: the trust policy rejects it.
+            AlreadyExists: the version holds another archive in the registry than at an earlier pull.
+            Unavailable: the registry cannot be reached, and the store has no copy that is certain to be the same.
         """
         reference = located.reference
         if reference is None or reference.registry is None:
-            raise InvalidArgument(f"'{located.name}' is in no registry")
+            raise InvalidArgument(f"'{located.name}' is not a reference to a registry")
         kept = pulled_name(reference.registry, reference.name)
         try:
             archive, found = located.find()
@@ -87,7 +87,8 @@ class Downloads:
                 f"there, or serve what it was: ingot serve {kept}:{found.tag}"
             )
         with self._transferring(f"Pulling {found.registry}/{found.name}:{found.tag}") as transfer:
-            # With a policy, blobs that are here already are read when the model is loaded: better mended than refused.
+            # With a policy, existing blobs are read when the model is loaded: repair damaged ones instead of refusing
+            # them.
             recheck, target = self._gate.guarded, Reference(kept, found.tag)
             pushed = self._store.push(archive, target, expect=ANY, transfer=transfer, recheck=recheck)
         return self._store.get(pushed), found
@@ -95,7 +96,7 @@ class Downloads:
     def _kept(
         self, wanted: Reference, registry: RegistryAddress, kept: str, error: Unavailable
     ) -> tuple[Archive, Reference]:
-        """Return what an earlier pull brought, if it cannot be another archive now."""
+        """Return the copy of an earlier pull if the reference cannot mean another archive now."""
         tag = None if wanted.digest else wanted.tag
         try:
             archive, found = self._store.find(Reference(kept, tag, wanted.digest))

@@ -1,4 +1,4 @@
-"""The change from engines that serve at once to such as share memory with other processes."""
+"""The replacement of engines that serve at once by engines that share memory with other processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Stopped(Exception):
 
 
 class Replaceable:
-    """An engine that hands everything to another, which can be replaced by one that answers the same.
+    """An engine that delegates to another, which can be replaced by an equivalent one.
 
     Args:
-        engine: the first; whoever closes this closes that.
+        engine: the first engine; closing this closes it.
     """
 
     def __init__(self, engine: Engine):
@@ -36,7 +36,7 @@ class Replaceable:
         self.signature: Signature = engine.signature
         self.platform = engine.platform
         self.device = engine.device
-        self._lock = Lock()  # held during a call, so that no engine is closed under one
+        self._lock = Lock()  # held during a call, so that a running engine is not closed
         self._closed = False
 
     @property
@@ -48,7 +48,7 @@ class Replaceable:
             return self.current.run(inputs)
 
     def replace(self, engine: Engine) -> None:
-        """Take another engine after the call in hand, and close the old one; after :meth:`close`, close the new one."""
+        """Switch to another engine after the current call and close the old one; if closed, close the new one."""
         with self._lock:
             if self._closed:
                 old = engine
@@ -63,15 +63,15 @@ class Replaceable:
 
 
 class EngineSwap:
-    """Replaces engines that are at work by such as map the saved form, from a thread of its own.
+    """Replaces engines while they serve by engines that map the saved form, from its own thread.
 
     Args:
-        prepacked: how to open them.
-        engines: those at work.
+        prepacked: opens the new engines.
+        engines: those that serve now.
         threads: CPU threads of each.
-        test: raises IngotError if an engine does not answer as it should.
-        done: called with ``hit`` (the saved form was there), ``built`` (it is now) or ``failed`` when all is done.
-        name: what the log calls the model.
+        test: raises IngotError if an engine does not answer correctly.
+        done: called with ``hit`` (the saved form existed), ``built`` (it does now) or ``failed`` at the end.
+        name: the model's name in the log.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class EngineSwap:
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all is done; return whether it is."""
+        """Wait for the end; return whether it was reached."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def close(self, timeout: float | None = None) -> None:
-        """Give up what is not done yet. The engines are not closed.
+        """Abort what is not done yet. The engines are not closed.
 
         Args:
             timeout: seconds to wait for an engine that is being opened, which cannot be interrupted.
@@ -117,7 +117,7 @@ class EngineSwap:
     def _run(self) -> None:
         try:
             result = self._to_saved()
-        except Exception as error:  # noqa: BLE001 - a server must not suffer from its cache
+        except Exception as error:  # noqa: BLE001 - a failing cache must not stop the server
             if self._stopped.is_set():
                 return
             log.info("model %s is served without the derived cache: %s", self._name, error)
@@ -137,7 +137,7 @@ class EngineSwap:
             for place in self.engines:
                 self._replace(place, lambda: self._prepacked.open_saved(entry, self._threads))
         except IngotError:
-            entry.remove()  # it looked whole and is not
+            entry.remove()  # it looked complete but is not
             raise
         return "hit" if found else "built"
 
@@ -151,8 +151,8 @@ class EngineSwap:
                 self._replace(place, lambda: self._prepacked.open_whole(self._threads))
             except _Stopped:
                 return
-            except Exception as error:  # noqa: BLE001 - what serves now goes on serving
-                log.warning("model %s is served with weights that are not packed: %s", self._name, error)
+            except Exception as error:  # noqa: BLE001 - the current engines keep serving
+                log.warning("model %s is served with unpacked weights: %s", self._name, error)
 
     def _replace(self, place: Replaceable, opened: Callable[[], Engine]) -> None:
         if self._stopped.is_set():
@@ -168,16 +168,16 @@ class EngineSwap:
 
     def _build(self, entry: CacheEntry) -> None:
         self._builder = Builder(self._prepacked, entry)
-        if self._stopped.is_set():  # by a close that came before there was anything to end
+        if self._stopped.is_set():  # closed before the builder existed
             self._builder.kill()
         self._builder.finish()
 
 
 def _give_back_memory() -> None:
-    """Give freed memory back to the system; only glibc needs to be told.
+    """Return freed memory to the system; only glibc needs this.
 
-    Packing leaves as much as the largest weight, up to 32 MiB, at the end of this thread's heap. That is given back by
-    freeing something there while the threshold is low, and by nothing else: malloc_trim leaves the ends of heaps alone.
+    Packing leaves as much as the largest weight, up to 32 MiB, at the end of this thread's heap. Only freeing a block
+    there while the trim threshold is low returns that memory: malloc_trim does not trim the ends of heaps.
     """
     with contextlib.suppress(AttributeError, OSError):  # no glibc
         libc = ctypes.CDLL(None)
@@ -185,5 +185,5 @@ def _give_back_memory() -> None:
         libc.free.argtypes = (ctypes.c_void_p,)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
         libc.free(libc.malloc(3 << 19))
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)  # the most that glibc itself would raise it to
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)  # glibc's own maximum
         libc.malloc_trim(0)

@@ -9,7 +9,7 @@ from ingot.model_store import Variant
 from ingot.runtime.engine import Engine
 
 ENGINES = ("onnxruntime", "openvino")
-"""What can run a graph of format ``onnx``; the first runs those that do not say."""
+"""Engines for graphs of format ``onnx``; the first is the default."""
 
 
 def load_engine(
@@ -26,18 +26,18 @@ def load_engine(
     """Load a model file.
 
     Args:
-        path: the graph; its external data or its parts lie beside it.
+        path: the graph, with its external data or parts next to it.
         format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
-        device: ``cpu``, ``cuda``, or ``auto``: the GPU where there is one.
-        threads: CPU threads for one call; by default one a core that this process may use, or PyTorch's own number.
-        allow_code: load formats that can run code of the file's author: all but ``onnx``.
-        ort_library: native code of custom operators, which ONNX Runtime loads for every graph.
-        engine: what runs a graph of format ``onnx``, of :data:`ENGINES`; the other formats have one engine each.
-        precision: what OpenVINO computes floats in: ``f32`` or ``bf16``.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+        threads: CPU threads per call; by default one per usable core, or PyTorch's own default.
+        allow_code: load formats that can run their author's code: all but ``onnx``.
+        ort_library: native library of custom operators, which ONNX Runtime loads for every graph.
+        engine: one of :data:`ENGINES` for a graph of format ``onnx``; other formats have one engine each.
+        precision: floating-point precision in OpenVINO: ``f32`` or ``bf16``.
 
     Raises:
-        Unsupported: no engine runs the format, it is not installed, the device is asked for and not there, or the
-            format needs ``allow_code``.
+        Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
+            needs ``allow_code``.
         InvalidArgument: the file is not a model that the engine can run.
     """
     # An engine's package is imported only when it is used.
@@ -47,7 +47,7 @@ def load_engine(
         raise Unsupported(f"no engine of this version runs models of format '{format}'")
     if not allow_code:
         raise Unsupported(
-            f"a model of format '{format}' can run code of whoever made it; if you trust where it comes from, allow "
+            f"a model of format '{format}' can run its author's code; if you trust its source, allow "
             "that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), or use a variant of format 'onnx'"
         )
     if format == "partitioned":
@@ -74,12 +74,12 @@ def load_engine(
 
 
 def engine_of(variant: Variant) -> str:
-    """Return which of :data:`ENGINES` a variant of format ``onnx`` was measured in, and so is run by."""
+    """Return which of :data:`ENGINES` runs a variant of format ``onnx``: the one in which it was measured."""
     return variant.serving.requires.get("engine") or ENGINES[0]
 
 
 def precision_of(variant: Variant) -> str:
-    """Return what a variant's engine computed floats in when it was measured, and so computes them in: mostly f32."""
+    """Return the floating-point precision in which a variant was measured and so runs: usually f32."""
     return variant.serving.requires.get("inference_precision") or "f32"
 
 
@@ -87,17 +87,17 @@ def _load_onnx(
     path: Path, engine: str, precision: str, device: str, threads: int | None, ort_library: Path | None
 ) -> Engine:
     if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
-        raise Unsupported(f"no engine of this version computes in '{precision}' as '{engine}' is asked to")
+        raise Unsupported(f"no engine of this version supports precision '{precision}' with '{engine}'")
     if engine == "onnxruntime":
         from ingot.runtime.engines.ort import OrtEngine
 
         return OrtEngine(path, device=device, threads=threads, library=ort_library)
     if engine != "openvino":
-        raise Unsupported(f"no engine of this version is called '{engine}'; it has {' and '.join(ENGINES)}")
+        raise Unsupported(f"unknown engine '{engine}'; this version has {' and '.join(ENGINES)}")
     if device not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
     if device == "cuda":
-        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU here; use cpu or auto")
+        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU only; use cpu or auto")
     from ingot.runtime.engines.openvino import OpenVinoEngine
 
     return OpenVinoEngine(path, threads=threads, precision=precision)

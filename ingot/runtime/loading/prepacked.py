@@ -1,10 +1,10 @@
-"""Large ONNX models from a store: ready at once, and their packed weights in memory once for all processes.
+"""Large ONNX models from a store: ready at once, with packed weights in memory once for all processes.
 
 ONNX Runtime copies each weight into the order in which its kernels read it ("prepacking"), in every process, before the
-first answer: that takes most of the load, and as much memory as the weights for each process. It can save the copies
-and map them, but still packs and hashes the weights to know which copy is whose. So a model answers at first from its
-weights as they are, mapped from the store. Meanwhile the saved form is looked up in the
-:mod:`~ingot.model_store.store.derived` cache, or made in another process, and takes over.
+first answer. That takes most of the load time, and as much memory as the weights for each process. It can save the
+copies and map them, but still packs and hashes the weights to match them with their copies. So a model first serves
+from its unpacked weights, mapped from the store. Meanwhile the saved form is looked up in the
+:mod:`~ingot.model_store.store.derived` cache, or built in another process, and then replaces it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ingot.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 MIN_BYTES = 16 << 20
-"""Models with less weights in blobs of their own are simply loaded."""
-# Raised with every change of how the files are made.
+"""Models with fewer weights in separate blobs are loaded without the cache."""
+# Incremented with every change to how the files are made.
 _FORM = 1
 
 Test = Callable[[Engine], None]
@@ -38,9 +38,9 @@ Test = Callable[[Engine], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepacked:
-    """How a variant is opened by way of the derived cache.
+    """How a variant is opened through the derived cache.
 
-    ``graph`` is the variant's own, ``weights`` the bytes of the blobs that it refers to.
+    ``graph`` is the variant's own graph, ``weights`` the size of the blobs that it refers to, in bytes.
     """
 
     graph: Path
@@ -51,7 +51,7 @@ class Prepacked:
 
     @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> Prepacked | None:
-        """Return how a variant is opened so; None if it is not, since that would gain nothing or cannot be."""
+        """Return how to open a variant through the cache; None if that is impossible or brings nothing."""
         weights = sum(layer.size for layer in variant.weights)
         if not settings.derived_cache or variant.serving.format != "onnx" or weights < MIN_BYTES:
             return None
@@ -68,7 +68,7 @@ class Prepacked:
         )
 
     def entry(self) -> CacheEntry:
-        """Return where the saved form is, or is to be: it is for one build of the engine, processor and library."""
+        """Return the cache entry of the saved form, which is specific to engine build, processor and library."""
         from ingot.runtime.engines import ort_session
 
         parts = [f"form {_FORM}", ort_session.version(), devices.cpu_features()]
@@ -78,7 +78,7 @@ class Prepacked:
         return self.cache.entry(self.manifest, f"ort-{key[:16]}")
 
     def open_early(self, threads: int, test: Test) -> Engine | None:
-        """Open the variant with its weights as they are; None if it does not answer ``test`` so."""
+        """Open the variant with unpacked weights; None if it then fails ``test``."""
         from ingot.runtime.engines.ort import OrtEngine
 
         engine: Engine | None = None
@@ -99,7 +99,7 @@ class Prepacked:
         """Open the saved form.
 
         Raises:
-            InvalidArgument: it is gone, or damaged.
+            InvalidArgument: it is missing or damaged.
         """
         from ingot.runtime.engines.ort import OrtEngine
 
@@ -107,16 +107,16 @@ class Prepacked:
         return OrtEngine(path, device="cpu", threads=threads, library=self.library, optimized=True)
 
     def open_whole(self, threads: int) -> Engine:
-        """Open the variant as it is without a cache."""
+        """Open the variant without the cache."""
         from ingot.runtime.engines.ort import OrtEngine
 
         return OrtEngine(self.graph, device="cpu", threads=threads, library=self.library)
 
     def build(self, entry: CacheEntry) -> bool:
-        """Make the saved form in this process, unless it is there; return whether it was made.
+        """Make the saved form in this process unless it exists; return whether it was made.
 
         Raises:
-            InvalidArgument: ONNX Runtime cannot save the model so.
+            InvalidArgument: ONNX Runtime cannot save this model.
             OSError: the store cannot be written, or its disk is too full.
         """
 
@@ -129,18 +129,18 @@ class Prepacked:
 
 
 class Builder:
-    """The process that makes a saved form: what that takes is given back at its end, and it can be ended.
+    """The process that makes a saved form. It can be killed, and returns all its memory when it ends.
 
     Args:
-        prepacked: of what.
-        entry: where.
+        prepacked: the variant.
+        entry: the destination.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(self, prepacked: Prepacked, entry: CacheEntry):
-        # As this process finds its modules, and nothing that lies in the folder where it happens to run.
+        # With this module path, and without the current folder of the server.
         found = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
         arguments = (prepacked.graph, str(prepacked.weights), entry.path, prepacked.library or "")
         self._process = subprocess.Popen(
@@ -149,14 +149,14 @@ class Builder:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the server, which ends it
+            start_new_session=True,  # Ctrl-C is for the server, which kills it
         )
 
     def finish(self) -> None:
-        """Wait until it is done.
+        """Wait for its end.
 
         Raises:
-            Unavailable: it failed, or was ended.
+            Unavailable: it failed or was killed.
         """
         _, errors = self._process.communicate()
         if code := self._process.returncode:
@@ -164,12 +164,12 @@ class Builder:
             raise Unavailable(last or f"the process that packs weights ended with code {code}")
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
 
 
 def main() -> None:
-    """Make the saved form, as the command line says: graph, bytes of its weights, entry, library or nothing."""
+    """Make the saved form; command-line arguments are the graph, bytes of its weights, entry, and library or ""."""
     graph, weights, path, library = sys.argv[1:]
     entry = CacheEntry(Path(path))
     how = Prepacked(
@@ -179,7 +179,7 @@ def main() -> None:
         manifest=entry.manifest_hex,
         library=Path(library) if library else None,
     )
-    os.nice(10)  # whoever serves meanwhile comes first
+    os.nice(10)  # serving processes take precedence
     try:
         how.build(entry)
     except (IngotError, OSError) as error:

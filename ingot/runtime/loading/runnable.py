@@ -1,4 +1,4 @@
-"""One form of a model that can be run: how its engine is opened, and what that must answer."""
+"""A runnable form of a model: how its engine is opened, and which answers it must reproduce."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OpenEngine = Callable[[str, int], Engine]
 
 @dataclass(frozen=True)
 class Runnable:
-    """One form of a model.
+    """A runnable form of a model: a variant or a file.
 
-    ``open`` makes one engine, given the device and its number of CPU threads. ``goldens`` are cases that must come out
-    as stored before the model is ready, but for ``tolerance``; see :func:`ingot.arrays.departure`. ``variant`` is what
-    the archive calls it. ``batchable`` tells whether requests may be joined, if the signature allows it. ``prepacked`` says
-    how it is opened by way of the derived cache, if it is. ``padding`` tells how its inputs may be padded, and
-    ``latency`` what was recorded of it on this machine.
+    ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
+    reproduced within ``tolerance`` before the model is ready; see :func:`ingot.arrays.departure`. ``variant`` is its
+    name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it. ``prepacked``
+    describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
+    ``latency`` what was recorded on this machine.
     """
 
     open: OpenEngine
@@ -46,12 +46,12 @@ class Runnable:
 
     @classmethod
     def of_file(cls, path: Path) -> Runnable:
-        """Return the form that a bare ``.onnx`` file is."""
+        """Return the runnable of a bare ``.onnx`` file."""
         return cls(lambda device, threads: load_engine(path, device=device, threads=threads))
 
     @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> Runnable:
-        """Return the form that an archive's variant is, whose blobs are files.
+        """Return the runnable of a variant whose archive is unpacked.
 
         Raises:
             InvalidArchive: its goldens are damaged.
@@ -74,14 +74,15 @@ class Runnable:
             batchable=variant.serving.batchable,
             prepacked=Prepacked.of_variant(variant, settings),
             padding=variant.serving.padding,
-            # It was recorded with all cores for one call.
+            # Recorded latencies are of one call on all cores.
             latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
-        """Open the engine that is ready soonest; return it and whether it has answered the goldens.
+        """Open the engine that is ready soonest; return it and whether it was tested.
 
-        One that has may be slow with batches, until :class:`~ingot.runtime.loading.engine_swap.EngineSwap` replaces it.
+        A tested engine may be slow with batches until :class:`~ingot.runtime.loading.engine_swap.EngineSwap` replaces
+        it.
         """
         if self.prepacked is not None:
             early = self.prepacked.open_early(threads, lambda engine: self.test(engine, model))
@@ -90,18 +91,18 @@ class Runnable:
         return self.open(device, threads), False
 
     def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
-        """Return an engine of this form with as many CPU threads as pay, in place of one that has all.
+        """Return the engine with the number of CPU threads that pays off, given one with all threads.
 
         Raises:
-            IngotError: the form cannot be opened again.
+            IngotError: the model cannot be opened again.
         """
         if settings.engine_threads is not None:
-            return Tuned(engine, settings.threads, "as was asked for")
+            return Tuned(engine, settings.threads, "as configured")
         if settings.threads == 1:
             return Tuned(engine, 1, "an instance has one core")
         loaded = getattr(engine, "loaded", None)
         if loaded is None or engine.device != "cpu" or self.prepacked is not None:
-            return Tuned(engine, settings.threads, "one for each of an instance's cores; not measured")
+            return Tuned(engine, settings.threads, "one per core of the instance; not measured")
         example = self.goldens[0].inputs if self.goldens else zeros(signature)
         return tune(
             engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
@@ -110,7 +111,7 @@ class Runnable:
     def engine_swap(
         self, engines: Sequence[Engine], threads: int, model: str, done: Callable[[str], None]
     ) -> EngineSwap | None:
-        """Return what replaces engines at work by such as share memory, not started; None if nothing is to."""
+        """Return the swap to engines that share memory, not started; None if there is nothing to swap."""
         if self.prepacked is None:
             return None
         return EngineSwap(
@@ -126,13 +127,13 @@ class Runnable:
         """Replay the goldens.
 
         Raises:
-            InternalError: the engine answers otherwise; ``model`` is what the message calls it.
+            InternalError: the outputs differ; ``model`` is its name in the message.
         """
         for case, golden in enumerate(self.goldens):
             output, error = arrays.worst_error(golden.outputs, engine.run(golden.inputs))
             if error > self.tolerance:
                 raise InternalError(
-                    f"model '{model}' does not answer as it did when it was exported: output '{output}' of golden "
-                    f"case {case} departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine "
-                    "computes something else, so it is not served"
+                    f"model '{model}' does not reproduce its golden outputs: output '{output}' of golden case {case} "
+                    f"departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes "
+                    "something else, so the model is not served"
                 )

@@ -1,4 +1,4 @@
-"""Batch sizes that are run once before a model is ready, where an engine's first call of a size is slow."""
+"""Batch sizes that are run once before a model is ready, for engines whose first call of a size is slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.tensors import Array, Signature
 log = logging.getLogger(__name__)
 
 SHARE = 10
-"""How many times as long as the sizes are timed they may be rehearsed."""
+"""Time limit of the self-test, as a multiple of the time for measuring batch sizes."""
 
 
 def run_sizes(
@@ -26,24 +26,24 @@ def run_sizes(
     most: int,
     budget: float,
 ) -> int:
-    """Run the sizes that traffic will bring, so that no client waits while code is compiled or memory is taken.
+    """Run the batch sizes of later traffic, so that no client waits for compilation or allocation.
 
-    An engine that compiles code for each shape (``compiles``), or runs on a GPU, where libraries choose their kernels
-    by it, runs every size that batches will have. Others run the largest that was measured, if they have not.
+    An engine that compiles code for each shape (``compiles``), or runs on a GPU, where libraries choose kernels by
+    shape, runs every batch size. Other engines run the largest measured size, if they have not done so.
 
     Args:
         engines: of one model; ``latency`` was measured with the first.
         signature: the model's.
-        examples: valid inputs, of which the first sample of the first is used; zeros if there are none.
-        latency: what was measured; batches are no larger than it says is best.
+        examples: valid inputs, whose very first sample is used; zeros if empty.
+        latency: the measurements; batches are no larger than its best size.
         most: samples of the largest batch.
-        budget: seconds for all engines together; sizes that are left run first in traffic.
+        budget: seconds for all engines together; remaining sizes first run in traffic.
 
     Returns:
-        How many sizes were left, all engines together.
+        The number of remaining sizes, over all engines.
     """
     if not latency.known:
-        return 0  # nothing may be run, or nothing that can be made up
+        return 0  # measuring is disabled, or the model rejects generated inputs
     end = time.perf_counter() + budget
     example = examples[0] if examples else zeros(signature)
     left = 0
@@ -58,13 +58,13 @@ def run_sizes(
             try:
                 engine.run(repeat(signature, example, samples) if signature.batch is not None else example)
             except IngotError as error:
-                log.info("a batch of %d samples could not be run before it comes: %s", samples, error)
+                log.info("a batch of %d samples failed in the self-test: %s", samples, error)
                 break
     return left
 
 
 def _sizes(engine: Engine, latency: Latency, most: int) -> list[int]:
-    """Return batch sizes, those that matter most first."""
+    """Return batch sizes, the most important first."""
     if not (getattr(engine, "compiles", False) or engine.device == "cuda"):
         return [max(latency.known)]
     largest = latency.best(most)

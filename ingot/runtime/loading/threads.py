@@ -1,4 +1,4 @@
-"""How many CPU threads an engine gets: those that make it faster, found by timing it with all and with one."""
+"""The number of CPU threads of an engine, found by timing it with all threads and with one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.profile import repeat
 from ingot.tensors import Array, Signature
 
-# A call that takes less is over before a second core has woken up for it.
+# Shorter calls are over before a second core wakes up.
 _TINY = 200e-6
-# Threads must make calls this many times as fast: other work wants the cores too.
+# Smallest speed-up for which all threads are used: other work wants the cores too.
 _PAYS = 1.1
-# Models that load within this many seconds are opened a second time to compare; one thread for one that is tiny is
-# worth the second time only if it is not noticed.
+# Models that load within this many seconds are opened twice to compare. A tiny model is reopened with one thread only
+# if that goes unnoticed.
 _LOADS_SOON = 0.5
 _LOADS_AT_ONCE = 0.05
-# What is timed: one sample, and as many as a small batch; each this often, within so many seconds for both engines.
+# Timed batches: one sample, and a small batch; number of calls for each, and seconds for both engines.
 _SIZES = (1, 8)
 _CALLS = 3
 _BUDGET = 0.1
@@ -27,7 +27,7 @@ _BUDGET = 0.1
 
 @dataclass(frozen=True)
 class Tuned:
-    """An engine and the threads that it has; ``why`` is fit for people to read."""
+    """An engine with its number of threads; ``why`` is the reason for display."""
 
     engine: Engine
     threads: int
@@ -42,12 +42,12 @@ def tune(
     example: Mapping[str, Array],
     reopen: Callable[[int], Engine],
 ) -> Tuned:
-    """Return the engine with as many threads as pay; the other one, if there was one, is closed.
+    """Return the engine with the number of threads that pays off; the other engine, if any, is closed.
 
     Args:
-        engine: the model with all threads that it may have.
-        threads: how many those are.
-        loaded: seconds that it took to load.
+        engine: the model with all available threads.
+        threads: their number.
+        loaded: seconds that loading took.
         signature: the model's.
         example: valid inputs, whose first sample is used.
         reopen: opens the model with another number of threads.
@@ -62,15 +62,15 @@ def tune(
     try:
         seconds = _least([engine], batches[-1:])[0]
     except IngotError as error:
-        return Tuned(engine, threads, f"not measured, since the model rejects what was made up for it: {error}")
+        return Tuned(engine, threads, f"not measured, since the model rejects the generated inputs: {error}")
     if seconds < _TINY:
         if loaded > _LOADS_AT_ONCE:
-            return Tuned(engine, threads, f"calls take {seconds * 1e6:.0f} us, so few or many make no difference")
+            return Tuned(engine, threads, f"calls take {seconds * 1e6:.0f} us, too short for threads to matter")
         alone = reopen(1)
         engine.close()
-        return Tuned(alone, 1, f"calls take {seconds * 1e6:.0f} us, too little to share out")
+        return Tuned(alone, 1, f"calls take {seconds * 1e6:.0f} us, too short to parallelize")
     if loaded > _LOADS_SOON:
-        return Tuned(engine, threads, f"one a core; fewer were not tried, since loading takes {loaded:.1f} s")
+        return Tuned(engine, threads, f"one per core; fewer were not tried, since loading takes {loaded:.1f} s")
     alone = reopen(1)
     try:
         gain = _gain(alone, engine, batches)
@@ -83,7 +83,7 @@ def tune(
 
 
 def _gain(alone: Engine, shared: Engine, batches: list[dict[str, Array]]) -> float:
-    """Return how many times as fast the second is, as the geometric mean over the batches that there is time for."""
+    """Return the speed-up of the second, as the geometric mean over the batches that fit the time limit."""
     end = time.perf_counter() + _BUDGET
     gain, count = 1.0, 0
     for inputs in batches:
@@ -95,7 +95,7 @@ def _gain(alone: Engine, shared: Engine, batches: list[dict[str, Array]]) -> flo
 
 
 def _least(engines: list[Engine], batches: list[dict[str, Array]], end: float | None = None) -> list[float]:
-    """Return each engine's least seconds, called in turn; once is enough for those that take long."""
+    """Return the least seconds of each engine, called alternately; slow engines are called once."""
     least = [float("inf")] * len(engines)
     end = time.perf_counter() + _BUDGET if end is None else end
     for inputs in batches:

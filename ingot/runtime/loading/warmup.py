@@ -1,4 +1,4 @@
-"""What is timed before a model is ready, so that its first requests are scheduled by what it really takes."""
+"""Timing before a model is ready, so that its first requests are scheduled with realistic estimates."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ingot.runtime.scheduling.entry import size_of
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, Signature
 
-# Calls at each size: one that is not counted, since it may compile or allocate, and those whose least time counts.
+# Calls per size: one that is not counted, since it may compile or allocate, and those whose minimum counts.
 _CALLS = 4
-# A record that differs by less than this factor from what a call takes now is taken to be of a machine as busy.
+# A record within this factor of the current duration is trusted.
 _SAME = 1.5
-# An archive may come from anybody.
+# Archives may come from anybody: bound their numbers.
 _MOST_RECORDED = 1 << 20
 
 
 def recorded(evidence: Evidence) -> dict[int, float]:
-    """Return what one call took, in seconds by samples, where a variant was made; empty if that was not on this machine.
+    """Return recorded call durations in seconds by samples; empty if not recorded on this machine.
 
-    It was measured with all cores for one call, on the CPU.
+    They were measured on the CPU, with all cores for one call.
     """
     if evidence.machine != devices.describe():
         return {}
@@ -33,7 +33,7 @@ def recorded(evidence: Evidence) -> dict[int, float]:
 
 
 def sample_bytes(signature: Signature, examples: Sequence[Mapping[str, Array]]) -> int:
-    """Return the bytes of one sample of what :func:`measure` times."""
+    """Return the bytes of one sample of the inputs that :func:`measure` uses."""
     example = examples[0] if examples else zeros(signature)
     sample = repeat(signature, example, 1) if signature.batch is not None else example
     return sum(size_of(array) for array in sample.values())
@@ -47,17 +47,17 @@ def measure(
     budget: float,
     known: Mapping[int, float] | None = None,
 ) -> Latency:
-    """Time an engine at 1, 2, 4... samples, as far as the budget goes; larger batches are learnt from traffic.
+    """Time an engine at 1, 2, 4... samples as far as the budget allows; larger batches are learned from traffic.
 
-    What is known already is believed if one sample takes about as long now.
+    Recorded durations are trusted if one sample takes about as long now.
 
     Args:
         engine: the loaded model.
         signature: the model's.
-        examples: valid inputs, of which the first sample of the first is used; zeros if there are none.
+        examples: valid inputs, whose very first sample is used; zeros if empty.
         most: samples of the largest batch.
-        budget: seconds for all of it. 0 times nothing.
-        known: what calls took, by samples, as :func:`recorded`.
+        budget: seconds in total; 0 measures nothing.
+        known: recorded durations by samples, see :func:`recorded`.
     """
     if known and not budget:
         return Latency(known)
@@ -72,7 +72,7 @@ def measure(
         try:
             found[samples] = _least(engine, inputs, end)
         except IngotError:
-            break  # the model rejects what was made up for it
+            break  # the model rejects the generated inputs
         if known and samples == 1 and _SAME > found[1] / Latency(known)(1) > 1 / _SAME:
             return Latency({**known, 1: found[1]})
         if signature.batch is None:

@@ -1,4 +1,4 @@
-"""One request that waits for the engine, and which may run with it."""
+"""A request that waits for the engine, and which requests may run with it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _NOWHERE: tuple[int, float, int] = (0, 0.0, 0)
 
 
 class Entry:
-    """One request that waits for the engine, or a part of one. It carries its own way back.
+    """A request, or part of one, that waits for the engine. It carries its own reply callback.
 
     Args:
         inputs: an array for each input.
-        samples: of all of them.
+        samples: number of samples in the inputs.
         reply: called with the outcome.
-        arrived: when it came.
+        arrived: arrival time.
         group: equal for entries that may share a batch.
-        deadline: when its answer is of no more use.
-        priority: a higher one goes first.
-        nbytes: what the inputs hold; by default it is counted.
+        deadline: time after which the answer is useless.
+        priority: higher priorities run first.
+        nbytes: size of the inputs; computed by default.
 
     Attributes:
-        done: whether nobody waits for it any more.
+        done: whether the request was answered or cancelled.
         waiting: whether it is in the queue; this and ``ticket`` belong to the scheduler.
     """
 
@@ -71,28 +71,28 @@ class Entry:
         self.ticket = _NOWHERE
 
     def settle(self, outcome: Outcome) -> None:
-        """Answer."""
+        """Reply with the outcome."""
         self.reply(outcome)
 
 
 def size_of(array: Array) -> int:
-    """Return the bytes that an array holds; an object array's own count leaves its text out.
+    """Return the bytes that an array holds. Unlike ``nbytes``, this counts the text of object arrays.
 
     Raises:
-        InvalidArgument: an object is no text.
+        InvalidArgument: an object is not text.
     """
     if array.dtype != object:
         return array.nbytes
     try:
         return array.nbytes + sum(map(len, array.reshape(-1)))
     except TypeError as error:
-        raise InvalidArgument(f"an element of a BYTES input is no text ({error}); give bytes") from None
+        raise InvalidArgument(f"an element of a BYTES input is not text ({error}); pass bytes") from None
 
 
 def group_of(signature: Signature, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
-    """Return what must be equal for two requests to share a batch: every size except the batch's.
+    """Return the key that two requests must share to run in one batch: every size except the batch's.
 
-    An input without a batch axis belongs to the whole batch, so there its very content must be equal.
+    An input without a batch axis applies to the whole batch, so its content must be equal.
     """
     axes = signature.batch_axes(signature.inputs)
     return tuple(

@@ -1,4 +1,4 @@
-"""What one engine call is expected to take, by its samples: measured when a model is loaded, and learnt ever after."""
+"""The expected duration of an engine call by samples: measured at load, then learned from traffic."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
 
-# Rates that differ by less than this count as equal: a larger batch must pay.
+# Throughputs that differ by less than this factor count as equal: a larger batch must pay off.
 _PAYS = 1.05
-# How much one observation moves what is expected: one part for all sizes, since a machine that slows down does so for
-# all, and one for the sizes from which that of the call is expected.
+# Weight of one observation: one part adjusts all sizes, since a machine slows down as a whole, and one part adjusts the
+# sizes from which the estimate was interpolated.
 _SHARE = 0.1
-# The most that one observation can seem to be off: a machine that was busy with something else for a moment says
-# nothing about the model.
+# Largest deviation that one observation can show: a machine that was briefly busy says nothing about the model.
 _CLIP = 1.5
-# Known sizes lie at least this factor apart, and a size that was never run is tried when this many times as many samples
-# as ever wait.
+# Known sizes differ at least by this factor; a new size is tried once this many times as many samples wait.
 _GROWTH = 2
-# Each sample more takes at least this share of what a sample takes in the largest call that is known: in two calls that seem
-# to take the same time the machine was disturbed.
+# Smallest slope between two sizes, as a share of the average time per sample: if two calls seem to take the same time,
+# the measurement was disturbed.
 _LEAST_SLOPE = 0.25
-# Of the first calls at a size the least counts, as the first may compile, allocate or meet a busy machine. What was
-# measured while the model was loaded counts as one: had it been disturbed and were it believed, a model that seems too
-# slow for every deadline would be given no request to learn better from, and a size that seems slow no batch.
+# The fastest of the first calls at a size counts, since the first may compile, allocate or run on a busy machine. The
+# measurement at load time counts as one call: if it was disturbed and believed, a model that seems too slow for every
+# deadline would never receive a request to learn from.
 _TRIES = 3
-# After so many calls the best size is looked for anew. The size next to it is tried in a few calls after as many, and
-# then after twice as many each time, up to so many: whatever slowed the machine when it was tried before has passed,
-# and to stay at a size that is too small for the traffic is much worse than to try in vain.
+# Calls after which the best size is recomputed. A neighbouring size is tried in a few calls after as many calls, and
+# then at doubling intervals up to ``_EXPLORE``: staying at a size that is too small for the traffic costs much more
+# than an unnecessary trial.
 _REFRESH = 16
 _EXPLORE = 256
-# A call of a size between two tells of the larger one only if it is by so much of the way nearer to that.
+# A call between two known sizes informs about the larger one only from this share of the distance on.
 _TELLING = 0.2
-# Calls that take longer than expected by more than so many times the usual difference are rare.
+# Multiple of the usual deviation that calls rarely exceed.
 _MARGIN = 2.0
 
 
 class Latency:
-    """Seconds of one engine call by samples: straight lines between known sizes, the last of which goes on beyond them.
+    """Seconds of one engine call by samples: piecewise linear between known sizes, extrapolated beyond the last.
 
     More samples are never expected to take less time.
 
     Args:
-        seconds: by samples, as measured; empty where nothing is known yet.
-        sure: whether they were measured; else they are a guess, which the first observations replace.
+        seconds: by samples, as measured; empty if unknown.
+        sure: whether they were measured; otherwise they are a guess that the first observations replace.
     """
 
     __slots__ = (
@@ -68,23 +66,23 @@ class Latency:
         self._rows = [samples for samples, _ in known]
         self._seconds = [taken for _, taken in known]
         for place in range(len(known) - 1, 0, -1):
-            # What disturbs a measurement makes it longer: the larger size's is then nearer to the truth for both.
+            # Disturbances only make measurements longer, so the value of the larger size bounds both.
             self._seconds[place - 1] = min(self._seconds[place - 1 : place + 1])
         self._tries = [1 if sure else 0] * len(known)
         self._pace = 1.0
         self._calls = 0
-        self._trial = 0  # 1 while the size above the best is tried, -1 for the one below
-        self._settled = 0  # the best size, whatever is tried
-        self._next = self._pause = _REFRESH  # the call with which the next trial begins, and how many there are between
+        self._trial = 0  # 1 while the size above the best is tried, -1 for the size below
+        self._settled = 0  # the best size, regardless of trials
+        self._next = self._pause = _REFRESH  # call that starts the next trial, and calls between trials
         self._best: dict[int, int] = {}
         self._memo: dict[int, float] = {}
         self.guessed = bool(known) and not sure
-        """Whether no call has shown yet what is true."""
+        """Whether no call has confirmed the estimate yet."""
         self.spread = 0.0
-        """By how much calls differ from what is expected, as a share, lately and on average."""
+        """Recent average deviation of calls from the estimate, as a share."""
 
     def __call__(self, samples: int) -> float:
-        """Return the expected seconds of a call; 0 where nothing is known."""
+        """Return the expected seconds of a call; 0 if unknown."""
         found = self._memo.get(samples)
         if found is None:
             found = self._memo[samples] = self._expect(samples)
@@ -103,7 +101,7 @@ class Latency:
         )
 
     def _slope(self) -> float:
-        """Return the seconds that each sample takes beyond the largest known size."""
+        """Return the seconds per sample beyond the largest known size."""
         sizes, seconds = self._rows, self._seconds
         rate = seconds[-1] / sizes[-1]
         if len(sizes) == 1:
@@ -112,21 +110,21 @@ class Latency:
 
     @property
     def margin(self) -> float:
-        """How many times as long as expected a call may well take."""
+        """The factor by which a call may plausibly exceed its estimate."""
         return 1 + _MARGIN * self.spread
 
     @property
     def trying(self) -> bool:
-        """Whether it is time to try a larger size than the best again."""
+        """Whether a size larger than the best is due to be tried again."""
         return self._trial > 0
 
     @property
     def known(self) -> Mapping[int, float]:
-        """The sizes that were measured, or learnt from traffic, with their seconds."""
+        """The sizes that were measured or learned, with their seconds."""
         return {samples: self._pace * seconds for samples, seconds in zip(self._rows, self._seconds, strict=True)}
 
     def within(self, seconds: float) -> int:
-        """Return the most samples of which a call takes no longer than ``seconds``; 0 if one sample takes longer."""
+        """Return the most samples that a call handles in ``seconds``; 0 if one sample takes longer."""
         sizes, known = self._rows, self._seconds
         if not sizes:
             return sys.maxsize
@@ -140,10 +138,11 @@ class Latency:
         return low + int((high - low) * (seconds - known[place - 1]) / (known[place] - known[place - 1]))
 
     def best(self, most: int) -> int:
-        """Return how many samples, at most ``most``, one call should have for the highest rate.
+        """Return the batch size, at most ``most``, with the highest throughput.
 
-        The smallest of sizes that do about as well. Where the largest known size does best, twice as many, so that
-        larger ones are tried as soon as so many wait. Now and then a neighbour of the best is tried again.
+        Among sizes of about equal throughput the smallest is chosen. If the largest known size is the best, twice that
+        size is returned, so that larger batches are tried as soon as enough samples wait. Occasionally a neighbour of
+        the best size is tried again.
         """
         found = self._best.get(most)
         if found is None:
@@ -151,7 +150,7 @@ class Latency:
         return found
 
     def learn(self, samples: int, seconds: float) -> None:
-        """Take in how long a call really took."""
+        """Update the estimate with the measured duration of a call."""
         if seconds <= 0:
             return
         self.guessed = False
@@ -159,7 +158,7 @@ class Latency:
         expected = self(samples)
         place = self._nearest(samples)
         if place is None:
-            # An unlucky first call at a size must not end its use: it is not believed to be slower than in proportion.
+            # A slow first call at a size must not end its use: it is not believed to be slower than in proportion.
             if self._rows and samples > self._rows[-1]:
                 expected = self(self._rows[-1]) * samples / self._rows[-1]
             self._insert(samples, min(seconds, expected or seconds))
@@ -170,18 +169,18 @@ class Latency:
         self._memo.clear()
 
     def scaled(self, factor: float) -> Latency:
-        """Return a guess for samples that are ``factor`` times as large as these."""
+        """Return a guess for samples that are ``factor`` times as large."""
         return Latency({samples: factor * seconds for samples, seconds in self.known.items()}, sure=False)
 
     def _correct(self, samples: int, factor: float) -> None:
-        """Take in that a call of sizes that were tried before took ``factor`` times as long as expected."""
+        """Learn that a call of a known size took ``factor`` times as long as expected."""
         between = self._between(samples)
         above, share = between[-1]
         trial = samples > self._settled and share >= _TELLING and self._tries[above]
         surprise = factor * (1 + self.spread) < 1
         factor = min(max(factor, 1 / _CLIP), _CLIP)
         if trial and surprise:
-            self._try(above, factor)  # it was disturbed when it was tried before
+            self._try(above, factor)  # the earlier trial was disturbed
             return
         self.spread += 0.05 * (abs(factor - 1) - self.spread)
         self._pace *= factor**_SHARE
@@ -192,7 +191,7 @@ class Latency:
     def _count(self) -> None:
         self._calls += 1
         if self._calls == self._next:
-            # Smaller sizes are tried as well when nothing more is to be expected of larger ones.
+            # Smaller sizes are tried too once larger ones promise nothing more.
             self._trial = -1 if self._pause == _EXPLORE and self._calls // _EXPLORE % 2 else 1
             self._pause = min(2 * self._pause, _EXPLORE)
         elif self._calls == self._next + _TRIES:
@@ -203,7 +202,7 @@ class Latency:
         self._best.clear()
 
     def _between(self, samples: int) -> list[tuple[int, float]]:
-        """Return the places of the sizes from which ``samples`` is expected, and what share each has in it."""
+        """Return the positions of the sizes from which ``samples`` is interpolated, and the weight of each."""
         sizes = self._rows
         place = bisect_left(sizes, samples)
         if place == len(sizes):
@@ -214,7 +213,7 @@ class Latency:
         return [(place - 1, 1 - share), (place, share)]
 
     def _nearest(self, samples: int) -> int | None:
-        """Return the place of the known size that stands for ``samples``; None if all are far from it."""
+        """Return the position of the known size that represents ``samples``; None if all are too different."""
         sizes = self._rows
         place = bisect_left(sizes, samples)
         if place < len(sizes) and sizes[place] == samples:
@@ -235,7 +234,7 @@ class Latency:
 
     def _try(self, place: int, factor: float) -> None:
         if not self._tries[place]:
-            # The first look at a guess says how wrong all of it was.
+            # The first measurement corrects the whole guess.
             for index, tries in enumerate(self._tries):
                 self._seconds[index] *= factor if not tries else 1
             self._seconds = list(accumulate(self._seconds, max))
@@ -246,7 +245,7 @@ class Latency:
         self._straighten(place)
 
     def _straighten(self, place: int) -> None:
-        """Let no fewer samples take longer, nor more samples less, than was just learnt of a size."""
+        """Keep the estimates monotonic after the one at ``place`` changed."""
         seconds = self._seconds
         learnt = seconds[place]
         for index in range(place - 1, -1, -1):
@@ -267,7 +266,7 @@ class Latency:
         enough = max(rates) / _PAYS
         best = next(place for place, rate in enumerate(rates) if rate >= enough)
         if sizes[best] > self._settled:
-            self._pause = _REFRESH  # what is next to it now was not tried for long
+            self._pause = _REFRESH  # its new neighbour has not been tried recently
         self._settled = sizes[best]
         last = count - 1
         if best < last and (self._trial > 0 or self._tries[best + 1] < _TRIES):
@@ -280,14 +279,14 @@ class Latency:
 
 
 class Latencies:
-    """The :class:`Latency` of one model for samples of several weights, such as texts of several lengths.
+    """The :class:`Latency` models of one model by sample size in bytes, such as for texts of different lengths.
 
-    Weights within a fifth of each other share one, so there are few. One that is not known yet is guessed from the
-    nearest, in proportion to the weight.
+    Sizes within a fifth of each other share a model, so there are few. The first estimate for a new size is scaled from
+    the nearest known one.
 
     Args:
-        first: of samples of the weight ``weight``.
-        weight: bytes of one sample; 0 if that is unknown, and then the first that is asked for.
+        first: for samples of ``weight`` bytes.
+        weight: bytes of one sample; 0 if unknown, in which case the first request decides.
     """
 
     def __init__(self, first: Latency, weight: float = 0):
@@ -298,11 +297,11 @@ class Latencies:
 
     @property
     def classes(self) -> Mapping[int, Latency]:
-        """Those that are in use, by about how many bytes a sample has."""
+        """The models in use, by approximate bytes per sample."""
         return {round(2 ** (place / 4)): latency for place, latency in sorted(self._classes.items())}
 
     def of(self, weight: float) -> Latency:
-        """Return the latency of samples of so many bytes."""
+        """Return the latency model for samples of ``weight`` bytes."""
         place = round(4 * math.log2(max(weight, 1)))
         found = self._classes.get(place)
         if found is None:

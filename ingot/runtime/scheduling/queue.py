@@ -11,7 +11,7 @@ from typing import Any
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
 
-# Queue of which nothing waits, whose recent number in the system is remembered.
+# Number of empty groups whose recent load is remembered.
 _REMEMBERED = 64
 
 Ticket = tuple[int, float, int, Entry]
@@ -21,7 +21,7 @@ Ticket = tuple[int, float, int, Entry]
 class GroupQueue:
     """The waiting entries of one group, most urgent first, and the group's state. Counts are in samples."""
 
-    __slots__ = ("cap", "key", "latency", "recent", "samples", "running", "started", "tickets")
+    __slots__ = ("cap", "key", "latency", "recent", "running", "samples", "started", "tickets")
 
     def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int):
         self.key = key

@@ -1,6 +1,6 @@
-"""Which requests run together, which waits and which is refused: pure policy, without threads, clocks or engines.
+"""Which requests run together, which wait and which are refused: pure policy without threads, clocks or engines.
 
-Times are seconds of one clock that the caller chooses; the scheduler never reads one.
+Times are in seconds of a clock that the caller chooses; the scheduler never reads one.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
 from ingot.runtime.scheduling.queue import GroupQueue, Queue
 
-# The longest that an idle engine waits for more samples, as a share of what the fuller batch is expected to take.
+# Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
 LINGER = 0.1
-# How many seconds a request is overtaken by such as come later but have less time; more than that none waits its turn,
-# within one priority.
+# Seconds for which a request can be overtaken by later requests with tighter deadlines, within one priority.
 PATIENCE = 1.0
-# Nothing is refused by an expectation that nothing has confirmed for so many seconds.
+# Seconds after which an unconfirmed latency estimate no longer causes refusals.
 _STALE = 1.0
-# By how much the number in the system is forgotten from batch to batch.
+# Decay of the remembered load per batch.
 _DECAY = 0.9
-# Of so many requests the time that they have is averaged.
+# Number of requests over which the allowed time is averaged.
 _USUAL = 64
-# The longest batch, as a share of that time: who comes just after one has begun waits for its end and then for his own.
-# A little more is taken where larger ones are tried: they may take less than they seem to.
+# Longest batch, as a share of that time: a request that arrives just after a batch started waits for that batch and
+# then for its own. Trials of larger batches may take slightly more, as they can turn out faster than expected.
 _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
-# Groups that are looked at to tell how much goes before a request; more are taken to be like these.
+# Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one batch and the queue may hold.
+    """Bounds of one batch and of the queue.
 
-    ``max_batch`` is in samples; a single entry of more samples runs alone. The queue is bounded in requests and in bytes.
-    ``max_delay`` is the longest, in seconds, that an idle engine waits for more samples; None leaves it to the profile.
+    ``max_batch`` is in samples; an entry with more samples runs alone. The queue is bounded in requests and in bytes.
+    ``max_delay`` is the longest time, in seconds, that an idle engine waits for more samples; None derives it from the
+    latency profile.
     """
 
     max_batch: int = 64
@@ -48,34 +48,34 @@ class Limits:
 
 
 class Scheduler:
-    """The queue of one model, from which idle engines pull.
+    """The queue of one model, from which idle engines pull batches.
 
-    **Order.** The most urgent entry goes first: by priority, then by deadline, then by arrival. One without a deadline,
-    or with a distant one, stands as if it had ``PATIENCE``, so that it is not overtaken for ever; a lower priority is.
+    **Order.** Entries are sorted by priority, then by deadline, then by arrival. An entry without a deadline, or with a
+    distant one, is sorted as if its deadline were ``PATIENCE`` seconds away, so that it is not overtaken forever. Lower
+    priorities can be.
 
-    **Batches.** The most urgent entry and those of its group that follow it, up to the size at which the engine is
-    fastest by its ``latency``, or less where more would make one of them late, or keep the engine for more than half of
-    the time that requests usually have; a little more now and then, to see whether it takes as long as it seems.
+    **Batches.** A batch is the most urgent entry plus entries of the same group that follow it, up to the batch size
+    with the highest throughput according to ``latency``. It is smaller if more samples would make one of them late, or
+    would occupy the engine for more than half of the time that requests usually have. Occasionally it is slightly
+    larger, to measure whether that still holds.
 
-    **Waiting.** A request that finds an engine idle runs at once, unless about as many as ran before are likely to
-    follow at once and it pays to run them together: then the engine lingers for a small share of the time that the
-    batch will take.
+    **Waiting.** A request that finds an idle engine runs at once, unless recent load suggests that more will follow
+    immediately and a joint batch pays off. The engine then waits for a small share of the time that the batch takes.
 
-    **Refusal.** What cannot be answered in time, with what goes before it, is refused when it comes, or when its turn
-    would have come. So is one that has little time left and would make a poor batch of all that wait behind it.
+    **Refusal.** A request that cannot meet its deadline behind the current queue is refused on arrival, or when its
+    turn comes. So is a request whose remaining time would force a poor batch on everything queued behind it.
 
     Args:
         limits: of batches and the queue.
         batching: whether requests may share a batch.
-        latency: what a call is expected to take; :meth:`finish` goes on to teach it.
-        engines: how many pull.
-        sample_bytes: of the samples for which ``latency`` was measured; 0 if unknown.
+        latency: expected duration of a call; :meth:`finish` updates it.
+        engines: number of engines that pull batches.
+        sample_bytes: size of the samples for which ``latency`` was measured; 0 if unknown.
 
     Attributes:
-        wake: when to ask :meth:`take` again, if it gave nothing although entries wait and nothing happens before.
-        latencies: what was learnt of samples of several weights, ``latency`` among them.
-        late: entries that :meth:`take` took out because their time was up; whoever calls it empties this and answers
-            them.
+        wake: when to call :meth:`take` again if it returned nothing while entries wait and nothing else happens.
+        latencies: latency models by sample size, ``latency`` among them.
+        late: entries that :meth:`take` removed because their time was up; the caller answers them and clears the list.
     """
 
     def __init__(
@@ -95,10 +95,8 @@ class Scheduler:
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
         self._queue = Queue()
-        self._running: dict[
-            int, tuple[float, GroupQueue, int]
-        ] = {}  # expected end, group and samples, by the batch's id
-        self._allowed = PATIENCE  # how long requests may take, on average
+        self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and size, by id of the batch
+        self._allowed = PATIENCE  # average time that requests allow, in seconds
         self._confirmed: float | None = None  # when a batch last ended
 
     def __len__(self) -> int:
@@ -106,27 +104,27 @@ class Scheduler:
 
     @property
     def cap(self) -> int:
-        """The samples that a batch has when enough wait."""
+        """The number of samples in a batch when enough samples wait."""
         return self._cap_of(self.latency)
 
     def offer(self, entry: Entry, now: float) -> None:
-        """Take an entry in.
+        """Add an entry to the queue.
 
         Raises:
             Unavailable: the queue is full, or the answer would come too late.
-            DeadlineExceeded: the model itself takes longer than the request has.
+            DeadlineExceeded: the model alone takes longer than the request allows.
         """
         self._check_room(entry.nbytes)
         self._offer(entry, self._queue.find(entry.group) or self._new_group(entry), now)
 
     def offer_large(self, first: Entry, samples: int, nbytes: int, now: float) -> None:
-        """Take in the first part of a request whose parts have as many samples, but for the last: all of them ``samples``.
+        """Add the first part of a request of ``samples`` samples. All its parts except the last are of equal size.
 
-        The bytes of all, ``nbytes``, count as waiting; :meth:`offer_next` takes the other parts.
+        All ``nbytes`` bytes count as waiting; :meth:`offer_next` adds the other parts.
 
         Raises:
             Unavailable: as for one entry.
-            DeadlineExceeded: the model takes longer for all of them.
+            DeadlineExceeded: the model takes too long for all parts together.
         """
         self._check_room(nbytes)
         group = self._queue.find(first.group) or self._new_group(first)
@@ -139,14 +137,14 @@ class Scheduler:
         self._queue.nbytes += nbytes - first.nbytes
 
     def offer_next(self, entry: Entry, now: float, counted: int) -> None:
-        """Take in another part of a request that was taken in; so many of its bytes are ``counted`` as waiting."""
+        """Add another part of an accepted request; ``counted`` of its bytes already count as waiting."""
         queue = self._queue
         queue.number(entry, now + min(entry.deadline - now, PATIENCE))
         queue.put(queue.find(entry.group) or self._new_group(entry), entry)
         queue.nbytes -= counted
 
     def release(self, nbytes: int) -> None:
-        """Forget bytes of parts that :meth:`offer_next` will not bring."""
+        """Release bytes of parts that :meth:`offer_next` will not add."""
         self._queue.nbytes -= nbytes
 
     def _check_room(self, nbytes: int) -> None:
@@ -160,18 +158,18 @@ class Scheduler:
         self._queue.number(entry, now + allowed)
         if left < math.inf:
             self._check_time(entry, group, now, after)
-        self._allowed += (allowed - self._allowed) / _USUAL  # of those that are taken in: no other is in a batch
+        self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
         self._queue.put(group, entry)
 
     def discard(self, entry: Entry) -> None:
-        """Forget an entry whose client has left; one that runs already just loses its reader."""
+        """Remove an entry whose client left. If it is running already, its result is dropped."""
         entry.done = True
         if entry.waiting:
             self._queue.remove(entry)
             entry.inputs = {}
 
     def take(self, now: float) -> list[Entry]:
-        """Return the next batch, for an engine that is idle; empty if none is due.
+        """Return the next batch for an idle engine, or an empty list if none is due.
 
         Sets :attr:`wake`, and adds to :attr:`late`.
         """
@@ -190,7 +188,7 @@ class Scheduler:
         return []
 
     def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None:
-        """Note that a batch that :meth:`take` returned has run; ``seconds`` None means that it failed."""
+        """Record that a batch returned by :meth:`take` has run; ``seconds`` is None if it failed."""
         _, group, samples = self._running.pop(id(batch))
         group.recent = max(group.samples + group.running, _DECAY * group.recent)
         group.running -= samples
@@ -199,7 +197,7 @@ class Scheduler:
             group.latency.learn(samples, seconds)
 
     def expected(self, batch: list[Entry]) -> float:
-        """Return what a batch that :meth:`take` returned, and that runs, is expected to take in seconds."""
+        """Return the expected duration of a running batch, in seconds."""
         _, group, samples = self._running[id(batch)]
         return group.latency(samples)
 
@@ -215,14 +213,14 @@ class Scheduler:
         return GroupQueue(entry.group, latency, self._cap_of(latency))
 
     def _check_time(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
-        """Refuse what cannot be answered in time, with ``after`` other parts of its request behind it."""
+        """Refuse an entry that cannot meet its deadline; ``after`` parts of its request follow it."""
         if self._would_be_late(entry, group, now):
             raise _too_slow(entry.deadline - now, group.latency(entry.samples))
         if (self._queue.count or len(self._running) >= self._engines) and not group.latency.guessed:
             self._check_queue(entry, group, now, after)
 
     def _check_queue(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
-        """Refuse what would be late because of what goes before it."""
+        """Refuse an entry that would be late because of the entries queued before it."""
         latency, left = group.latency, entry.deadline - now
         cap = max(group.cap, entry.samples)
         full = latency(cap)
@@ -231,22 +229,22 @@ class Scheduler:
         ahead = self._batches_before(entry, group) if self._queue.count > len(group.tickets) else 0
         batches = ahead + int(group.batches(before)) + after
         wait = self._wait(batches, full, now)
-        # Behind others a batch is likely to be full, and must be, lest the engine fall behind.
+        # Behind others a batch is likely to be full, and must be so that the engine keeps up.
         taken = wait + latency(cap if batches else min(cap, samples))
         if before and batches == ahead and samples > (room := self._room(group, now + wait)):
             taken = max(taken, self._wait(ahead + 1, latency(min(room, samples - entry.samples)), now) + full)
         if full and taken * latency.margin > left:
             why = f"{self._queue.count} requests wait" if self._queue.count else "another request runs"
             raise Unavailable(
-                f"{why}, so the answer would come later than in the {left:.3g} s that it has; "
-                "send fewer at once, try later or allow more time"
+                f"{why}, so the answer would take longer than the {left:.3g} s that the request allows; "
+                "send fewer requests at once, try later or allow more time"
             )
 
     def _room(self, group: GroupQueue, start: float) -> int:
-        """Return how many samples the next batch of a group has at most, if it starts then: what its first has time for.
+        """Return the most samples that the next batch of a group can hold if it starts at ``start``.
 
-        The cap, if the last batch left that one behind, as it is dropped if it holds the others up, or if it never had
-        time for a full batch.
+        That is what its first entry has time for. It is the full cap if the last batch left that entry behind, since it
+        is then dropped if it delays the others, or if the entry never had time for a full batch.
         """
         first, latency = group.tickets[0][3], group.latency
         if first.arrived < group.started or not self._had_time(first, latency(group.cap)):
@@ -254,24 +252,24 @@ class Scheduler:
         return max(first.samples, min(group.cap, latency.within((first.deadline - start) / latency.margin)))
 
     def _batches_before(self, entry: Entry, own: GroupQueue) -> int:
-        """Return how many batches of other groups go before an entry."""
+        """Return how many batches of other groups run before an entry."""
         queue = self._queue.waiting
         others = [group for group in itertools.islice(queue.values(), _SAMPLE) if group is not own]
         found = sum(math.ceil(group.batches(group.before(entry))) for group in others)
         return found * (len(queue) - bool(own.tickets)) // len(others) if others else 0
 
     def _wait(self, batches: int, seconds: float, now: float) -> float:
-        """Return in how many seconds an engine is free for what comes after ``batches`` that take ``seconds`` each."""
+        """Return in how many seconds an engine is free after ``batches`` batches of ``seconds`` seconds each."""
         rounds, place = divmod(batches, self._engines)
         place -= self._engines - len(self._running)
         if place < 0:
             return rounds * seconds
-        # One that should have ended is taken to need as long again as it is late.
+        # A batch that is overdue is assumed to need as long again as it is late.
         left = sorted(abs(end - now) for end, _, _ in self._running.values())
         return left[place] + rounds * seconds
 
     def _sure(self, group: GroupQueue, now: float) -> bool:
-        """Tell whether what is expected was confirmed lately. Else one entry may show that it is no longer true."""
+        """Return whether the latency model was confirmed recently. If not, one entry may run to check it."""
         if group.latency.guessed:
             return False
         if self._confirmed is None:
@@ -282,10 +280,10 @@ class Scheduler:
         return entry.deadline <= now or self._would_be_late(entry, group, now)
 
     def _would_be_late(self, entry: Entry, group: GroupQueue, now: float) -> bool:
-        """Tell whether an entry would be late if it ran at once.
+        """Return whether an entry would be late even if it ran at once.
 
-        An engine for which nothing else waits takes what may just make it. Else calls that were slow for a while would
-        be thought slow for long, as nothing would show that they are no more.
+        An engine with nothing else to do accepts entries that may just make it. Otherwise a temporarily slow model
+        would be considered slow for long, as no call could show that it has recovered.
         """
         left, taken = entry.deadline - now, group.latency(entry.samples)
         if taken <= left or not self._sure(group, now):
@@ -295,10 +293,11 @@ class Scheduler:
         return not idle or taken > left * group.latency.margin
 
     def _holds_up(self, entry: Entry, group: GroupQueue, now: float) -> bool:
-        """Tell whether an entry that came in good time would now make a poor batch of one that is full without it.
+        """Return whether an entry that arrived in time would now shrink a batch that is full without it.
 
-        Else each small batch would make those behind it late in turn, until none is full: one is lost instead of many.
-        Half a batch is enough where the entry was left behind by the last one: while it waits, few are taken in.
+        Otherwise each small batch would make those behind it late in turn, until no batch is full: one entry is dropped
+        instead of many. Half a batch is enough if the last batch left the entry behind, since few requests are accepted
+        while it waits.
         """
         latency, left = group.latency, entry.deadline - now
         without = min(group.cap, group.samples - entry.samples)
@@ -311,14 +310,14 @@ class Scheduler:
         return samples / latency(samples) < (1 - LINGER) * without / full
 
     def _had_time(self, entry: Entry, seconds: float) -> bool:
-        """Tell whether an entry had time to wait for one batch of so many seconds, when it came, and to run in another.
+        """Return whether an entry had time, on arrival, to wait for one batch of ``seconds`` and to run in another.
 
-        Batches of trials may be longer than that, see ``_LONGEST``.
+        Trial batches may be longer than that, see ``_LONGEST``.
         """
         return entry.deadline - entry.arrived >= 2 * min(seconds, _LONGEST * self._allowed)
 
     def _due(self, group: GroupQueue, now: float) -> float:
-        """Return until when it is worth waiting for more of this group's group."""
+        """Return until when waiting for more entries of this group pays off."""
         expected = min(int(group.recent) - group.running, group.cap)
         if group.samples >= expected or self._queue.count > len(group.tickets):
             return now
@@ -332,7 +331,7 @@ class Scheduler:
         return min(max(self._confirmed or first.arrived, first.arrived) + linger, latest)
 
     def _start(self, group: GroupQueue, now: float) -> list[Entry]:
-        """Take the first entries of a group out as a batch that runs."""
+        """Remove the first entries of a group as a batch that now runs."""
         batch: list[Entry] = []
         samples = taken = 0
         deadline, room = math.inf, group.cap
@@ -360,4 +359,4 @@ class Scheduler:
 
 def _too_slow(left: float, taken: float) -> DeadlineExceeded:
     has, takes = (units.written(float(f"{max(0.0, seconds):.3g}")) for seconds in (left, taken))
-    return DeadlineExceeded(f"the request has {has}, and the model takes {takes}; allow more time")
+    return DeadlineExceeded(f"the request allows {has}, and the model takes {takes}; allow more time")

@@ -34,7 +34,7 @@ def infer(channel: Any) -> Any:
 def came_too_late(error: Any) -> bool:
     """Whether a call's time was up; or the server saw that it would be, as others came in with it and go before it."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "the answer would come later than" in error.details()
+        return "the answer would take longer than" in error.details()
     return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
