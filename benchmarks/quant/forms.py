@@ -22,7 +22,7 @@ from ingot.model_store import Archive, BlobFolder
 from ingot.quant.config import installed
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
-from ingot.quant.measure.trial import Workbench
+from ingot.quant.measure.trial import TrialRunner
 from ingot.quant.metric import parse_metric
 from ingot.quant.search.families import families
 from ingot.runtime import Engine, devices, profile
@@ -58,24 +58,30 @@ def _forms(case: Case, folder: Path) -> Iterator[tuple[str, ...]]:
     metric = parse_metric("accuracy:labels=y" if labelled else None, archive.signature)
     data = Samples.read(archive.signature, str(folder / "calibration.npz"))
     learnt, asked = data.split(min(0.5, 256 / data.rows), 0)
-    bench = Workbench(
-        source, learnt, asked.take(512, 0), metric, batches=BATCHES, threads=1, progress=lambda step: None
+    runner = TrialRunner(
+        source,
+        calibration=learnt,
+        evaluation=asked.take(512, 0),
+        metric=metric,
+        batches=BATCHES,
+        threads=1,
+        progress=lambda step: None,
     )
     budget = judge.DROP if labelled else 1 - judge.COSINE
-    with contextlib.closing(bench):
-        base = [_cpu(bench.original, bench, rows) for rows in BATCHES]
+    with contextlib.closing(runner):
+        base = [_cpu(runner.original, runner, rows) for rows in BATCHES]
         for plan in families(source, True, installed()):
-            built = bench.build(plan, BlobFolder.scratch(), link=False)
+            built = runner.build(plan, BlobFolder.scratch(), link=False)
             with contextlib.closing(built.load(1)) as engine:
-                drop = bench.compare(engine)[0].drop.value
-                times = [_cpu(engine, bench, rows) for rows in BATCHES]
+                drop = runner.compare(engine)[0].drop.value
+                times = [_cpu(engine, runner, rows) for rows in BATCHES]
             speedups = (f"{was / now:.2f}" for was, now in zip(base, times, strict=True))
             yield (plan.name, f"{drop:.4f}", "yes" if drop <= budget else "no", *speedups)
 
 
-def _cpu(engine: Engine, bench: Workbench, rows: int) -> float:
+def _cpu(engine: Engine, runner: TrialRunner, rows: int) -> float:
     """Return the least CPU seconds of a call."""
-    inputs = profile.repeat(bench.source.signature, bench.example, rows)
+    inputs = profile.repeat(runner.source.signature, runner.example, rows)
     least = float("inf")
     for _ in range(_CALLS):
         start = time.process_time()

@@ -23,7 +23,7 @@ from ingot.model_store import BlobFolder
 from ingot.quant import StaticInt8
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
-from ingot.quant.measure.trial import Workbench
+from ingot.quant.measure.trial import TrialRunner
 from ingot.quant.metric import parse_metric
 from ingot.quant.schemes.plan import Plan
 from ingot.quant.search import sensitivity
@@ -79,10 +79,18 @@ class _Task:
         source = Source(self.archive.variant())
         first, second = Samples.read(source.signature, folder / "calibration.npz").split(0.5, 0)
         metric = parse_metric(None, source.signature)
-        self.bench = Workbench(source, first, second, metric, batches=(1,), threads=None, progress=lambda step: None)
+        self.runner = TrialRunner(
+            source,
+            calibration=first,
+            evaluation=second,
+            metric=metric,
+            batches=(1,),
+            threads=None,
+            progress=lambda step: None,
+        )
         self.plan = StaticInt8().plan(source)
         self.samples = first
-        _ = self.bench.seen  # ranges are the same for both, so learning them is timed for neither
+        _ = self.runner.seen  # ranges are the same for both, so learning them is timed for neither
 
     def holds(self, kept: Sequence[str]) -> bool:
         """Tell whether the plan with these layers kept is exact enough."""
@@ -90,9 +98,9 @@ class _Task:
 
     def cosine(self, plan: Plan) -> float:
         """Return the mean cosine of a plan's answers to the original's."""
-        built = self.bench.build(plan, BlobFolder.scratch())
+        built = self.runner.build(plan, BlobFolder.scratch())
         with contextlib.closing(built.load()) as engine:
-            return self.bench.compare(engine)[0].after.value
+            return self.runner.compare(engine)[0].after.value
 
 
 def searches() -> tuple[Search, Search]:
@@ -106,7 +114,7 @@ def searches() -> tuple[Search, Search]:
 
     def ours(folder: Path) -> Collection[str]:
         found = made(folder)
-        noises = sensitivity.rank(found.bench.source, found.plan, found.bench.seen, found.samples)
+        noises = sensitivity.rank(found.runner.source, found.plan, found.runner.seen, found.samples)
         return _fewest(found, [noise.layer for noise in noises])
 
     def one_by_one(folder: Path) -> Collection[str]:

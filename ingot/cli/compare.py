@@ -50,7 +50,7 @@ def compare(
     from ingot.cli.report import check_suffix, save
     from ingot.model_store import Store
     from ingot.model_store.places import locate
-    from ingot.quant.measure import space
+    from ingot.quant.measure import limits
 
     located = locate(before, Store(store)), locate(after, Store(store))
     names = located[0].name, located[1].name
@@ -58,7 +58,7 @@ def compare(
         check_suffix(report)
         check_out(report)
         check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
-    with progress("Opening") as step, space.watched():
+    with progress("Opening") as step, limits.disk_watched():
         first, second = (side.open().variant(side.variant) for side in located)
         from ingot.quant.measure.comparison import compare as run
         from ingot.quant.options import check_threads
@@ -78,7 +78,7 @@ def compare(
             progress=step,
         )
     if report is not None:
-        with space.watched(report.parent):
+        with limits.disk_watched(report.parent):
             save(report, result)
         note(f"the comparison is in {report}")
     if as_json:

@@ -16,7 +16,7 @@ from ingot.errors import InvalidArgument
 if TYPE_CHECKING:
     from ingot.quant import Quantized
     from ingot.quant.config import Recipe
-    from ingot.quant.report import Candidate, Report
+    from ingot.quant.report.records import Candidate, Report
 
 # What the command's exit code says beside success and errors.
 NOTHING = 3
@@ -99,7 +99,7 @@ def quantize(
         from ingot.model_store import Store
         from ingot.model_store.places import locate
         from ingot.quant import QuantConfig, run
-        from ingot.quant.measure import space
+        from ingot.quant.measure import limits
 
         located = locate(model, Store(store)).whole()
         config = QuantConfig(
@@ -125,10 +125,10 @@ def quantize(
             progress=step,
         )
         step("Writing")
-        with space.watched(out.parent):
+        with limits.disk_watched(out.parent):
             result.archive.save(out)
         if report is not None:
-            with space.watched(report.parent):
+            with limits.disk_watched(report.parent):
                 save(report, result.report)
         if result.journal is not None:
             result.journal.remove()

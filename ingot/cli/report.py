@@ -12,7 +12,7 @@ from ingot.errors import InvalidArchive, InvalidArgument, NotFound
 if TYPE_CHECKING:
     from ingot.export import report as export_report
     from ingot.model_store import Archive, Variant
-    from ingot.quant import report as quant_report
+    from ingot.quant.report import records as quant_report
 
     Record = export_report.Report | quant_report.Report | quant_report.ModelComparison
 
@@ -83,7 +83,7 @@ def _document(variant: Variant, document: str) -> export_report.Report | quant_r
     if raw is None:
         return None
     if document == _QUANTIZATION:
-        from ingot.quant.report import Report as QuantizationReport
+        from ingot.quant.report.records import Report as QuantizationReport
 
         return manifest.decode(QuantizationReport, raw, where)
     from ingot.export.report import Report
@@ -109,7 +109,7 @@ def _show(record: Record, suffix: str) -> str:
         from ingot.export.report import view as export_view
 
         return printable(export_view.html(record) if page else export_view.text(record))
-    from ingot.quant import report as quants
+    from ingot.quant.report import records as quants
 
     if isinstance(record, quants.Report):
         from ingot.quant.report import view as quant_view

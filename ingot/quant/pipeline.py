@@ -15,18 +15,18 @@ from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Re
 from ingot.quant.data.samples import Data
 from ingot.quant.graph.layers import choose
 from ingot.quant.graph.source import Source
-from ingot.quant.measure import space
-from ingot.quant.measure.baseline import Bench
-from ingot.quant.measure.deadline import Deadline
-from ingot.quant.measure.given import Given, prepare
-from ingot.quant.measure.trial import Workbench
+from ingot.quant.measure import limits
+from ingot.quant.measure.datasets import Datasets, prepare
+from ingot.quant.measure.limits import Deadline
+from ingot.quant.measure.runner import Runner
+from ingot.quant.measure.trial import TrialRunner
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
-from ingot.quant.report import Report, Verdict
+from ingot.quant.report.records import Report, Verdict
 from ingot.quant.schemes.plan import EngineName
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.search import Found, Search
-from ingot.quant.variants import halves, packing, verdicts
+from ingot.quant.variants import acceptance, halves, packing
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
@@ -40,7 +40,7 @@ class Quantized:
     """What quantization gave.
 
     Attributes:
-        archive: the given one with a new variant; the same one if no variant was found.
+        archive: the datasets one with a new variant; the same one if no variant was found.
         report: what was tried and measured.
         journal: the search's results, to be removed when the archive is safe; None if there was no search.
     """
@@ -102,7 +102,7 @@ def quantize(
     return result.archive
 
 
-@space.watched()
+@limits.disk_watched()
 def run(
     archive: Archive | str | os.PathLike[str] | Module,
     data: Data | None = None,
@@ -138,37 +138,46 @@ def run(
         return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
     for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
-        packing.free_name(local, name)  # told before the work, not after
+        packing.free_name(local, name)  # told before the job, not after
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
-    given = prepare(source.variant, data, validate, transform, config, metric)
+    datasets = prepare(source.variant, data, validate, transform, config, metric)
     with contextlib.closing(
-        Workbench(
+        TrialRunner(
             source,
-            given.calibration,
-            given.evaluation,
-            metric,
+            calibration=datasets.calibration,
+            evaluation=datasets.evaluation,
+            metric=metric,
             batches=config.batches,
             threads=config.threads,
             progress=progress,
         )
-    ) as bench:
-        notes = (*given.notes, *bench.notes)
-        work = packing.Work(local, blobs, bench, config, metric.name, given.held_out, given.generated, notes, deadline)
+    ) as runner:
+        notes = (*datasets.notes, *runner.notes)
+        job = packing.GraphJob(
+            archive=local,
+            blobs=blobs,
+            runner=runner,
+            config=config,
+            metric=metric.name,
+            datasets=datasets,
+            notes=notes,
+            deadline=deadline,
+        )
         if isinstance(config.recipe, HalfRecipe):
-            report, result = halves.add(work, config.recipe, progress)
+            report, result = halves.add(job, config.recipe, progress)
             return Quantized(result, report)
         if config.recipe is not None:
-            found, reason = _named(bench, config.recipe, config, progress)
-            report, added = packing.add(work, found, "quantized", reason, progress)
+            found, reason = _named(runner, config.recipe, config, progress)
+            report, added = packing.add(job, found, "quantized", reason, progress)
             return Quantized(added or local, report)
-        kept = Journal(kept_in, _identity(source, given, metric, config))
+        kept = Journal(kept_in, _identity(source, datasets, metric, config))
         if kept.resumed:
             progress(f"Going on after {kept.resumed} candidates of an interrupted search")
-        found = Search(bench, config, kept, progress, deadline).run()
+        found = Search(runner, config, kept, progress, deadline).run()
         if found.failed:
             kept.remove()  # what is wrong may have been mended when it is tried again
-        report, added = packing.add(work, found, *verdicts.of_search(found, source, config), progress)
+        report, added = packing.add(job, found, *acceptance.of_search(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
 
@@ -188,26 +197,34 @@ def _compile(
             raise
         raise missing_package("torch", "compiling models", "export") from error
     program = compiled.find_program(archive, recipe, config)
-    packing.free_name(archive, compiled.name_of(recipe))  # told before the work, not after
+    packing.free_name(archive, compiled.name_of(recipe))  # told before the job, not after
     original = compiled.find_original(archive, program)
     metric = parse_metric(config.metric, original.signature)
-    given = prepare(original, *sources, config, metric)
-    bench = Bench(
+    datasets = prepare(original, *sources, config, metric)
+    runner = Runner(
         original,
         lambda: compiled.load(original, config.threads),
-        given.calibration,
-        given.evaluation,
-        metric,
+        calibration=datasets.calibration,
+        evaluation=datasets.evaluation,
+        metric=metric,
         batches=config.batches,
         threads=config.threads,
         progress=progress,
     )
-    with contextlib.closing(bench):
-        notes = (*given.notes, *bench.notes)
-        task = packing.Task(archive, blobs, bench, config, metric.name, given.held_out, given.generated, notes)
-        found = compiled.attempt(task, program, recipe, progress)
-        faults = verdicts.judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
-        report, added = compiled.add(task, program, recipe, found, " and ".join(faults))
+    with contextlib.closing(runner):
+        notes = (*datasets.notes, *runner.notes)
+        job = packing.Job(
+            archive=archive,
+            blobs=blobs,
+            runner=runner,
+            config=config,
+            metric=metric.name,
+            datasets=datasets,
+            notes=notes,
+        )
+        found = compiled.attempt(job, program, recipe, progress)
+        faults = acceptance.judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
+        report, added = compiled.add(job, program, recipe, found, " and ".join(faults))
     return Quantized(added, report)
 
 
@@ -239,7 +256,7 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
     return floats[0]
 
 
-def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
+def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
     """Try one recipe; return what it gives, and what is wrong with it where that is forced.
 
     Raises:
@@ -247,31 +264,31 @@ def _named(bench: Workbench, recipe: Recipe, config: QuantConfig, progress: Prog
     """
     if not isinstance(recipe, LayerRecipe):
         raise InvalidArgument(f"{recipe!r} is no recipe")
-    plan = replace(recipe.plan(bench.source), engine=_engine(config))
-    plan = plan.keep(choose(bench.source.names, (*config.keep, *recipe.keep)))
+    plan = replace(recipe.plan(runner.source), engine=_engine(config))
+    plan = plan.keep(choose(runner.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer left that the recipe takes"
-            f"{verdicts.double(bench.source)}"
+            f"{acceptance.double(runner.source)}"
         )
     progress(f"Trying {plan.name}")
-    trial = bench.attempt(plan, _TIMING)
+    trial = runner.attempt(plan, _TIMING)
     if trial.failure:
         raise QuantizationError(trial.failure)
     if not trial.audit.quantized and not config.force:
         raise QuantizationError(
             f"{_TITLES[plan.engine]} computes nothing of the result of '{recipe.name}' in integers on this machine"
         )
-    return Found(trial, (trial,)), " and ".join(verdicts.judge(recipe, trial.speedups, trial.drop, config))
+    return Found(trial, (trial,)), " and ".join(acceptance.judge(recipe, trial.speedups, trial.drop, config))
 
 
-def _identity(source: Source, given: Given, metric: Metric, config: QuantConfig) -> dict[str, object]:
+def _identity(source: Source, datasets: Datasets, metric: Metric, config: QuantConfig) -> dict[str, object]:
     """Return what results of a search depend on."""
     return {
         "journal": 1,
         "model": source.variant.descriptor.digest,
-        "calibration": given.calibration.digest if given.calibration else "",
-        "evaluation": given.evaluation.digest,
+        "calibration": datasets.calibration.digest if datasets.calibration else "",
+        "evaluation": datasets.evaluation.digest,
         "metric": metric.identity,
         "batches": list(config.batches),
         "threads": config.threads,

@@ -12,7 +12,7 @@ import pytest
 from ingot.demo.digits import Data, Digits
 from ingot.model_store import Archive, BlobFolder, add_variant
 from ingot.model_store.format import manifest
-from ingot.quant.report import DOCUMENT, Candidate, Layer, Report
+from ingot.quant.report.records import DOCUMENT, Candidate, Layer, Report
 from tests.model_store import samples
 from tests.support import RunIngot
 

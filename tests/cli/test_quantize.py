@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from ingot.cli.main import app
 from ingot.errors import Code, IngotError, StorageFull
 from ingot.model_store import Archive
-from ingot.quant.report import Report
+from ingot.quant.report.records import Report
 from tests.quant import small_models
 from tests.quant.small_models import rows, run
 from tests.support import ROOT, RunIngot

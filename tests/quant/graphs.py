@@ -19,7 +19,7 @@ from ingot.quant.data.ranges import Observation
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
 from ingot.quant.measure import audit
-from ingot.quant.report import Audit
+from ingot.quant.report.records import Audit
 from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes import static
 from ingot.quant.schemes.plan import Plan

@@ -14,7 +14,7 @@ from ingot.errors import InvalidArgument, NotFound, QuantizationError, Unsupport
 from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder, Serving, add_variant
 from ingot.model_store.format import onnx_graph
-from ingot.quant.report import ModelComparison
+from ingot.quant.report.records import ModelComparison
 from ingot.tensors import Array
 from tests import onnx_models
 

@@ -18,7 +18,7 @@ from ingot.model_store import Archive, BatchLatency, BlobFolder
 from ingot.quant import BFloat16, Float16, PT2EInt8, QuantConfig, quantize
 from ingot.quant.config import Recipe
 from ingot.quant.measure.stopwatch import Race
-from ingot.quant.report import Report
+from ingot.quant.report.records import Report
 from ingot.runtime import load_engine
 from ingot.server.client import Client
 from ingot.tensors import Array

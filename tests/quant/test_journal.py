@@ -13,7 +13,7 @@ from ingot.model_store import BatchLatency
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison, Score
-from ingot.quant.report import Audit
+from ingot.quant.report.records import Audit
 from ingot.quant.schemes.plan import Plan
 from ingot.quant.search.journal import Journal
 

@@ -16,8 +16,8 @@ from ingot.export import export_model
 from ingot.model_store import Archive, BatchLatency
 from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
-from ingot.quant.measure.deadline import Deadline
-from ingot.quant.measure.trial import Trial, Workbench
+from ingot.quant.measure.limits import Deadline
+from ingot.quant.measure.trial import Trial, TrialRunner
 from ingot.quant.schemes.plan import EngineName
 from ingot.quant.search.search import Search
 from ingot.tensors import Array
@@ -97,16 +97,16 @@ class TestVerdicts:
 
     def test_the_time_is_up_later(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
-        attempt = Workbench.attempt
+        attempt = TrialRunner.attempt
         tried: list[str] = []
 
-        def slow(bench: Workbench, plan: Any) -> Any:
+        def slow(runner: TrialRunner, plan: Any) -> Any:
             tried.append(plan.name)
             if len(tried) == 2:
                 monkeypatch.setattr(Deadline, "now", 1e12)
-            return attempt(bench, plan)
+            return attempt(runner, plan)
 
-        monkeypatch.setattr(Workbench, "attempt", slow)
+        monkeypatch.setattr(TrialRunner, "attempt", slow)
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1000))
         assert result.verdict == "quantized"
         assert len(tried) == 2
@@ -176,7 +176,7 @@ class TestFailures:
         make_faster(monkeypatch)
         journal = tmp_path / "journal"
         with monkeypatch.context() as patch:
-            patch.setattr(Workbench, "attempt", lambda bench, plan: Trial(plan, failure="the engine is broken"))
+            patch.setattr(TrialRunner, "attempt", lambda runner, plan: Trial(plan, failure="the engine is broken"))
             message = r"none of the \d+ candidates can be run; 'dynamic int8' failed: the engine is broken"
             with pytest.raises(QuantizationError, match=message):
                 quantize(classifier, {"x": rows()}, journal=journal)
@@ -217,28 +217,28 @@ class TestJournal:
     ) -> None:
         make_faster(monkeypatch)
         journal = tmp_path / "journal"
-        attempt = Workbench.attempt
+        attempt = TrialRunner.attempt
         tried: list[str] = []
 
-        def interrupted(bench: Workbench, plan: Any) -> Any:
+        def interrupted(runner: TrialRunner, plan: Any) -> Any:
             if len(tried) == 2:
                 raise KeyboardInterrupt
             tried.append(plan.key)
-            return attempt(bench, plan)
+            return attempt(runner, plan)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Workbench, "attempt", interrupted)
+            patch.setattr(TrialRunner, "attempt", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 quantize(classifier, {"x": rows()}, journal=journal)
         assert journal.is_file()
 
         later: list[str] = []
 
-        def going_on(bench: Workbench, plan: Any) -> Any:
+        def going_on(runner: TrialRunner, plan: Any) -> Any:
             later.append(plan.key)
-            return attempt(bench, plan)
+            return attempt(runner, plan)
 
-        monkeypatch.setattr(Workbench, "attempt", going_on)
+        monkeypatch.setattr(TrialRunner, "attempt", going_on)
         steps: list[str] = []
         result = quantize(classifier, {"x": rows()}, journal=journal, progress=steps.append)
         assert "Going on after 2 candidates of an interrupted search" in steps
@@ -399,7 +399,7 @@ class TestRefusedConfigurations:
     def test_an_engine_that_computes_nothing_in_integers(
         self, classifier: Archive, engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Workbench, "attempt", lambda bench, plan, timing: Trial(plan))
+        monkeypatch.setattr(TrialRunner, "attempt", lambda runner, plan, timing: Trial(plan))
         with pytest.raises(
             QuantizationError, match=f"{title} computes nothing of the result of 'static-int8' in integ"
         ):

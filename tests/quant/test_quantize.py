@@ -17,7 +17,7 @@ from ingot.model_store.format import manifest
 from ingot.quant import DynamicInt8, QuantConfig, Quantized, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.config import RECIPES, Recipe
-from ingot.quant.report import DOCUMENT, Report
+from ingot.quant.report.records import DOCUMENT, Report
 from ingot.quant.schemes.plan import Plan
 from ingot.runtime import devices
 from ingot.tensors import Array

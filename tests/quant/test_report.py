@@ -13,7 +13,8 @@ from ingot.errors import InvalidArchive
 from ingot.model_store.format import manifest
 from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant import metric
-from ingot.quant.report import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side, comparison
+from ingot.quant.report import comparison
+from ingot.quant.report.records import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side
 from ingot.quant.report.view import html, text
 from ingot.report.axes import Axis
 

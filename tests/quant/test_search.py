@@ -15,8 +15,8 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
 from ingot.quant.config import QuantConfig
 from ingot.quant.graph.source import Source
-from ingot.quant.measure.deadline import Deadline
-from ingot.quant.measure.trial import FASTER, Trial, Workbench
+from ingot.quant.measure.limits import Deadline
+from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
 from ingot.quant.metric import Comparison, Score
 from ingot.quant.schemes.plan import Plan
 from ingot.quant.search import sensitivity
@@ -57,8 +57,8 @@ def trial(plan: Plan, speed: float, drop: float) -> Trial:
     )
 
 
-class Bench:
-    """A workbench whose plans are worth what is said."""
+class FakeRunner:
+    """A runner whose plans are worth what is said."""
 
     def __init__(self, source: Source, worth: Worth, *, data: bool = True, retimed: Worth | None = None):
         self.source = source
@@ -88,9 +88,9 @@ class Bench:
         return [trial(item.plan, self._retimed(item.plan)[0], item.drop) for item in trials]
 
 
-def run(bench: Bench, config: QuantConfig = CONFIG, journal: Journal | None = None) -> Found:
+def run(runner: FakeRunner, config: QuantConfig = CONFIG, journal: Journal | None = None) -> Found:
     journal = journal or Journal(None, {})
-    return Search(cast(Workbench, bench), config, journal, lambda step: None).run()
+    return Search(cast(TrialRunner, runner), config, journal, lambda step: None).run()
 
 
 @pytest.fixture
@@ -113,35 +113,35 @@ def static(plan: Plan) -> bool:
 class TestChoice:
     def test_the_fastest_that_holds(self, source: Source) -> None:
         worth = {"static int8": (3.0, 0.005), "dynamic int8": (2.0, 0.001), "int8 weights": (1.5, 0)}
-        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.02))))
+        found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1.0, 0.02))))
         assert found.chosen is not None
         assert found.chosen.plan.name == "static int8"
         assert found.complete
 
     def test_a_faster_one_that_breaks_the_budget_is_never_chosen(self, source: Source, rankings: list[Plan]) -> None:
         worth = {"static int8": (9.0, 0.0101), "dynamic int8": (2.0, 0.01)}
-        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
         assert found.chosen is not None
         assert found.chosen.plan.name == "dynamic int8"
 
     def test_of_those_that_are_as_fast_the_most_exact(self, source: Source) -> None:
         worth = {"static int8": (2.0, 0.009), "dynamic int8": (1.5, 0), "int8 weights": (1.99, 0.001)}
-        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
         assert found.chosen is not None
         assert found.chosen.plan.name == "int8 weights"
 
     def test_nothing_that_is_not_faster(self, source: Source) -> None:
-        found = run(Bench(source, lambda plan: (1.01, 0)))
+        found = run(FakeRunner(source, lambda plan: (1.01, 0)))
         assert found.chosen is None
         assert len(found.trials) >= 4
 
     def test_nothing_that_was_faster_by_chance(self, source: Source) -> None:
-        found = run(Bench(source, lambda plan: (1.5, 0), retimed=lambda plan: (1.0, 0)))
+        found = run(FakeRunner(source, lambda plan: (1.5, 0), retimed=lambda plan: (1.0, 0)))
         assert found.chosen is None
 
     def test_why_a_faster_one_was_not_chosen_is_told(self, source: Source) -> None:
         worth = {"static int8": (2.0, 0), "dynamic int8": (2.2, 0.005), "int8 weights": (2.03, 0.009)}
-        found = run(Bench(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
+        found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
         assert found.chosen is not None
         assert found.chosen.plan.name == "static int8"
         names = {trial.plan.key: trial.plan.name for trial in found.trials}
@@ -152,15 +152,15 @@ class TestChoice:
 
     def test_one_that_was_fast_in_the_first_timing_only(self, source: Source) -> None:
         """The first timing may be too kind, of those that are timed once more too."""
-        bench = Bench(source, lambda plan: (3 - len(bench.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
-        found = run(bench)
+        runner = FakeRunner(source, lambda plan: (3 - len(runner.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
+        found = run(runner)
         assert "timed once, not among the best 4 then" in found.remarks.values()
 
     def test_the_last_timing_counts(self, source: Source) -> None:
         first = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0)}
         second = {"static int8": (2.0, 0), "dynamic int8": (2.8, 0)}
-        bench = Bench(source, lambda plan: first.get(plan.name, (1, 0)), retimed=lambda plan: second[plan.name])
-        found = run(bench)
+        runner = FakeRunner(source, lambda plan: first.get(plan.name, (1, 0)), retimed=lambda plan: second[plan.name])
+        found = run(runner)
         assert found.chosen is not None
         assert found.chosen.plan.name == "dynamic int8"
         assert found.chosen.speed == pytest.approx(2.8)
@@ -168,23 +168,23 @@ class TestChoice:
     def test_of_a_large_model_the_best_alone_is_timed_once_more(self, source: Source) -> None:
         """Memory would have to hold all that are timed side by side."""
         worth = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0), "int8 weights": (2.8, 0)}
-        bench = Bench(source, lambda plan: worth.get(plan.name, (1, 0)))
-        run(bench)
-        assert len(bench.timed) > 1
-        bench = Bench(source, lambda plan: worth.get(plan.name, (1, 0)))
-        bench.large = True
-        assert run(bench).chosen is not None
-        assert bench.timed == ["static int8"]
+        runner = FakeRunner(source, lambda plan: worth.get(plan.name, (1, 0)))
+        run(runner)
+        assert len(runner.timed) > 1
+        runner = FakeRunner(source, lambda plan: worth.get(plan.name, (1, 0)))
+        runner.large = True
+        assert run(runner).chosen is not None
+        assert runner.timed == ["static int8"]
 
     @pytest.mark.parametrize(("speed", "name"), [(2.3, "static int8"), (2.5, "dynamic int8")])
     def test_a_plan_whose_rows_touch_must_be_much_faster(self, source: Source, speed: float, name: str) -> None:
         worth = {"static int8": (2.0, 0), "dynamic int8": (speed, 0)}
-        found = run(Bench(source, lambda plan: worth.get(plan.name, (1, 0))))
+        found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1, 0))))
         assert found.chosen is not None
         assert found.chosen.plan.name == name
 
     def test_failures_are_noted_and_never_chosen(self, source: Source) -> None:
-        found = run(Bench(source, lambda plan: (5, math.nan) if plan.needs_data else (1.5, 0)))
+        found = run(FakeRunner(source, lambda plan: (5, math.nan) if plan.needs_data else (1.5, 0)))
         assert found.chosen is not None
         assert not found.chosen.plan.needs_data
         assert any(item.failure for item in found.trials)
@@ -201,8 +201,8 @@ class TestChoice:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sensitivity, "rank", rank)
-            bench = Bench(source, worth)
-            found = run(bench, replace(CONFIG, max_drop=budget))
+            runner = FakeRunner(source, worth)
+            found = run(runner, replace(CONFIG, max_drop=budget))
         good = [item for item in found.trials if item.holds(budget) and item.speed >= FASTER]
         assert (found.chosen is None) == (not good)
         if found.chosen is not None:
@@ -210,7 +210,7 @@ class TestChoice:
             # Plans whose rows touch count for less, as a server cannot join their requests.
             worth_of = {item.plan.key: item.speed / (1.2 if item.plan.rows_touch else 1) for item in good}
             assert worth_of[found.chosen.plan.key] * 1.03 >= max(worth_of.values())
-        assert len(bench.attempts) == len({plan.key for plan in bench.attempts}) == len(found.trials)
+        assert len(runner.attempts) == len({plan.key for plan in runner.attempts}) == len(found.trials)
 
 
 class TestMending:
@@ -219,7 +219,7 @@ class TestMending:
             plain = plan.method == "minmax" and not plan.correct and not plan.migrate
             return 3 if plan.needs_data else 1.5, 0.5 if plan.needs_data and plain else 0.001
 
-        found = run(Bench(source, worth))
+        found = run(FakeRunner(source, worth))
         assert found.chosen is not None
         assert found.chosen.plan.name.startswith("static int8")
         assert ", least squares" in found.chosen.plan.name
@@ -234,7 +234,7 @@ class TestMending:
             quantized = [name for name, kind in plan.schemes.items() if kind == "static"]
             return 1 + len(quantized) / LAYERS, 0.02 * len(spoiling & set(quantized))
 
-        found = run(Bench(source, worth))
+        found = run(FakeRunner(source, worth))
         if bad == LAYERS:
             assert found.chosen is None
             return
@@ -254,7 +254,7 @@ class TestMending:
                 return 4, 1
             return (2, 0.004 * len(plan.schemes)) if kinds == {"int4"} else (1, 0)
 
-        found = run(Bench(source, worth))
+        found = run(FakeRunner(source, worth))
         assert [plan.precision for plan in rankings][-1] == "int4"
         assert rankings[0].needs_data
         assert found.chosen is not None
@@ -263,10 +263,10 @@ class TestMending:
 
     def test_a_plan_too_slow_to_win_is_not_mended(self, source: Source, rankings: list[Plan]) -> None:
         worth = {"dynamic int8": (3.0, 0.0)}
-        bench = Bench(source, lambda plan: worth.get(plan.name, (2.0, 0.5)))
-        found = run(bench)
+        runner = FakeRunner(source, lambda plan: worth.get(plan.name, (2.0, 0.5)))
+        found = run(runner)
         assert not rankings
-        assert not any("least squares" in plan.name for plan in bench.attempts)
+        assert not any("least squares" in plan.name for plan in runner.attempts)
         assert found.chosen is not None
 
     def test_keeping_stops_where_floats_cost_all_that_was_won(self, source: Source, rankings: list[Plan]) -> None:
@@ -277,65 +277,65 @@ class TestMending:
                 return 2.0, 0.0
             return (3.0 - 0.6 * (LAYERS - len(plan.schemes)), 0.02 * len(plan.schemes)) if static(plan) else (1, 1)
 
-        bench = Bench(source, worth)
-        found = run(bench)
+        runner = FakeRunner(source, worth)
+        found = run(runner)
         assert found.chosen is not None
         assert found.chosen.plan.name.startswith("dynamic int8")
-        assert len([plan for plan in bench.attempts if "kept" in plan.name]) <= 4
+        assert len([plan for plan in runner.attempts if "kept" in plan.name]) <= 4
 
 
 class TestLimits:
     @pytest.fixture
-    def bench(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    def runner(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
         """One whose clock is the search's."""
-        bench = Bench(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
-        monkeypatch.setattr(Deadline, "now", property(lambda self: bench.clock))
-        return bench
+        runner = FakeRunner(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
+        monkeypatch.setattr(Deadline, "now", property(lambda self: runner.clock))
+        return runner
 
-    def test_time_that_is_up_leaves_the_best_so_far(self, bench: Bench) -> None:
-        found = run(bench, replace(CONFIG, budget=4.5))
+    def test_time_that_is_up_leaves_the_best_so_far(self, runner: FakeRunner) -> None:
+        found = run(runner, replace(CONFIG, budget=4.5))
         assert not found.complete
-        assert len(bench.attempts) == 2
+        assert len(runner.attempts) == 2
         assert found.chosen is not None
         assert found.chosen.plan.name == "static int8"
 
     @pytest.mark.parametrize("cost", [0.3, 2.0, 5.0, 9.0])
     @pytest.mark.parametrize("budget", [20.0, 45.0, 80.0])
-    def test_the_time_is_kept_to_within_a_tenth(self, bench: Bench, budget: float, cost: float) -> None:
+    def test_the_time_is_kept_to_within_a_tenth(self, runner: FakeRunner, budget: float, cost: float) -> None:
         """All of it: the attempts, the last timing, and the writing of the result, which costs less than an attempt."""
-        bench.cost = cost
-        found = run(bench, replace(CONFIG, budget=budget))
-        assert bench.clock + cost / 2 <= 1.1 * budget
+        runner.cost = cost
+        found = run(runner, replace(CONFIG, budget=budget))
+        assert runner.clock + cost / 2 <= 1.1 * budget
         assert found.chosen is not None or cost == 9
 
-    def test_an_attempt_that_lasts_is_given_up(self, bench: Bench) -> None:
-        bench.cost = 1000.0
-        found = run(bench, replace(CONFIG, budget=900.0))
-        assert bench.clock == 1000
+    def test_an_attempt_that_lasts_is_given_up(self, runner: FakeRunner) -> None:
+        runner.cost = 1000.0
+        found = run(runner, replace(CONFIG, budget=900.0))
+        assert runner.clock == 1000
         assert (found.chosen, found.trials, found.complete) == (None, (), False)
 
-    def test_time_that_is_up_at_once_leaves_nothing(self, bench: Bench) -> None:
+    def test_time_that_is_up_at_once_leaves_nothing(self, runner: FakeRunner) -> None:
         deadline = Deadline(0.5)
-        bench.clock = 1
-        search = Search(cast(Workbench, bench), CONFIG, Journal(None, {}), lambda step: None, deadline)
+        runner.clock = 1
+        search = Search(cast(TrialRunner, runner), CONFIG, Journal(None, {}), lambda step: None, deadline)
         found = search.run()
         assert (found.chosen, found.trials, found.complete) == (None, (), False)
 
     def test_layers_to_keep_are_in_no_plan(self, source: Source, rankings: list[Plan]) -> None:
-        bench = Bench(source, lambda plan: (2.0, 0.02))
-        run(bench, replace(CONFIG, keep=("MatMul_p3", "MatMul_p4")))
-        assert len(bench.attempts) > 6
-        assert all(not {"MatMul_p3", "MatMul_p4"} & set(plan.schemes) for plan in bench.attempts)
+        runner = FakeRunner(source, lambda plan: (2.0, 0.02))
+        run(runner, replace(CONFIG, keep=("MatMul_p3", "MatMul_p4")))
+        assert len(runner.attempts) > 6
+        assert all(not {"MatMul_p3", "MatMul_p4"} & set(plan.schemes) for plan in runner.attempts)
 
     def test_a_layer_to_keep_that_there_is_not(self, source: Source) -> None:
         with pytest.raises(InvalidArgument, match="there is no layer 'MatMul_p9' to keep; the nearest are: MatMul_p"):
-            run(Bench(source, lambda plan: (2.0, 0)), replace(CONFIG, keep=("MatMul_p9",)))
+            run(FakeRunner(source, lambda plan: (2.0, 0)), replace(CONFIG, keep=("MatMul_p9",)))
 
     def test_without_data_no_ranges_are_learnt(self, source: Source) -> None:
-        bench = Bench(source, lambda plan: (2.0, 0), data=False)
-        found = run(bench)
+        runner = FakeRunner(source, lambda plan: (2.0, 0), data=False)
+        found = run(runner)
         assert found.chosen is not None
-        assert not any(plan.needs_data for plan in bench.attempts)
+        assert not any(plan.needs_data for plan in runner.attempts)
 
 
 class TestJournal:
@@ -346,9 +346,9 @@ class TestJournal:
             return 1 + len(plan.schemes) / LAYERS, 0.004 * len(plan.schemes)
 
         path, head = tmp_path / "search", {"journal": 1}
-        first = Bench(source, worth)
+        first = FakeRunner(source, worth)
         before = run(first, journal=Journal(path, head))
-        second = Bench(source, worth)
+        second = FakeRunner(source, worth)
         after = run(second, journal=Journal(path, head))
         assert len(first.attempts) > 4
         assert after.chosen == before.chosen
@@ -370,11 +370,11 @@ class TestJournal:
         def true(plan: Plan) -> tuple[float, float]:
             return (3, 0.5 if plan.between else math.nan) if plan.needs_data else (1.5, 0.001)
 
-        believed = run(Bench(source, forged), journal=Journal(path, head)).chosen
+        believed = run(FakeRunner(source, forged), journal=Journal(path, head)).chosen
         assert believed is not None
         assert believed.plan.needs_data
         for _ in range(2):
-            found = run(Bench(source, true), journal=Journal(path, head))
+            found = run(FakeRunner(source, true), journal=Journal(path, head))
             assert found.chosen is not None
             assert not found.chosen.plan.needs_data
             assert found.chosen.drop == 0.001
@@ -387,10 +387,10 @@ class TestJournal:
             return 1 + len(plan.schemes) / LAYERS, 0.004 * len(plan.schemes)
 
         path, head = tmp_path / "search", {"journal": 1}
-        whole = Bench(source, worth)
+        whole = FakeRunner(source, worth)
         expected = run(whole)
 
-        class Interrupted(Bench):
+        class Interrupted(FakeRunner):
             def attempt(self, plan: Plan) -> Trial:
                 if len(self.attempts) == 3:
                     raise KeyboardInterrupt
@@ -398,7 +398,7 @@ class TestJournal:
 
         with pytest.raises(KeyboardInterrupt):
             run(Interrupted(source, worth), journal=Journal(path, head))
-        rest = Bench(source, worth)
+        rest = FakeRunner(source, worth)
         found = run(rest, journal=Journal(path, head))
         again = [plan for plan in rest.attempts if plan in whole.attempts[:3]]
         assert len(rest.attempts) == len(whole.attempts) - 3 + len(again)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ingot.quant.report import Audit
+from ingot.quant.report.records import Audit
 from ingot.quant.schemes.plan import EngineName
 from ingot.runtime.engines.ort_session import package
 

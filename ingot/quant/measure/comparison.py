@@ -17,7 +17,7 @@ from ingot.model_store.places import split_variant
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
-from ingot.quant.report import DataRecord, ModelComparison, Score, Side
+from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.runtime.loading.loader import engine_of, precision_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec

@@ -18,10 +18,10 @@ from ingot.quant.data.ranges import Observation
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
 from ingot.quant.measure import audit
-from ingot.quant.measure.baseline import Bench
-from ingot.quant.measure.deadline import TimeUp
+from ingot.quant.measure.limits import TimeUp
+from ingot.quant.measure.runner import Runner
 from ingot.quant.metric import Comparison, Metric, within
-from ingot.quant.report import Audit
+from ingot.quant.report.records import Audit
 from ingot.quant.report.words import mean
 from ingot.quant.schemes import plan, static
 from ingot.quant.schemes.plan import EngineName, Plan
@@ -126,26 +126,22 @@ class Built:
         )
 
 
-class Workbench(Bench):
+class TrialRunner(Runner):
     """Tries plans of one model on one set of samples.
 
     Args:
         source: the original.
-        calibration: what ranges are learnt from; None without data.
-        evaluation: what the metric is taken of.
-        metric: what accuracy is.
-        batches: the batch sizes that are timed.
-        threads: CPU threads of a call.
-        progress: called with what begins now.
+
+    The other arguments are those of :class:`Runner`.
     """
 
     def __init__(
         self,
         source: Source,
+        *,
         calibration: Samples | None,
         evaluation: Samples,
         metric: Metric,
-        *,
         batches: Sequence[int],
         threads: int | None,
         progress: Callable[[str], None],
@@ -156,9 +152,9 @@ class Workbench(Bench):
         super().__init__(
             source.variant,
             lambda: load_engine(source.path, device="cpu", threads=threads),
-            calibration,
-            evaluation,
-            metric,
+            calibration=calibration,
+            evaluation=evaluation,
+            metric=metric,
             batches=batches,
             threads=threads,
             progress=progress,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from ingot.quant.report import ModelComparison, Score, words
+from ingot.quant.report import words
 from ingot.quant.report.page import latency_curves, latency_rows
+from ingot.quant.report.records import ModelComparison, Score
 from ingot.report import charts, pages
 from ingot.report.charts import Kind, Point
 from ingot.report.text import section, table

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ingot.model_store.format.evidence import BatchLatency
-from ingot.quant.report import Audit, Candidate, Layer, Report, Score, words
+from ingot.quant.report import words
+from ingot.quant.report.records import Audit, Candidate, Layer, Report, Score
 from ingot.report import charts, pages
 from ingot.report.charts import Bar, Curve, Kind, Point
 from ingot.report.units import duration, number, percent, size, times

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.quant.report import Audit, Candidate, Layer, Report, words
+from ingot.quant.report import words
 from ingot.quant.report.page import html as html
+from ingot.quant.report.records import Audit, Candidate, Layer, Report
 from ingot.report import pages
 from ingot.report.text import items, section, table
 from ingot.report.units import number, percent, size, times

@@ -1,4 +1,4 @@
-"""Scores, speed-ups and verdicts as people read them."""
+"""Scores, speed-ups and acceptance as people read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ingot.model_store.format.evidence import Agreement, BatchLatency
-from ingot.quant.report import Candidate, DataRecord, Report, Score
+from ingot.quant.report.records import Candidate, DataRecord, Report, Score
 from ingot.report.units import number, percent, size
 
 

@@ -17,7 +17,7 @@ from ingot.model_store.format.evidence import BatchLatency, Count, OutputAgreeme
 from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison
 from ingot.quant.metric import Score as Value
-from ingot.quant.report import Audit, Score
+from ingot.quant.report.records import Audit, Score
 from ingot.quant.schemes.plan import Plan
 
 # Bytes; a line has some thousand, and a search some hundred lines.

@@ -16,9 +16,9 @@ from statistics import median
 from ingot.errors import IngotError
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.graph.layers import choose
-from ingot.quant.measure import space
-from ingot.quant.measure.deadline import Deadline, TimeUp
-from ingot.quant.measure.trial import FASTER, Trial, Workbench
+from ingot.quant.measure import limits
+from ingot.quant.measure.limits import Deadline, TimeUp
+from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
 from ingot.quant.schemes.plan import Plan, fitting
 from ingot.quant.search import sensitivity
 from ingot.quant.search.families import families, refinements
@@ -72,7 +72,7 @@ class Search:
     """One search.
 
     Args:
-        bench: where plans are tried.
+        runner: where plans are tried.
         config: the budget and all else that was asked.
         journal: what is known already, and where results are kept.
         progress: called with what begins now.
@@ -81,13 +81,13 @@ class Search:
 
     def __init__(
         self,
-        bench: Workbench,
+        runner: TrialRunner,
         config: QuantConfig,
         journal: Journal,
         progress: Callable[[str], None],
         deadline: Deadline | None = None,
     ):
-        self._bench = bench
+        self._runner = runner
         self._config = config
         self._journal = journal
         self._progress = progress
@@ -97,18 +97,18 @@ class Search:
         self._noises: dict[str, list[Noise]] = {}
         self._origins: dict[str, str] = {}  # the plans of which others keep some layers
         self._unproven: set[str] = set()  # the plans of which only the journal says what they are worth
-        self._kept = choose(bench.source.names, config.keep)
+        self._kept = choose(runner.source.names, config.keep)
 
     def run(self) -> Found:
         """Search until nothing faster can be expected, or until the time is up."""
         complete = True
-        self._bench.check = self._check_time
+        self._runner.check = self._check_time
         try:
             self._explore()
         except TimeUp:
             complete = False
         finally:
-            self._bench.check = lambda: None
+            self._runner.check = lambda: None
         finalists = self._finalists()
         chosen = self._best(finalists)
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
@@ -117,7 +117,7 @@ class Search:
 
     def _explore(self) -> None:
         engines = self._config.engines or installed()
-        plans = families(self._bench.source, self._has_data, engines)
+        plans = families(self._runner.source, self._has_data, engines)
         # Where all is in bfloat16, no layer stays as it is.
         asked = (plan for plan in plans if plan.schemes or not self._kept)
         first = [self._try(plan.keep(self._kept)) for plan in asked]
@@ -130,7 +130,7 @@ class Search:
 
     @property
     def _has_data(self) -> bool:
-        return self._bench.calibration is not None
+        return self._runner.calibration is not None
 
     def _good(self, trial: Trial) -> bool:
         return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
@@ -146,7 +146,7 @@ class Search:
         """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
         while True:
             # All of them are in memory at once to be timed, beside the original.
-            count = 1 if self._bench.large else self._affordable
+            count = 1 if self._runner.large else self._affordable
             found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
             if not unproven:
@@ -199,12 +199,12 @@ class Search:
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Time the best side by side, as long as there is time for; they stay as they are if there is none."""
-        calls = len(self._bench.batches) * (len(finalists) + 1)
+        calls = len(self._runner.batches) * (len(finalists) + 1)
         spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
         if spare < _LEAST_TIMING:
             return list(finalists)
         self._progress("Timing the best once more")
-        return self._bench.time_again(finalists, min(spare, _FINAL_TIMING))
+        return self._runner.time_again(finalists, min(spare, _FINAL_TIMING))
 
     @property
     def _cost(self) -> float:
@@ -220,7 +220,7 @@ class Search:
 
     def _price(self, plan: Plan) -> float:
         """Return what a plan must be faster by to be preferred: without joined requests a server loses throughput."""
-        return _UNJOINED if plan.rows_touch and self._bench.source.signature.batch is not None else 1.0
+        return _UNJOINED if plan.rows_touch and self._runner.source.signature.batch is not None else 1.0
 
     def _try(self, plan: Plan) -> Trial:
         if plan.key in self._trials:
@@ -238,10 +238,10 @@ class Search:
 
     def _attempt(self, plan: Plan) -> Trial:
         began = self._deadline.now
-        trial = self._bench.attempt(plan)
+        trial = self._runner.attempt(plan)
         self._costs.append(self._deadline.now - began)
-        if space.is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
-            raise space.fault()
+        if limits.disk_is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
+            raise limits.disk_full()
         self._journal.add(trial)
         return trial
 
@@ -282,7 +282,7 @@ class Search:
                 return
             tried.append(trial)
         hopeful = [trial for trial in tried if self._hopeful(trial)]
-        if hopeful and broken.plan.schemes and not self._bench.large:  # the ranking computes every layer twice
+        if hopeful and broken.plan.schemes and not self._runner.large:  # the ranking computes every layer twice
             self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
     def _keep_some(self, plan: Plan) -> None:
@@ -305,7 +305,7 @@ class Search:
         if count is None or not self._try(_kept(plan, order[:count])).holds(self._config.max_drop):
             return
         # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
-        light = fitting(self._bench.source, "int8", order[:count])
+        light = fitting(self._runner.source, "int8", order[:count])
         if light and plan.engine == "onnxruntime":
             name = f"{plan.name}, int8 weights alone for {len(light)}"
             mixed = replace(_kept(plan, order[:count]).but(light, "int8"), name=name)
@@ -314,11 +314,11 @@ class Search:
 
     def _rank(self, plan: Plan) -> list[str]:
         if plan.key not in self._noises:
-            samples = self._bench.calibration or self._bench.evaluation
+            samples = self._runner.calibration or self._runner.evaluation
             self._noises[plan.key] = sensitivity.rank(
-                self._bench.source,
+                self._runner.source,
                 plan,
-                self._bench.seen if plan.needs_data else {},
+                self._runner.seen if plan.needs_data else {},
                 samples,
                 seed=self._config.seed,
                 progress=self._ranked,

@@ -21,9 +21,9 @@ from ingot.model_store import Archive, Evidence, Golden, Serving, Variant, add_v
 from ingot.quant.config import HalfRecipe, PT2EInt8, QuantConfig, Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.metric import Comparison, within
-from ingot.quant.report import Audit, Candidate, Layer, Report, Score
+from ingot.quant.report.records import Audit, Candidate, Layer, Report, Score
 from ingot.quant.variants import packing
-from ingot.quant.variants.packing import Task
+from ingot.quant.variants.packing import Job
 from ingot.quant.variants.programs import graph, half, pt2e
 from ingot.runtime import Engine, devices, load_engine
 
@@ -90,7 +90,7 @@ def load(variant: Variant, threads: int | None) -> Engine:
     return load_engine(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
 
 
-def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[str], None]) -> Attempt:
+def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str], None]) -> Attempt:
     """Make the model of a recipe, compile it, and measure it beside the original.
 
     Raises:
@@ -99,20 +99,20 @@ def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[st
         ExportError: there is no C++ compiler, or the model cannot be compiled.
         Unsupported: a package is missing, or the processor has no arithmetic of the recipe's.
     """
-    bench, config = task.bench, task.config
+    runner, config = job.runner, job.config
     progress(f"Quantizing the program by {recipe.name}")
-    made = _make(task, graph.read(program), recipe)
+    made = _make(job, graph.read(program), recipe)
     progress("Compiling, which may take minutes")
-    packed = aoti.pack(made.program, task.blobs, freeze=True)
-    path = task.blobs.path(packed.graph)
+    packed = aoti.pack(made.program, job.blobs, freeze=True)
+    path = job.blobs.path(packed.graph)
     with contextlib.closing(
         load_engine(path, format="aoti", device="cpu", threads=config.threads, allow_code=True)
     ) as engine:
         progress("Measuring")
-        comparison, outputs = bench.compare(engine)
-        goldens = tuple(Golden(golden.inputs, engine.run(golden.inputs)) for golden in task.parent.goldens())
-    models = ((task.parent.path(), task.parent.serving.format), (path, "aoti"))
-    race = Race(models, task.parent.signature, bench.example, bench.batches, config.threads)
+        comparison, outputs = runner.compare(engine)
+        goldens = tuple(Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens())
+    models = ((job.parent.path(), job.parent.serving.format), (path, "aoti"))
+    race = Race(models, job.parent.signature, runner.example, runner.batches, config.threads)
     baseline, latency = race.run()
     evidence = Evidence(
         machine=devices.describe(),
@@ -120,16 +120,16 @@ def attempt(task: Task, program: Variant, recipe: Recipe, progress: Callable[[st
         latency=latency,
         agreement=outputs,
         holds=within(comparison.drop.value, config.max_drop),
-        metric=packing.metric_evidence(task, comparison),
+        metric=packing.metric_evidence(job, comparison),
     )
     return Attempt(made, packed, comparison, evidence, goldens)
 
 
-def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
+def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
     """Add what was made to the archive; return the report too.
 
     Args:
-        task: what it was made with.
+        job: what it was made with.
         program: what it was made of.
         recipe: how it was made.
         found: the result.
@@ -140,39 +140,39 @@ def add(task: Task, program: Variant, recipe: Recipe, found: Attempt, reason: st
         InvalidArgument: the archive has such a variant already.
     """
     made, packed = found.made, found.packed
-    name = packing.free_name(task.archive, name_of(recipe))
+    name = packing.free_name(job.archive, name_of(recipe))
     made_with = ("torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
-    notes = (*task.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
-    head = packing.head(task, name, found.comparison, made_with)
+    notes = (*job.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
+    head = packing.head(job, name, found.comparison, made_with)
     summary = head.model_copy(update={**_findings(recipe, found), "notes": notes, "reason": reason})
     operators = made.audit.quantized if made.audit else {}
     serving = Serving(
-        name=task.archive.name,
+        name=job.archive.name,
         variant=name,
         format=packed.format,
         precision=recipe.precision,
-        signature=task.parent.signature,
-        padding=task.parent.serving.padding,
+        signature=job.parent.signature,
+        padding=job.parent.serving.padding,
         requires=packed.requires,
         recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
         parents=(program.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
         batchable=not getattr(recipe, "dynamic", False),
-        provenance=packing.provenance(task.parent, notes, made_with),
+        provenance=packing.provenance(job.parent, notes, made_with),
         evidence=found.evidence,
     )
-    added = add_variant(task.blobs, serving, packed.graph, packed.weights, found.goldens, packing.documents(summary))
-    others = [variant.descriptor for variant in task.archive.variants]
-    return summary, Archive.create(task.blobs, [*others, added] if reason else [added, *others])
+    added = add_variant(job.blobs, serving, packed.graph, packed.weights, found.goldens, packing.documents(summary))
+    others = [variant.descriptor for variant in job.archive.variants]
+    return summary, Archive.create(job.blobs, [*others, added] if reason else [added, *others])
 
 
-def _make(task: Task, program: Program, recipe: Recipe) -> Made:
-    keep = (*task.config.keep, *recipe.keep)
+def _make(job: Job, program: Program, recipe: Recipe) -> Made:
+    keep = (*job.config.keep, *recipe.keep)
     if isinstance(recipe, HalfRecipe):
         return Made(half.convert(program, _half(recipe), keep=keep))
     if not isinstance(recipe, PT2EInt8):
         raise InvalidArgument(f"the recipe '{recipe.name}' cannot be compiled")
-    samples = task.bench.calibration or task.bench.evaluation
+    samples = job.runner.calibration or job.runner.evaluation
     made = pt2e.quantize(program, samples, keep=keep, dynamic=recipe.dynamic)
     scheme = "dynamic int8" if recipe.dynamic else "static int8"
     layers = tuple(

@@ -15,11 +15,11 @@ from ingot.model_store.format import onnx_graph
 from ingot.quant.config import HalfRecipe
 from ingot.quant.graph.layers import choose
 from ingot.quant.metric import Comparison, within
-from ingot.quant.report import Candidate, Report, Score
+from ingot.quant.report.records import Candidate, Report, Score
 from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
 from ingot.quant.variants import packing
-from ingot.quant.variants.packing import Work
+from ingot.quant.variants.packing import GraphJob
 from ingot.runtime import devices, load_engine
 
 # Sums in half precision depend on the order that a GPU takes them in.
@@ -36,7 +36,7 @@ class _Times:
     notes: tuple[str, ...] = ()
 
 
-def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
     """Add a variant in half precision to an archive, behind those that are there.
 
     Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
@@ -46,87 +46,87 @@ def add(work: Work, recipe: HalfRecipe, progress: Callable[[str], None]) -> tupl
         QuantizationError: nothing can be converted, or the metric loses more than was asked.
     """
     progress(f"Converting to {recipe.precision}")
-    model = work.bench.source.model()
-    halved = _convert(recipe, model, work)
-    graph, weights = onnx_graph.pack(model, work.blobs)
+    model = job.runner.source.model()
+    halved = _convert(recipe, model, job)
+    graph, weights = onnx_graph.pack(model, job.blobs)
     emulation = BlobFolder.scratch()
-    path = _on_cpu(recipe, work, work.blobs.path(graph), emulation)
+    path = _on_cpu(recipe, job, job.blobs.path(graph), emulation)
     with contextlib.closing(load_engine(path, device="cpu")) as engine:
         progress("Measuring")
-        comparison, outputs = work.bench.compare(engine)
-        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
-    holds = within(comparison.drop.value, work.config.max_drop)
-    fault = "" if holds else packing.loss(comparison.drop.value, work.config.max_drop)
-    if fault and not work.config.force:
+        comparison, outputs = job.runner.compare(engine)
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens()]
+    holds = within(comparison.drop.value, job.config.max_drop)
+    fault = "" if holds else packing.loss(comparison.drop.value, job.config.max_drop)
+    if fault and not job.config.force:
         raise QuantizationError(f"the result of '{recipe.name}' {fault}; keep layers in float32, or force it (--force)")
-    times = _time(work, recipe, work.blobs.path(graph))
+    times = _time(job, recipe, job.blobs.path(graph))
     size = graph.size + sum(item.size for item in weights)
-    name = packing.free_name(work.archive, recipe.precision)
-    notes = (*work.notes, *halved.notes, *times.notes)
-    summary = _report(work, recipe, name, size, comparison, times).model_copy(
+    name = packing.free_name(job.archive, recipe.precision)
+    notes = (*job.notes, *halved.notes, *times.notes)
+    summary = _report(job, recipe, name, size, comparison, times).model_copy(
         update={"outputs": outputs, "notes": notes, "reason": fault}
     )
     serving = Serving(
-        name=work.archive.name,
+        name=job.archive.name,
         variant=name,
         format="onnx",
         precision=recipe.precision,
-        signature=work.parent.signature,
-        padding=work.parent.serving.padding,
-        requires={**work.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
+        signature=job.parent.signature,
+        padding=job.parent.serving.padding,
+        requires={**job.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
         recipe={**recipe.record(), "operators": dict(halved.operators)},
-        parents=(work.parent.descriptor.digest,),
+        parents=(job.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
-        provenance=packing.provenance(work.parent, notes),
+        provenance=packing.provenance(job.parent, notes),
         evidence=Evidence(
             machine=devices.describe(),
             baseline=times.baseline,
             latency=times.latency,
             agreement=outputs,
             holds=holds,
-            metric=packing.metric_evidence(work, comparison),
+            metric=packing.metric_evidence(job, comparison),
         ),
     )
-    added = add_variant(work.blobs, serving, graph, weights, goldens, packing.documents(summary))
-    archive = Archive.create(work.blobs, [*(item.descriptor for item in work.archive.variants), added])
+    added = add_variant(job.blobs, serving, graph, weights, goldens, packing.documents(summary))
+    archive = Archive.create(job.blobs, [*(item.descriptor for item in job.archive.variants), added])
     return summary, archive
 
 
-def _on_cpu(recipe: HalfRecipe, work: Work, path: Path, blobs: BlobFolder) -> Path:
+def _on_cpu(recipe: HalfRecipe, job: GraphJob, path: Path, blobs: BlobFolder) -> Path:
     """Return a model that gives on a CPU what the variant at ``path`` gives where it runs; another is put in blobs."""
     if recipe.device == "any":
         return path
-    source = work.bench.source
+    source = job.runner.source
     model = source.model()
-    _convert(recipe, model, work, emulate=True)
+    _convert(recipe, model, job, emulate=True)
     return blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
 
 
-def _convert(recipe: HalfRecipe, model: ir.Model, work: Work, *, emulate: bool = False) -> Halved:
+def _convert(recipe: HalfRecipe, model: ir.Model, job: GraphJob, *, emulate: bool = False) -> Halved:
     dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
-    layers = work.bench.source.by_name(model)
-    kept = [layers[name].node for name in choose(work.bench.source.names, (*work.config.keep, *recipe.keep))]
+    layers = job.runner.source.by_name(model)
+    kept = [layers[name].node for name in choose(job.runner.source.names, (*job.config.keep, *recipe.keep))]
     if recipe.device == "any":
         return half.stored(model, dtype, kept)
     convert = half.emulated if emulate else half.apply
     return convert(model, dtype, kept)
 
 
-def _time(work: Work, recipe: HalfRecipe, path: Path) -> _Times:
+def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
     """Time the variant beside the original where it can run."""
     device = "cuda" if recipe.device == "cuda" else "cpu"
     if device == "cuda" and not devices.has_cuda():
         return _Times(notes=("made for GPUs and not timed, as this machine has none",))
     with contextlib.ExitStack() as stack:
         engines = [
-            stack.enter_context(contextlib.closing(load_engine(item, device=device, threads=work.config.threads)))
-            for item in (work.bench.source.path, path)
+            stack.enter_context(contextlib.closing(load_engine(item, device=device, threads=job.config.threads)))
+            for item in (job.runner.source.path, path)
         ]
-        baseline, latency = work.bench.time(engines, _TIMING)
+        baseline, latency = job.runner.time(engines, _TIMING)
     return _Times(baseline, latency)
 
 
-def _report(work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
+def _report(job: GraphJob, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
     before = {item.rows: item.seconds for item in times.baseline}
     candidate = Candidate(
         name=recipe.name,
@@ -136,9 +136,9 @@ def _report(work: Work, recipe: HalfRecipe, name: str, size: int, comparison: Co
         speedups={item.rows: before[item.rows] / item.seconds for item in times.latency},
         score=Score.of(comparison.after),
         drop=Score.of(comparison.drop),
-        holds=within(comparison.drop.value, work.config.max_drop),
+        holds=within(comparison.drop.value, job.config.max_drop),
         chosen=True,
     )
-    return packing.head(work, name, comparison).model_copy(
+    return packing.head(job, name, comparison).model_copy(
         update={"candidates": (candidate,), "baseline": times.baseline}
     )

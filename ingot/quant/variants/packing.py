@@ -15,12 +15,13 @@ from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance,
 from ingot.model_store.format.evidence import Interval, MetricEvidence
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
-from ingot.quant.measure.baseline import Bench
-from ingot.quant.measure.deadline import Deadline, TimeUp
-from ingot.quant.measure.trial import Trial, Workbench, slowness
+from ingot.quant.measure.datasets import Datasets
+from ingot.quant.measure.limits import Deadline, TimeUp
+from ingot.quant.measure.runner import Runner
+from ingot.quant.measure.trial import Trial, TrialRunner, slowness
 from ingot.quant.metric import Comparison
-from ingot.quant.report import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
 from ingot.quant.report.page import html
+from ingot.quant.report.records import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
 from ingot.quant.report.view import text
 from ingot.quant.schemes.plan import LABELS, Plan
 from ingot.quant.search import sensitivity
@@ -35,14 +36,14 @@ _UNJOINED = "a server runs its requests one by one: ranges of each call make the
 _GOLDEN_TOLERANCE = 0.1
 
 
-@dataclass(frozen=True)
-class Task:
+@dataclass(frozen=True, kw_only=True)
+class Job:
     """What any quantization works with.
 
     Attributes:
         archive: the archive that it began with, whose blobs are files.
         blobs: where those are, and where new ones go.
-        bench: where results are measured.
+        runner: where results are measured.
         config: what was asked.
         metric: the metric's name.
         held_out: whether nothing was learnt from the rows that the metric was taken of.
@@ -52,37 +53,36 @@ class Task:
 
     archive: Archive
     blobs: BlobFolder
-    bench: Bench
+    runner: Runner
     config: QuantConfig
     metric: str
-    held_out: bool
-    generated: bool
+    datasets: Datasets
     notes: tuple[str, ...]
 
     @property
     def data(self) -> str:
         """The digest of what the metric was taken of; empty if that is made up."""
-        return "" if self.generated else self.bench.evaluation.digest
+        return "" if self.datasets.generated else self.runner.evaluation.digest
 
     @property
     def parent(self) -> Variant:
         """The original."""
-        return self.bench.variant
+        return self.runner.variant
 
 
-@dataclass(frozen=True)
-class Work(Task):
-    """What a quantization of an ONNX graph works with: ``bench`` is where its plans were tried.
+@dataclass(frozen=True, kw_only=True)
+class GraphJob(Job):
+    """What a quantization of an ONNX graph works with: ``runner`` is where its plans were tried.
 
     What is only for people is left out after the ``deadline``.
     """
 
-    bench: Workbench
+    runner: TrialRunner
     deadline: Deadline = field(default_factory=Deadline)
 
 
 def add(
-    work: Work, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
+    job: GraphJob, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
 ) -> tuple[Report, Archive | None]:
     """Return the report of a search, and the archive with its result; None if it has none.
 
@@ -90,36 +90,36 @@ def add(
     """
     chosen = found.chosen
     if chosen is None:
-        return report(work, found, "", ()).model_copy(update={"verdict": verdict, "reason": reason}), None
+        return report(job, found, "", ()).model_copy(update={"verdict": verdict, "reason": reason}), None
     progress("Writing the evidence")
-    noises = _noises(work, found, chosen.plan)
-    name = free_name(work.archive, chosen.plan.variant)
-    if chosen.plan.rows_touch and work.parent.signature.batch is not None:
-        work = replace(work, notes=(*work.notes, _UNJOINED))
-    summary = report(work, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
-    built = work.bench.build(chosen.plan, work.blobs)
+    noises = _noises(job, found, chosen.plan)
+    name = free_name(job.archive, chosen.plan.variant)
+    if chosen.plan.rows_touch and job.parent.signature.batch is not None:
+        job = replace(job, notes=(*job.notes, _UNJOINED))
+    summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
+    built = job.runner.build(chosen.plan, job.blobs)
     with contextlib.closing(built.load()) as engine:
-        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in work.parent.goldens()]
-    recipe = _recipe(work, chosen)
+        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens()]
+    recipe = _recipe(job, chosen)
     serving = Serving(
-        name=work.archive.name,
+        name=job.archive.name,
         variant=name,
         format="onnx",
         precision=chosen.plan.precision,
-        signature=work.parent.signature,
-        padding=work.parent.serving.padding,
-        requires={**work.parent.serving.requires, **_requires(chosen.plan)},
+        signature=job.parent.signature,
+        padding=job.parent.serving.padding,
+        requires={**job.parent.serving.requires, **_requires(chosen.plan)},
         recipe=recipe,
-        parents=(work.parent.descriptor.digest,),
+        parents=(job.parent.descriptor.digest,),
         golden_tolerance=_GOLDEN_TOLERANCE,
         batchable=not chosen.plan.rows_touch,
-        provenance=provenance(work.parent, work.notes),
-        evidence=_evidence(work, chosen),
+        provenance=provenance(job.parent, job.notes),
+        evidence=_evidence(job, chosen),
     )
-    added = add_variant(work.blobs, serving, built.graph, built.weights, goldens, documents(summary))
-    others = [variant.descriptor for variant in work.archive.variants]
+    added = add_variant(job.blobs, serving, built.graph, built.weights, goldens, documents(summary))
+    others = [variant.descriptor for variant in job.archive.variants]
     first = bool(serving.evidence.holds) and chosen.faster
-    return summary, Archive.create(work.blobs, [added, *others] if first else [*others, added])
+    return summary, Archive.create(job.blobs, [added, *others] if first else [*others, added])
 
 
 def _requires(plan: Plan) -> dict[str, str]:
@@ -166,45 +166,45 @@ def documents(summary: Report) -> dict[str, bytes]:
     }
 
 
-def head(work: Task, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
+def head(job: Job, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
     """Return a report's first part: what was asked, on which data, and what became of the metric."""
-    bench = work.bench
-    calibration, evaluation = bench.calibration, bench.evaluation
-    made = provenance(work.parent, (), packages)
+    runner = job.runner
+    calibration, evaluation = runner.calibration, runner.evaluation
+    made = provenance(job.parent, (), packages)
     return Report(
-        model=work.archive.name,
+        model=job.archive.name,
         variant=variant,
         created=made.created,
         machine=devices.describe(),
         versions=made.versions,
         data=DataRecord(
-            digest=work.data,
-            source="" if work.generated else _origin(calibration or evaluation),
+            digest=job.data,
+            source="" if job.datasets.generated else _origin(calibration or evaluation),
             calibration_rows=calibration.rows if calibration else 0,
             evaluation_rows=evaluation.rows,
-            held_out=work.held_out,
+            held_out=job.datasets.held_out,
         ),
-        metric=work.metric,
-        budget=work.config.max_drop,
-        before=Score.of(bench.before),
+        metric=job.metric,
+        budget=job.config.max_drop,
+        before=Score.of(runner.before),
         after=Score.of(comparison.after) if comparison else None,
         drop=Score.of(comparison.drop) if comparison else None,
-        threads=work.config.threads or devices.cpu_count(),
-        size=work.parent.size,
-        notes=work.notes,
+        threads=job.config.threads or devices.cpu_count(),
+        size=job.parent.size,
+        notes=job.notes,
     )
 
 
-def report(work: Work, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
+def report(job: GraphJob, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
     """Return the report of a search."""
     chosen = found.chosen
-    part = head(work, variant, chosen.comparison if chosen is not None else None)
-    notes = work.notes if found.complete else (*work.notes, "the time for the search was up before it was done")
+    part = head(job, variant, chosen.comparison if chosen is not None else None)
+    notes = job.notes if found.complete else (*job.notes, "the time for the search was up before it was done")
     return part.model_copy(
         update={
             "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),
-            "candidates": tuple(_candidate(trial, work.config.max_drop, found) for trial in found.trials),
-            "layers": _layers(work, chosen.plan, noises) if chosen else (),
+            "candidates": tuple(_candidate(trial, job.config.max_drop, found) for trial in found.trials),
+            "layers": _layers(job, chosen.plan, noises) if chosen else (),
             "audit": chosen.audit if chosen else None,
             "outputs": chosen.outputs if chosen else (),
             "notes": notes,
@@ -232,22 +232,22 @@ def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
     )
 
 
-def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
+def _noises(job: GraphJob, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, found now if the search had no need of it."""
-    if found.noises or work.bench.large or not found.complete or not plan.schemes:
+    if found.noises or job.runner.large or not found.complete or not plan.schemes:
         return found.noises
-    samples = work.bench.calibration or work.bench.evaluation
-    seen = work.bench.seen if plan.needs_data else {}
+    samples = job.runner.calibration or job.runner.evaluation
+    seen = job.runner.seen if plan.needs_data else {}
     try:
-        work.deadline.check(2 * found.cost)
+        job.deadline.check(2 * found.cost)
         return sensitivity.rank(
-            work.bench.source,
+            job.runner.source,
             plan,
             seen,
             samples,
-            seed=work.config.seed,
+            seed=job.config.seed,
             effects=False,
-            progress=lambda done, total: work.deadline.check(found.cost),
+            progress=lambda done, total: job.deadline.check(found.cost),
         )
     except TimeUp:
         return ()
@@ -256,13 +256,13 @@ def _noises(work: Work, found: Found, plan: Plan) -> Sequence[Noise]:
         return ()
 
 
-def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
+def _layers(job: GraphJob, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
     by_name = {noise.layer: (rank, noise) for rank, noise in enumerate(noises, 1)}
     rows = []
-    for layer in work.bench.source.layers:
+    for layer in job.runner.source.layers:
         rank, noise = by_name.get(layer.name, (None, None))
         scheme = plan.schemes.get(layer.name)
-        seen = work.bench.seen.get(layer.data.name or "") if plan.needs_data else None
+        seen = job.runner.seen.get(layer.data.name or "") if plan.needs_data else None
         learnt = seen if scheme == "static" else None
         rows.append(
             Layer(
@@ -279,9 +279,9 @@ def _layers(work: Work, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...
     return tuple(rows)
 
 
-def _recipe(work: Work, chosen: Trial) -> dict[str, Any]:
-    asked = work.config.recipe
-    named = asked.record() if asked is not None else {"name": "auto", "version": 1, "seed": work.config.seed}
+def _recipe(job: GraphJob, chosen: Trial) -> dict[str, Any]:
+    asked = job.config.recipe
+    named = asked.record() if asked is not None else {"name": "auto", "version": 1, "seed": job.config.seed}
     return {
         **named,
         "plan": chosen.plan.record(),
@@ -290,18 +290,18 @@ def _recipe(work: Work, chosen: Trial) -> dict[str, Any]:
     }
 
 
-def _evidence(work: Work, chosen: Trial) -> Evidence:
+def _evidence(job: GraphJob, chosen: Trial) -> Evidence:
     return Evidence(
         machine=devices.describe(),
         baseline=chosen.baseline,
         latency=chosen.latency,
         agreement=chosen.outputs,
-        holds=chosen.holds(work.config.max_drop),
-        metric=metric_evidence(work, chosen.comparison),
+        holds=chosen.holds(job.config.max_drop),
+        metric=metric_evidence(job, chosen.comparison),
     )
 
 
-def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | None:
+def metric_evidence(job: Job, values: Comparison | None) -> MetricEvidence | None:
     """Return the record of a metric before and after."""
     if values is None:
         return None
@@ -309,14 +309,14 @@ def metric_evidence(work: Task, values: Comparison | None) -> MetricEvidence | N
     if before is None or after is None or drop is None:  # infinite: JSON has no such number
         return None
     return MetricEvidence(
-        name=work.metric,
+        name=job.metric,
         before=_interval(before),
         after=_interval(after),
         drop=_interval(drop),
-        budget=work.config.max_drop,
-        rows=work.bench.evaluation.rows,
-        held_out=work.held_out,
-        data=work.data,
+        budget=job.config.max_drop,
+        rows=job.runner.evaluation.rows,
+        held_out=job.datasets.held_out,
+        data=job.data,
     )
 
 

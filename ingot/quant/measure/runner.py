@@ -13,7 +13,7 @@ from ingot.runtime import Engine, profile
 from ingot.tensors import Array
 
 
-class Bench:
+class Runner:
     """Compares models with one original on one set of samples.
 
     Args:
@@ -33,10 +33,10 @@ class Bench:
         self,
         variant: Variant,
         load: Callable[[], Engine],
+        *,
         calibration: Samples | None,
         evaluation: Samples,
         metric: Metric,
-        *,
         batches: Sequence[int],
         threads: int | None,
         progress: Callable[[str], None],

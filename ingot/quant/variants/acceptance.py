@@ -9,7 +9,7 @@ from ingot.quant.config import QuantConfig, Recipe
 from ingot.quant.graph.source import Source
 from ingot.quant.measure.trial import FASTER, slowness
 from ingot.quant.metric import within
-from ingot.quant.report import Verdict
+from ingot.quant.report.records import Verdict
 from ingot.quant.search.search import Found
 from ingot.quant.variants import packing
 

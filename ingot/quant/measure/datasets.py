@@ -27,7 +27,7 @@ _GENERATED = 64
 
 
 @dataclass(frozen=True)
-class Given:
+class Datasets:
     """The samples that a quantization works with.
 
     Attributes:
@@ -52,7 +52,7 @@ def prepare(
     transform: str | None,
     config: QuantConfig,
     metric: Metric,
-) -> Given:
+) -> Datasets:
     """Read the data and divide it; make some up where there is none.
 
     Args:
@@ -70,42 +70,42 @@ def prepare(
     main = Samples.read(signature, data, transform=transform) if data is not None else None
     if validate is not None:
         other = Samples.read(signature, validate, transform=transform, purpose="validation data")
-        given = _validated(main, other, config, metric)
+        datasets = _validated(main, other, config, metric)
     elif main is not None:
-        given = _divided(main, config, metric)
+        datasets = _divided(main, config, metric)
     else:
-        given = _generated(variant, config, metric)
-    rows = given.evaluation.rows
+        datasets = _generated(variant, config, metric)
+    rows = datasets.evaluation.rows
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
         told = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
-        return replace(given, notes=(*given.notes, told))
-    return given
+        return replace(datasets, notes=(*datasets.notes, told))
+    return datasets
 
 
-def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Given:
+def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:
     """Return what is there where all data came together."""
     metric.check(main)
     if main.rows < _FEW:
         notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
-        return Given(main, main, held_out=False, notes=notes)
+        return Datasets(main, main, held_out=False, notes=notes)
     first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed, metric.groups)
-    return Given(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
+    return Datasets(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
 
 
-def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Given:
+def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Datasets:
     """Return what is there where data for the metric is given apart."""
     metric.check(other)
     notes = (*(main.notes if main is not None else ()), *other.notes)
     evaluation = other.take(_EVALUATION, config.seed, metric.groups)
     if main is None:
         _check_recipe(config)
-        return Given(None, evaluation, notes=(*notes, *_without_data(config)))
+        return Datasets(None, evaluation, notes=(*notes, *_without_data(config)))
     calibration = main.take(_CALIBRATION, config.seed)
     learnt = set(_row_hashes(calibration))
     shared = sum(row in learnt for row in _row_hashes(evaluation))
     if shared:
         notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric are rows that ranges were learnt from")
-    return Given(calibration, evaluation, held_out=not shared, notes=notes)
+    return Datasets(calibration, evaluation, held_out=not shared, notes=notes)
 
 
 def _row_hashes(samples: Samples) -> Iterator[bytes]:
@@ -139,11 +139,11 @@ def _without_data(config: QuantConfig) -> tuple[str, ...]:
     return (told,) if config.recipe is None else ()
 
 
-def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Given:
+def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Datasets:
     _check_recipe(config)
     if metric.labels is not None:
         raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
     goldens = [golden.inputs for golden in variant.goldens()]
     samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
     notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
-    return Given(None, samples, held_out=False, generated=True, notes=notes)
+    return Datasets(None, samples, held_out=False, generated=True, notes=notes)

@@ -1,0 +1,85 @@
+"""Limits of a quantization: its time, and the space on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.errors import StorageFull
+
+_CODES = (errno.ENOSPC, errno.EDQUOT)
+# What the system says, which compilers and ONNX Runtime repeat in messages of their own; and what the latter says of a
+# file that could be written in part, without why.
+_WORDS = (*map(os.strerror, _CODES), "Failed to write external initializers")
+
+
+class TimeUp(Exception):
+    """The time for a search is over."""
+
+
+class Deadline:
+    """A moment at which work must end.
+
+    Args:
+        seconds: from now; None for no limit.
+    """
+
+    def __init__(self, seconds: float | None = None):
+        self._end = math.inf if seconds is None else self.now + seconds
+
+    @property
+    def now(self) -> float:
+        """A time in seconds that never goes back."""
+        return time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left; infinity without a limit."""
+        return self._end - self.now
+
+    def check(self, needed: float = 0.0) -> None:
+        """Check that some seconds are left.
+
+        Raises:
+            TimeUp: they are not.
+        """
+        if self.left < needed:
+            raise TimeUp
+
+
+def disk_is_full(error: BaseException | str) -> bool:
+    """Tell whether an error, or the message of one, is that a disk is full."""
+    if isinstance(error, OSError) and error.errno in _CODES:
+        return True
+    return any(words in str(error) for words in _WORDS)
+
+
+def disk_full(folder: Path | None = None) -> StorageFull:
+    """Return the error for a full disk; ``folder`` None is that of temporary files."""
+    if folder is not None:
+        return StorageFull(f"no space is left in {folder.resolve()}: make room, or name another folder")
+    return StorageFull(
+        f"no space is left in {tempfile.gettempdir()}, where models are made: make room, or set TMPDIR to a folder "
+        "with more"
+    )
+
+
+@contextlib.contextmanager
+def disk_watched(folder: Path | None = None) -> Iterator[None]:
+    """Make any error of a full disk one that names the folder and the remedy; see :func:`disk_full`.
+
+    Raises:
+        StorageFull: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        raise disk_full(folder) from error
