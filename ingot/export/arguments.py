@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.torch_arrays import to_torch
+from ingot.export.torch_internals import positional_arguments, pytree
 from ingot.tensors import Array
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -233,10 +233,8 @@ def _split(module: nn.Module, kwargs: Mapping[str, Any], known: Sequence[str]) -
     """Return keywords as the arguments that a module takes: some kinds take them by position only."""
     if isinstance(module, torch.jit.ScriptModule):
         count = len(kwargs)
-    elif isinstance(module, fx.GraphModule) and hasattr(module.graph._codegen, "pytree_info"):
-        count = module.graph._codegen.pytree_info.in_spec.child(0).num_children  # as the program was exported
     else:
-        count = 0
+        count = positional_arguments(module.graph) if isinstance(module, fx.GraphModule) else 0
     first = known[:count]
     if not set(first) <= set(kwargs):
         raise ExportError(f"describe the inputs of such a model from the first on: {', '.join(known)}")

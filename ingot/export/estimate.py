@@ -23,9 +23,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ingot.errors import ExportError
@@ -39,6 +36,16 @@ from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.source.subject import Description, Subject, describe
 from ingot.export.torch_arrays import from_torch, to_torch
+from ingot.export.torch_internals import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    own_buffers,
+    own_parameters,
+    pytree,
+    version,
+)
 from ingot.report.text import table
 from ingot.report.units import count, size
 from ingot.tensors import Signature, TensorSpec
@@ -193,7 +200,7 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
         copied = copy.deepcopy(module)
     moved: dict[int, torch.Tensor] = {}
     for part in copied.modules():
-        for own in (part._parameters, part._buffers):
+        for own in (own_parameters(part), own_buffers(part)):
             for name, tensor in own.items():
                 if tensor is not None:
                     own[name] = moved.setdefault(id(tensor), _on_cpu(tensor, mode))  # type: ignore[assignment]
@@ -263,15 +270,15 @@ def _changes(subject: Subject, mode: FakeTensorMode) -> list[str]:
         module = copy.deepcopy(subject.eager.module)
     parameters = dict(module.named_parameters())
     states = {**dict(module.named_buffers()), **dict(zip(subject.eager.names, tensors, strict=True))}
-    versions = {name: tensor._version for name, tensor in (parameters | states).items()}
+    versions = {name: version(tensor) for name, tensor in (parameters | states).items()}
     with contextlib.suppress(Exception), quiet(), torch.no_grad(), layers.dynamic(module), mode:
         module(*args, **kwargs)  # if it raises, a note has told of it
     now = states | dict(module.named_buffers())
-    changed = [name for name in states if now[name] is not states[name] or now[name]._version != versions[name]]
+    changed = [name for name in states if now[name] is not states[name] or version(now[name]) != versions[name]]
     notes = [
         f"the model changes its parameter {name} while it runs; make it a buffer"
         for name in parameters
-        if parameters[name]._version != versions[name]
+        if version(parameters[name]) != versions[name]
     ]
     if changed:
         notes.append(f"the model changes {', '.join(changed)} while it runs: --lift-state makes it inputs and outputs")

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError
 from ingot.export.arguments import Arguments
 from ingot.export.torch_arrays import from_torch as from_torch
 from ingot.export.torch_arrays import to_torch as to_torch
+from ingot.export.torch_internals import pytree
 from ingot.tensors import Array, Signature
 
 NEXT = "_next"

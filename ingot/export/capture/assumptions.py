@@ -17,12 +17,11 @@ import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
 
 from ingot.errors import ExportError
 from ingot.export.capture.conditions import plain
 from ingot.export.capture.counterexamples import Assumption, Sizes
+from ingot.export.torch_internals import is_unbounded, python_code, shape_guards
 from ingot.tensors import TensorSpec
 
 # What a size is called in a guard of a flat module's program: strict capture has a name of its own.
@@ -36,7 +35,7 @@ def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -
 
 
 def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
-    for code in exported._guards_code:
+    for code in shape_guards(exported):
         text = _SIZE.sub(lambda match: str(inputs[int(match[1])].shape[int(match[2])]), code)
         if "L[" in text:
             if re.search(r"\.(size|shape|stride|storage_offset)\b", text):
@@ -66,7 +65,6 @@ def _evaluate(guard: Callable[[Callable[[str], int]], Any], sizes: Sizes) -> boo
 
 
 _BUILTINS = {"min": min, "max": max, "abs": abs, "int": int}
-_PRINTER = PythonPrinter()
 _NAMES: dict[str, Any] = {"math": math, "torch": torch, "__builtins__": _BUILTINS}
 
 
@@ -95,7 +93,7 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
             raise ExportError(f"the capture takes for granted what cannot be proved: {expr}")
         if expr != sympy.true:
             text, named = (
-                _PRINTER.doprint(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
+                python_code(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
                 for write in (str, _Size.named)
             )
             yield _written(text, named, sorted({known[symbol].dim for symbol in expr.free_symbols}))
@@ -134,8 +132,8 @@ def _bounds(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
             yield Assumption(f"{other} == {size}", partial(_alike, other, size), (other.dim, dim), simple=True)
         bounds = exported.range_constraints.get(size.symbol)
         if bounds is not None:
-            low, high = (end if abs(end) == int_oo else end * factor for end in (bounds.lower, bounds.upper))
-            numbers = tuple(int(end) for end in (low, high) if abs(end) != int_oo)
+            low, high = (end if is_unbounded(end) else end * factor for end in (bounds.lower, bounds.upper))
+            numbers = tuple(int(end) for end in (low, high) if not is_unbounded(end))
             text = f"{low} <= {dim} <= {high}"
             yield Assumption(text, partial(_within, dim, low, high), (dim,), numbers, simple=True)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ingot.export.program import Eager
+from ingot.export.torch_internals import constants_of
 
-# No public setting changes CONSTANT_NUMEL_LIMIT, the most elements of a tensor whose values a capture tracks:
-# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_subclasses/fake_tensor.py#L85
-_FAKE: Any = importlib.import_module("torch._subclasses.fake_tensor")
 # Elements of a buffer whose values are known: a mask of features, not a table.
 _MOST = 1024
 
@@ -42,12 +38,6 @@ def decides(error: BaseException) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def known() -> Iterator[None]:
-    """Let what is computed from constants alone be known while a model is captured; PyTorch knows single numbers."""
-    most = _FAKE.CONSTANT_NUMEL_LIMIT
-    _FAKE.CONSTANT_NUMEL_LIMIT = _MOST
-    try:
-        yield
-    finally:
-        _FAKE.CONSTANT_NUMEL_LIMIT = most
+def known() -> contextlib.AbstractContextManager[None]:
+    """Track the values of what is computed from constants alone; PyTorch tracks single numbers."""
+    return constants_of(_MOST)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx, nn
-from torch._dynamo.exc import UserError
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
-from torch.utils._sympy.numbers import int_oo
 
 from ingot.errors import ExportError
+from ingot.export import torch_internals
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
-
-_CONFIG: Any = importlib.import_module("torch.fx.experimental._config")
 
 
 def trace(
@@ -53,7 +49,7 @@ def trace(
         Exception: whatever ``torch.export`` raises.
     """
     shapes = dynamic_shapes(inputs, ranges, inferred=inferred)
-    patch = _CONFIG.patch(backed_size_oblivious=True) if oblivious else contextlib.nullcontext()
+    patch = torch_internals.size_oblivious() if oblivious else contextlib.nullcontext()
 
     def export(shapes: Any) -> torch.export.ExportedProgram:
         return torch.export.export(
@@ -64,35 +60,14 @@ def trace(
             prefer_deferred_runtime_asserts_over_guards=oblivious or deferred,
         )
 
-    with quiet(), torch.no_grad(), patch, _idle_conversions():
+    with quiet(), torch.no_grad(), patch, torch_internals.idle_conversions():
         try:
             return export(shapes)
-        except UserError as error:
-            narrower = _narrowed(shapes, str(error.msg)) if oblivious else None
+        except torch_internals.user_error() as error:
+            narrower = _narrowed(shapes, str(error)) if oblivious else None
             if narrower is None:
                 raise
             return export(narrower)
-
-
-@contextlib.contextmanager
-def _idle_conversions() -> Iterator[None]:
-    """Let a module that converts a part of itself to the type that it has, as some routers do, go on with it as it is.
-
-    PyTorch would make new parameters, which a module under capture cannot take.
-    """
-    convert = nn.Module._apply
-
-    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        weights = (*self.parameters(recurse), *self.buffers(recurse))
-        before = [(weight.dtype, weight.device, weight.shape) for weight in weights]
-        after = [(weight.dtype, weight.device, weight.shape) for weight in map(function, weights)]
-        return self if before == after else convert(self, function, recurse)  # type: ignore[no-untyped-call]
-
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = convert  # type: ignore[method-assign]
 
 
 def _narrowed(shapes: Any, message: str) -> Any:
@@ -186,7 +161,7 @@ def _signature(
             if isinstance(size, int):
                 raise _fixed(dim, spec, size)
             bounds = exported.range_constraints.get(size.node.expr)
-            if bounds is not None and bounds.lower == bounds.upper and bounds.upper != int_oo:
+            if bounds is not None and bounds.lower == bounds.upper and not torch_internals.is_unbounded(bounds.upper):
                 raise _fixed(dim, spec, int(bounds.lower))
             factor, symbol = size.node.expr.as_coeff_Mul()
             renamed[symbol] = sympy.Symbol(dim, integer=True, positive=True) / factor

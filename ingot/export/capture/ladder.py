@@ -11,7 +11,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx, nn
-from torch._dynamo.exc import UserError, UserErrorType
 
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.capture import constants, exported, layers, torchscript
@@ -20,6 +19,7 @@ from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.probe import output_specs, unchanged
 from ingot.export.report import Attempt
+from ingot.export.torch_internals import violates_constraints
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
 
@@ -169,7 +169,8 @@ def capture(
             cause = failure.__cause__ if isinstance(failure, _Failed) else failure
             failures.append(cause if isinstance(cause, Exception) else failure)
             attempts.append(Attempt(route=name, failure=str(_explained(failures[-1:], task, name))))
-            if _of_sizes(cause) and "strict" in rungs:  # the bytecode asks for the same sizes: the others first
+            # The bytecode has the same conditions on sizes, so other routes are tried first.
+            if violates_constraints(cause) and "strict" in rungs:
                 rungs.remove("strict")
                 rungs.append("strict")
             continue
@@ -183,11 +184,6 @@ def capture(
 def _came_through(failure: Exception) -> bool:
     """Tell whether a route came to the end of the model's code, so that what it lacks is less than another's."""
     return isinstance(failure, ExportError) or "Constraints violated" in str(failure)
-
-
-def _of_sizes(failure: BaseException | None) -> bool:
-    """Tell whether the declared dimensions are wider than the code was found to allow."""
-    return isinstance(failure, UserError) and failure.error_type is UserErrorType.CONSTRAINT_VIOLATION
 
 
 def _rungs(task: Task, route: str) -> Sequence[str]:

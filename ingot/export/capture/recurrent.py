@@ -17,8 +17,9 @@ import torch
 from onnxscript import ir, opset18
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules import rnn
 from torch.nn.utils import rnn as packing
+
+from ingot.export import torch_internals
 
 Tensor = torch.Tensor
 op: Any = opset18
@@ -29,23 +30,18 @@ _BLOCKS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 @contextlib.contextmanager
 def opaque() -> Iterator[None]:
     """Replace the functions that recurrent layers, and the packing of sequences, call."""
-    modules: list[Any] = [rnn, packing]
-    functions = torch._VF
     check = nn.RNNBase.check_forward_args
 
     def check_unpacked(self: nn.RNNBase, x: Tensor, hidden: Tensor, sizes: Any) -> None:
         if not isinstance(sizes, _Lengths):  # whose rows it would fix
             check(self, x, hidden, sizes)
 
-    for module in modules:
-        module._VF = _Layers(functions)
     nn.RNNBase.check_forward_args = check_unpacked  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with torch_internals.recurrent_functions(_Layers):
+            yield
     finally:
         nn.RNNBase.check_forward_args = check  # type: ignore[method-assign]
-        for module in modules:
-            module._VF = functions
 
 
 def used_by(module: nn.Module) -> bool:
@@ -72,8 +68,8 @@ class _Lengths:
     @functools.cached_property
     def longest(self) -> int:
         longest: Any = self.lengths.max().item()
-        torch._check(longest >= 0)  # type: ignore[no-untyped-call]
-        torch._check(longest <= self.steps)  # type: ignore[no-untyped-call]
+        torch_internals.check(longest >= 0)  # type: ignore[no-untyped-call]
+        torch_internals.check(longest <= self.steps)  # type: ignore[no-untyped-call]
         return longest  # type: ignore[no-any-return]
 
     def size(self, dim: int) -> int:
@@ -82,7 +78,7 @@ class _Lengths:
 
 
 class _Layers:
-    """``torch._VF`` with the recurrent functions replaced. Projections go to the original."""
+    """PyTorch's functions with the recurrent ones replaced. Projections go to the original."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -199,7 +195,7 @@ def _run(
     kind: str, name: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor, states: Sequence[Tensor], lengths: Tensor | None
 ) -> Any:
     """Run PyTorch's own function on weights in ONNX's order; results beyond a sequence's length are zero."""
-    function = getattr(torch._C._VariableFunctions, name)
+    function = torch_internals.recurrent_function(name)
     flat = []
     for index in range(w.shape[0]):
         biases = b[index].chunk(2)

@@ -5,9 +5,8 @@ PyTorch has a converter of TorchScript to FX too; it crashes the process on some
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -15,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from ingot.export.program import quiet
+from ingot.export.torch_internals import without_onnx_log
 from ingot.tensors import Signature
 
 
@@ -30,7 +30,7 @@ def lower(
     specs = (*signature.inputs, *signature.outputs)
     axes = {spec.name: {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in specs}
     buffer = io.BytesIO()
-    with quiet(), _unlogged(), torch.no_grad():
+    with quiet(), without_onnx_log(), torch.no_grad():
         torch.onnx.export(
             module,
             args,
@@ -47,14 +47,3 @@ def lower(
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape(by_name[value.name or ""].shape)
     return model
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Silence the graph that the exporter prints when it fails; it goes to standard output, past Python."""
-    original = torch._C._jit_onnx_log
-    torch._C._jit_onnx_log = lambda *args: None
-    try:
-        yield
-    finally:
-        torch._C._jit_onnx_log = original

@@ -16,13 +16,12 @@ from typing import Any
 
 import onnx_ir as ir
 from torch import fx
-from torch._ops import HigherOrderOperator
-from torch.utils import _pytree as pytree
 
 from ingot import arrays
 from ingot.export.diagnose import intermediates
 from ingot.export.explain.places import innermost, told
 from ingot.export.program import Eager, Program, user_path
+from ingot.export.torch_internals import HigherOrderOperator, pytree
 from ingot.tensors import Array
 
 

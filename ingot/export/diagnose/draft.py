@@ -22,6 +22,7 @@ from ingot.export.explain.causes import Cause, Kind
 from ingot.export.explain.places import Place, innermost
 from ingot.export.source import load_example, load_source
 from ingot.export.source.subject import Description, Subject, describe, prepare
+from ingot.export.torch_internals import draft_report
 
 _SHAPE = re.compile(r"Tensor\(shape: torch\.Size\((\[.*?\])\)")
 _SIGNS = {"Eq": "==", "Ne": "!="}
@@ -69,7 +70,7 @@ def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
             )
     except Exception as error:  # noqa: BLE001 - what even a draft cannot pass, of any kind
         return [explain(error, module)]
-    report: Any = drafted._report  # type: ignore[attr-defined]
+    report = draft_report(drafted)
     found = [_explained(item.failure_type.name, item.data, report.str_to_filename, subject) for item in report.failures]
     # One line is often met several times, the later ones being consequences of the first.
     return list({item.place or item.cause: item for item in reversed(found)}.values())[::-1]

@@ -9,12 +9,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.errors import InvalidArgument
 from ingot.export.program import Eager
 from ingot.export.torch_arrays import from_torch
+from ingot.export.torch_internals import TorchDispatchMode, is_functorch_wrapped, pytree
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
@@ -102,7 +101,7 @@ def _copied(value: Any) -> Array | None:
     """Return a copy of a tensor, which may be overwritten later; None for what has no array."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # one row's within torch.vmap
+    if is_functorch_wrapped(value):  # one row's within torch.vmap
         return None
     try:
         DType.parse(str(value.dtype).removeprefix("torch."))

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import aoti_compile_and_package
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.utils import clear_caches
 from torch.export.passes import move_to_device_pass
 
 from ingot.errors import ExportError, InvalidArgument
+from ingot.export import torch_internals
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.lower.program import foreign_operators, inlined
 from ingot.export.program import Program, quiet
@@ -97,7 +94,7 @@ def _scratch() -> Iterator[Path]:
         # A compiler that is interrupted leaves its files in TMPDIR.
         places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
         before = {name: os.environ.get(name) for name in places}
-        clear_caches()
+        torch_internals.clear_inductor_caches()
         os.environ.update(places)
         try:
             yield Path(folder)
@@ -107,7 +104,7 @@ def _scratch() -> Iterator[Path]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            clear_caches()  # they refer to files that go now
+            torch_internals.clear_inductor_caches()  # they refer to files that go now
 
 
 def _check(program: Program, device: str) -> None:
@@ -119,19 +116,17 @@ def _check(program: Program, device: str) -> None:
             f"the operator {foreign[0]} cannot be compiled into a package that runs without its source; "
             "export to ONNX with a translation of it, or in parts by --partition"
         )
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
+    if not torch_internals.has_compiler():
         raise ExportError(
             "AOTInductor compiles C++, and there is no compiler here: install g++ (in Debian, apt install g++), or "
             "name one by the variable CXX"
-        ) from error
+        )
 
 
 def _compile(exported: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
     try:
         with quiet(), torch.no_grad():
-            aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+            torch_internals.compile_package(exported, str(path), options)
     except Exception as error:  # Inductor raises many kinds
         reason = " ".join(str(error).split())[:500]
         raise ExportError(f"AOTInductor cannot compile the model: {type(error).__name__}: {reason}") from error
@@ -139,8 +134,8 @@ def _compile(exported: torch.export.ExportedProgram, path: Path, options: dict[s
 
 def _takes_indices(exported: torch.export.ExportedProgram) -> bool:
     """Tell whether an operator takes a tensor of indices: its kernel very likely may end the process, see below."""
-    targets = {node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    arguments = (item for target in targets for item in target._schema.arguments)
+    targets = {node.target for node in exported.graph.nodes if isinstance(node.target, torch_internals.OpOverload)}
+    arguments = (item for target in targets for item in torch_internals.schema(target).arguments)
     return any(item.name in ("index", "indices") and "Tensor" in str(item.type) for item in arguments)
 
 

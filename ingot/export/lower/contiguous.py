@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import fx
+
+from ingot.export.torch_internals import with_copied_graph
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 
@@ -17,7 +17,7 @@ def with_copies(exported: torch.export.ExportedProgram) -> torch.export.Exported
     (``scaled_dot_product_attention`` with a bias does, torch 2.13), and then fails. ONNX knows no layouts: there the
     copies are nothing.
     """
-    copied = exported._update(copy.deepcopy(exported.graph_module), exported.graph_signature)
+    copied = with_copied_graph(exported)
     graph = copied.graph_module.graph
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _VIEWS and isinstance(node.args[0], fx.Node):

@@ -16,15 +16,14 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from onnxscript import version_converter
 from torch import fx
-from torch.onnx._constants import ONNX_DEFAULT_OPSET
-from torch.onnx._internal.exporter import _core, _dispatching, _fx_passes
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from ingot.errors import ExportError
+from ingot.export import torch_internals
 from ingot.export.explain import places
 from ingot.export.lower import complex_numbers, contiguous
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
+from ingot.export.torch_internals import Registry
 
 log = logging.getLogger(__name__)
 
@@ -102,10 +101,9 @@ def _name_turned(graph: ir.Graph, exported: torch.export.ExportedProgram) -> Non
             weight.name = path
 
 
-def make_registry(opset: int | None, translations: Translations | None) -> ONNXRegistry:
+def make_registry(opset: int | None, translations: Translations | None) -> Registry:
     """Return what the exporter knows, and the operators made by :func:`ingot.op`."""
-    registry = ONNXRegistry()
-    registry._opset_version = max(opset or ONNX_DEFAULT_OPSET, _OLDEST)
+    registry = torch_internals.registry(max(opset or torch_internals.default_opset(), _OLDEST), own=False)
     known = _known(registry.opset_version).functions.items()
     registry.functions = {target: list(found) for target, found in known}
     for target, function in {**(translations or {}), **functions.translations()}.items():
@@ -116,17 +114,17 @@ def make_registry(opset: int | None, translations: Translations | None) -> ONNXR
 
 
 @functools.cache
-def _known(opset: int) -> ONNXRegistry:
+def _known(opset: int) -> Registry:
     """Return PyTorch's own translations. Reading them takes longer than exporting a small model, so it is done once."""
     with quiet():
-        return ONNXRegistry.from_torchlib(opset)
+        return torch_internals.registry(opset, own=True)
 
 
 def _translate(
     exported: torch.export.ExportedProgram,
     inputs: Sequence[str],
     subject: str,
-    registry: ONNXRegistry,
+    registry: Registry,
     outputs: Sequence[str] = (),
     remark: Callable[[str], None] = lambda text: None,
 ) -> ir.Model:
@@ -143,15 +141,7 @@ def _translate(
 
     def attempt(program: torch.export.ExportedProgram, optimize: bool) -> ir.Model:
         with quiet():
-            model: ir.Model = _core.export(
-                program,
-                registry=registry,
-                input_names=inputs,
-                output_names=outputs,
-                opset_version=registry.opset_version,
-                verbose=False,
-                optimize=optimize,
-            ).model
+            model: ir.Model = torch_internals.export_onnx(program, registry, inputs, outputs, optimize=optimize)
         return model
 
     try:
@@ -192,19 +182,18 @@ def outside(
     return _missing(_decompose(exported, registry).values(), registry)
 
 
-def _missing(nodes: Iterable[fx.Node], registry: ONNXRegistry) -> tuple[str, ...]:
+def _missing(nodes: Iterable[fx.Node], registry: Registry) -> tuple[str, ...]:
     found: dict[str, str] = {}
     for node in nodes:
-        if node.target is not operator.getitem and _dispatching.dispatch(node, registry)[0] is None:
+        if node.target is not operator.getitem and not torch_internals.has_translation(node, registry):
             found.setdefault(str(node.target), _shown(node))
     return tuple(found.values())
 
 
-def _decompose(exported: torch.export.ExportedProgram, registry: ONNXRegistry) -> dict[str, fx.Node]:
+def _decompose(exported: torch.export.ExportedProgram, registry: Registry) -> dict[str, fx.Node]:
     """Return the calls that the exporter translates, by name."""
     with quiet():
-        decomposed = _fx_passes.decompose_with_registry(exported, registry)
-        _fx_passes.remove_assertion_nodes(decomposed.graph_module)
+        decomposed = torch_internals.decomposed(exported, registry)
     graphs = [part.graph for part in decomposed.graph_module.modules() if isinstance(part, fx.GraphModule)]
     return {node.name: node for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
@@ -214,7 +203,7 @@ def _shown(node: fx.Node) -> str:
     return f"{node.target} ({place.short})" if place is not None else str(node.target)
 
 
-def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: ONNXRegistry, advice: str) -> str:
+def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: Registry, advice: str) -> str:
     """Name the operators to blame, and lines of the user's code that call them; ``advice`` says what helps."""
     causes = [error]
     while isinstance(causes[-1].__cause__, Exception):

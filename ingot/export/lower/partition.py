@@ -7,15 +7,12 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.onnx._internal.exporter import _core, _dispatching
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError, InvalidArgument
+from ingot.export import torch_internals
 from ingot.export.lower import contiguous
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
@@ -23,6 +20,7 @@ from ingot.export.lower.onnx import Translations
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.segments import Cut, Part, cut
 from ingot.export.program import Program, quiet
+from ingot.export.torch_internals import pytree
 from ingot.model_store import BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import manifest, onnx_graph
@@ -89,10 +87,10 @@ def split(program: Program, opset: int | None = None, translations: Translations
     return cut(replace(program, exported=exported), special)
 
 
-def _untranslatable(exported: torch.export.ExportedProgram, registry: Any) -> Iterator[str]:
+def _untranslatable(exported: torch.export.ExportedProgram, registry: torch_internals.Registry) -> Iterator[str]:
     """Yield the names of nodes that, after the exporter's own decompositions, hold an operator without ONNX form."""
     with _own_sizes(exported):
-        decomposed = _core._prepare_exported_program_for_export(exported, registry=registry)
+        decomposed = torch_internals.decomposed(exported, registry, prepared=True)
     for node in decomposed.graph.nodes:
         if not _is_translatable(node, decomposed.graph_module, registry):
             origin = node.meta.get("from_node")
@@ -106,17 +104,17 @@ def _own_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
         yield
     finally:
         for value in pytree.tree_leaves([node.meta.get("val") for node in exported.graph.nodes]):
-            if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
+            if isinstance(value, torch_internals.FakeTensor) and value.fake_mode.shape_env is not None:
                 value.fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
 
 
-def _is_translatable(node: fx.Node, module: fx.GraphModule, registry: Any) -> bool:
+def _is_translatable(node: fx.Node, module: fx.GraphModule, registry: torch_internals.Registry) -> bool:
     """Tell whether a node has an ONNX form, and so have all in the branches that it chooses from."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     held = [getattr(module, str(source.target)) for source in node.all_input_nodes if source.op == "get_attr"]
     branches = [item for item in held if isinstance(item, fx.GraphModule)]
-    return _dispatching.dispatch(node, registry)[0] is not None and all(
+    return torch_internals.has_translation(node, registry) and all(
         _is_translatable(inner, branch, registry) for branch in branches for inner in branch.graph.nodes
     )
 

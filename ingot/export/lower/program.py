@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import fx
-from torch._library.custom_ops import OPDEFS
 
 from ingot.errors import ExportError
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.program import Program, quiet
+from ingot.export.torch_internals import OpOverload, python_body, with_copied_graph
 from ingot.model_store import BlobFolder
 from ingot.runtime.engines.torch_program import HEADER
 
@@ -65,8 +64,8 @@ def inlined(program: Program) -> Program:
     Raises:
         ExportError: a body fixes a dimension that is declared dynamic.
     """
-    found = [(operator, OPDEFS.get(name)) for name, operator in foreign_operators(program).items()]
-    bodies = {operator: definition._init_fn for operator, definition in found if definition is not None}
+    found = [(operator, python_body(name)) for name, operator in foreign_operators(program).items()]
+    bodies = {operator: body for operator, body in found if body is not None}
     if not bodies:
         return program
     try:
@@ -87,17 +86,17 @@ def inlined(program: Program) -> Program:
 
 def _stripped(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return a copy without what is the author's own business: lines of his code, where it lies, and his example."""
-    copied = exported._update(copy.deepcopy(exported.graph_module), exported.graph_signature)
+    copied = with_copied_graph(exported)
     for node in _nodes(copied):
         node.meta.pop("stack_trace", None)
-    copied._example_inputs = None
+    copied.example_inputs = None
     return copied
 
 
-def foreign_operators(program: Program) -> dict[str, torch._ops.OpOverload]:
+def foreign_operators(program: Program) -> dict[str, OpOverload]:
     """Return the operators of a program that PyTorch itself does not have, by name, such as ``acme::norm``."""
     targets = (node.target for node in _nodes(program.exported))
-    found = [item for item in targets if isinstance(item, torch._ops.OpOverload) and item.namespace not in _BUILT_IN]
+    found = [item for item in targets if isinstance(item, OpOverload) and item.namespace not in _BUILT_IN]
     return {str(item.name()): item for item in sorted(found, key=str)}  # type: ignore[no-untyped-call]
 
 

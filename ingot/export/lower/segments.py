@@ -21,10 +21,10 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx.experimental.symbolic_shapes import free_symbols
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.program import Program
+from ingot.export.torch_internals import pytree
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
 Exported = torch.export.ExportedProgram

@@ -15,6 +15,7 @@ from ingot.errors import ExportError, ParityError
 from ingot.export.program import Eager, Runner, States
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.parity import unrepeated
+from ingot.export.torch_internals import own_buffers, version
 from ingot.tensors import Array, DType, TensorSpec
 
 
@@ -25,14 +26,14 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
         ExportError: the model does not run, or changes a parameter.
     """
     tensors = eager.tensors(inputs)
-    versions = {name: value._version for name, value in eager.module.named_parameters()}
+    versions = {name: version(value) for name, value in eager.module.named_parameters()}
     before = [tensor.clone() for tensor in tensors]
     args, kwargs = eager.arguments.bind(tensors)
     with unchanged(eager.module) as saved, torch.no_grad():
         eager.module(*args, **kwargs)
         now = dict(eager.module.named_buffers())
         buffers = [name for name, value in saved.items() if name not in now or not same(value, now[name])]
-    written = [name for name, value in eager.module.named_parameters() if value._version != versions[name]]
+    written = [name for name, value in eager.module.named_parameters() if version(value) != versions[name]]
     if written:
         raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
     changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not same(old, new)]
@@ -129,7 +130,7 @@ def _remembers(eager: Eager, examples: Examples) -> bool:
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Yield copies of a module's buffers, and put them back at the end."""
-    owners = {path: (part, dict(part._buffers)) for path, part in module.named_modules()}
+    owners = {path: (part, dict(own_buffers(part))) for path, part in module.named_modules()}
     saved = {name: value.clone() for name, value in module.named_buffers()}
     try:
         yield saved
@@ -137,8 +138,8 @@ def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         with torch.no_grad():
             for path, (part, buffers) in owners.items():
                 if not isinstance(part, torch.jit.ScriptModule):  # whose buffers are written in place only
-                    part._buffers.clear()
-                    part._buffers.update(buffers)
+                    own_buffers(part).clear()
+                    own_buffers(part).update(buffers)
                 for name, value in buffers.items():
                     copy = saved.get(f"{path}.{name}" if path else name)  # none where a buffer has two names
                     if value is not None and copy is not None and not same(value, copy):
@@ -190,7 +191,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
             if isinstance(value, bool | int | float | str):
                 found[full] = value
             elif torch.is_tensor(value):
-                found[full] = (id(value), value._version)
+                found[full] = (id(value), version(value))
             elif isinstance(value, list):
                 found[full] = len(value)
     return found

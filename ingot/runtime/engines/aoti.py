@@ -18,7 +18,8 @@ HEADER = "ingot"
 """The key in the package's metadata of its :class:`~ingot.model_store.format.partition.TorchHeader`."""
 # PyTorch's name of an instruction set in compiled packages -> in its description of the machine.
 _CAPABILITIES = {"avx512": "avx512_f"}
-# The public aoti_load_package insists on a suffix, and compiles test programs to detect instruction sets.
+# The public aoti_load_package insists on a suffix, and compiles test programs to detect instruction sets:
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_package/pybind.cpp
 _LOADER: Any = torch._C._aoti.AOTIModelPackageLoader
 
 

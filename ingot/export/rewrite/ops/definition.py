@@ -16,6 +16,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export.rewrite.ops import kernels
 from ingot.export.rewrite.ops.formula import FormulaRule
 from ingot.export.rewrite.passes.manager import FxPass
+from ingot.export.torch_internals import FunctionSchema, OpOverload, parse_schema, schema
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +63,7 @@ class Op(Generic[P, R]):
         torch.library.custom_op(name, body, mutates_args=()).register_fake(fake or body)
 
     @property
-    def overload(self) -> torch._ops.OpOverload:
+    def overload(self) -> OpOverload:
         """What stands in FX graphs."""
         namespace, _, name = self.name.partition("::")
         return getattr(getattr(torch.ops, namespace), name).default  # type: ignore[no-any-return]
@@ -171,7 +172,7 @@ def op(
     return define
 
 
-def _read_schema(name: str, body: Callable[..., Any]) -> torch._C.FunctionSchema:
+def _read_schema(name: str, body: Callable[..., Any]) -> FunctionSchema:
     """Return PyTorch's view of a function's parameters and result.
 
     Raises:
@@ -181,7 +182,7 @@ def _read_schema(name: str, body: Callable[..., Any]) -> torch._C.FunctionSchema
     if name not in _DEFINED and hasattr(getattr(torch.ops, namespace), short):
         raise InvalidArgument(f"PyTorch has an operator '{name}' already; take another namespace")
     try:
-        schema = torch._C.parse_schema(f"{name}{torch.library.infer_schema(body, mutates_args=())}")
+        schema = parse_schema(f"{name}{torch.library.infer_schema(body, mutates_args=())}")
     except (ValueError, RuntimeError, NotImplementedError) as error:
         reason = " ".join(str(error).removeprefix("infer_schema(func): ").split())
         raise InvalidArgument(f"'{name}' cannot be an operator: {reason}") from error
@@ -192,7 +193,7 @@ def _read_schema(name: str, body: Callable[..., Any]) -> torch._C.FunctionSchema
 
 def defined(target: Any) -> Op[Any, Any] | None:
     """Return the operator that a node of an FX graph calls, or None if it is not one of these."""
-    return _DEFINED.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+    return _DEFINED.get(schema(target).name) if isinstance(target, OpOverload) else None
 
 
 def operators() -> tuple[Op[Any, Any], ...]:

@@ -14,13 +14,13 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 from torch.fx.passes.utils.matcher_utils import InternalMatch
 from torch.fx.subgraph_rewriter import replace_pattern_with_filters
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError
 from ingot.export.rewrite.ops.tracing import trace
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.export.rewrite.passes.fx_graph import Memory
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
+from ingot.export.torch_internals import OpOverload, pytree
 
 # No formula holds these numbers: where one turns up in a traced formula, the argument that had it is used as it is.
 _MARK = 0.7390851332151607
@@ -41,7 +41,7 @@ class FormulaRule(FxPass):
 
     def __init__(
         self,
-        overload: torch._ops.OpOverload,
+        overload: OpOverload,
         spellings: Sequence[Callable[..., Any]],
         arguments: Mapping[str, Any],
     ):

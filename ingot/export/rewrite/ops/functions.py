@@ -16,12 +16,11 @@ from onnx_ir.passes.common import InlinePass
 from onnxscript import evaluator
 from onnxscript.values import OnnxFunction
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from ingot.errors import ExportError
 from ingot.export.rewrite.ops.definition import Op, defined, operators
 from ingot.export.rewrite.ops.tracing import trace
+from ingot.export.torch_internals import FakeTensorMode, OpOverload, pytree, shape_guards
 from ingot.tensors import DType
 
 Translate = Callable[[torch.export.ExportedProgram, Sequence[str], str], ir.Model]
@@ -33,7 +32,7 @@ _SIZE = r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]"
 _SAME_SIZE = re.compile(rf"{_SIZE} == {_SIZE}")
 
 
-def translations() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def translations() -> dict[OpOverload, Callable[..., Any]]:
     """Return how the ONNX exporter translates each operator that this process has defined."""
     return {op.overload: _translation(op) for op in operators()}
 
@@ -129,7 +128,7 @@ class Functions:
             raise ExportError(
                 f"{subject} cannot be captured; say in its definition what it is in ONNX (onnx= or native=): {reason}"
             ) from error
-        decided = [code for code in exported._guards_code if not _holds_here(code, sizes)]
+        decided = [code for code in shape_guards(exported) if not _holds_here(code, sizes)]
         if decided:
             raise ExportError(
                 f"{subject} decides by sizes, and would be captured one way only; say in its definition what it is in "

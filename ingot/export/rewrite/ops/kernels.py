@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
 from ingot.export.proof.parity import TOLERANCE
 from ingot.export.torch_arrays import from_torch
+from ingot.export.torch_internals import OpOverload, has_kernel, pytree, schema
 from ingot.runtime.engines.ort_session import package
 from ingot.tensors import DType
 
@@ -26,7 +26,7 @@ _OPTIONS = ("-std=c++20", "-O3", "-shared", "-fPIC")
 
 
 def load(
-    overload: torch._ops.OpOverload,
+    overload: OpOverload,
     body: Callable[..., Any],
     arguments: Mapping[str, Any],
     device: str,
@@ -35,7 +35,7 @@ def load(
     """Compile sources that register a kernel of a PyTorch operator; see :meth:`ingot.export.rewrite.ops.Op.kernel`."""
     from torch.utils import cpp_extension  # slow to import, and few need it
 
-    name = overload._schema.name
+    name = schema(overload).name
     if device not in ("cpu", "cuda"):
         raise InvalidArgument(f"a kernel is for 'cpu' or 'cuda', not for '{device}'")
     if device == "cuda" and not torch.cuda.is_available():
@@ -46,7 +46,7 @@ def load(
         cpp_extension.load(name.replace("::", "_"), paths, extra_cflags=["-O3"], is_python_module=False)
     except (RuntimeError, OSError) as error:
         raise InvalidArgument(f"the kernel of '{name}' cannot be built: {_errors(str(error))}") from error
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()):
+    if not has_kernel(name, device):
         namespace, _, short = name.partition("::")
         raise InvalidArgument(
             f"the sources register no kernel of '{name}' for '{device}'; they must hold: "

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ingot.export.program import quiet
+from ingot.export.torch_internals import pytree
 
 
 def trace(

@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils import _pytree as pytree
 
 from ingot.export.program import quiet
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.export.rewrite.passes.manager import PassResult
+from ingot.export.torch_internals import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema
 
 aten = torch.ops.aten
 
@@ -65,7 +63,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         return dict(zip(("self", "index"), node.args, strict=True))
     if not isinstance(node.target, OpOverload):
         return {}
-    named = {argument.name: argument.default_value for argument in node.target._schema.arguments}
+    named = {argument.name: argument.default_value for argument in schema(node.target).arguments}
     return named | dict(zip(named, node.args, strict=False)) | node.kwargs
 
 
@@ -258,7 +256,7 @@ def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     if target in _SILENT_ALIASES:
         return node.all_input_nodes, []
     named, shared, written = arguments(node), [], []
-    for argument in target._schema.arguments:
+    for argument in schema(target).arguments:
         if argument.alias_info is not None:
             nodes = [leaf for leaf in pytree.tree_leaves(named[argument.name]) if isinstance(leaf, fx.Node)]
             shared += nodes

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import fx
-from torch._ops import OpOverload
 
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.export.rewrite.passes.fx_graph import Memory, arguments, aten, finish, is_assert, is_identity, source, tensor
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
+from ingot.export.torch_internals import OpOverload, is_erased, schema
 
 _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
@@ -135,14 +135,14 @@ class Op(Pattern):
             yield from _find_all([(order[name], actual[name]) for name in order], value, match)
 
     def _calls(self, node: fx.Node) -> bool:
-        name = str(node.target._schema.name) if isinstance(node.target, OpOverload) else None
+        name = str(schema(node.target).name) if isinstance(node.target, OpOverload) else None
         return node.target in self._targets or name in self._targets
 
     def _wanted(self, node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
         given = dict(zip(names, self._args, strict=False)) | self._kwargs
         if not isinstance(node.target, OpOverload):
             return given
-        return {item.name: item.default_value for item in node.target._schema.arguments} | given
+        return {item.name: item.default_value for item in schema(node.target).arguments} | given
 
 
 class Call(Op):
@@ -201,7 +201,7 @@ class PatternPass(FxPass):
         waiting = list(graph.nodes)
         while waiting:
             root = waiting.pop()
-            if root.op != "call_function" or root._erased or is_identity(root):
+            if root.op != "call_function" or is_erased(root) or is_identity(root):
                 continue
             for match in self.pattern.find(root, None, Match()):
                 if not _is_closed(root, match) or not memory.unchanged(match.nodes, root):

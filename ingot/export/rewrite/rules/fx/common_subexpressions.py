@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ingot.export.rewrite.passes.fx_graph import Memory, attribute, finish, is_pure
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
+from ingot.export.torch_internals import pytree
 
 
 class CommonSubexpressions(FxPass):

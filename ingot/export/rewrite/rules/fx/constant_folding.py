@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.export.rewrite.passes.fx_graph import (
@@ -21,6 +20,7 @@ from ingot.export.rewrite.passes.fx_graph import (
     tensor,
 )
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
+from ingot.export.torch_internals import OpOverload
 
 # How much larger than what it replaces a constant may be. Scales, masks and position ids fold; an int8 weight is not
 # dequantized, and a small weight not repeated to a large one.

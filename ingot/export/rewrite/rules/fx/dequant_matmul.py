@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from ingot.export.rewrite.passes.fx_graph import Memory, aten, insert, insert_constant, tensor
 from ingot.export.rewrite.passes.fx_pattern import ANY, Either, Match, Number, Op, PatternPass, Var
+from ingot.export.torch_internals import OpOverload
 
 WEIGHT = Var("weight")
 SCALE, ZERO = (Either(Var(name), Number(name)) for name in ("scale", "zero"))

@@ -9,9 +9,9 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript
 from onnxscript.function_libs.torch_lib.ops import nn
-from torch._ops import OpOverload
 
 from ingot.export.rewrite.rules.fx.attention import SDPA
+from ingot.export.torch_internals import OpOverload
 
 # The methods of an opset are typed for onnxscript's own tensors, not for the symbolic ones of the exporter.
 op: Any = onnxscript.opset18

@@ -1,0 +1,354 @@
+"""Every private name of PyTorch that Ingot uses, each with its upstream source.
+
+A PyTorch release may change any of them without notice. Each has a test in ``tests/export/test_torch_internals.py``,
+and no other module of Ingot names one. (The loader of AOTInductor packages in :mod:`ingot.runtime.engines.aoti` is the
+one exception: the runtime does not import the export.) Dynamo, Inductor and the ONNX exporter take seconds to import,
+so they are imported where they are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import fx, nn
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_ops.py
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+
+# https://github.com/pytorch/pytorch/issues/113456 asks for a public name.
+from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.nn.modules import rnn
+from torch.nn.utils import rnn as packing
+
+# https://github.com/pytorch/pytorch/issues/65761 asks for a public name.
+from torch.utils import _pytree
+
+# Documented in "Extending PyTorch", but importable from here only: https://github.com/pytorch/pytorch/pull/102087
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+if TYPE_CHECKING:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+pytree = _pytree
+FunctionSchema: TypeAlias = torch._C.FunctionSchema
+Registry: TypeAlias = "ONNXRegistry"
+"""The ONNX exporter's translations, by operator."""
+
+# States a condition on values for torch.export: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/__init__.py
+check = torch._check
+
+
+# Tensors and modules
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/autograd/python_variable.cpp
+def version(tensor: torch.Tensor) -> int:
+    """Return a counter that each write to a tensor in place increases."""
+    return tensor._version
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/module.py
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the dict in which a module itself, without its submodules, keeps its buffers."""
+    return module._buffers
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return the dict in which a module itself keeps its parameters; see :func:`own_buffers`."""
+    return module._parameters
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_C/_functorch.pyi
+def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor stands for one row within ``torch.vmap``, and has no values of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+# Operators
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_ops.py
+def schema(operator: OpOverload[..., Any]) -> FunctionSchema:
+    """Return an operator's name, arguments and results."""
+    return operator._schema
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/jit/frontend/function_schema_parser.h
+def parse_schema(text: str) -> FunctionSchema:
+    """Parse the text form of a schema. Raises RuntimeError if it is malformed."""
+    return torch._C.parse_schema(text)
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/utils/python_dispatch.cpp
+def has_kernel(name: str, device: str) -> bool:
+    """Return whether an operator such as ``acme::norm`` has a kernel of its own for a device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_library/custom_ops.py
+def python_body(name: str) -> Callable[..., Any] | None:
+    """Return the function behind an operator of ``torch.library.custom_op``, or None for any other."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(name)
+    return None if definition is None else definition._init_fn
+
+
+# FX graphs and exported programs
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/fx/graph.py (``Graph.erase_node``)
+def is_erased(node: fx.Node) -> bool:
+    """Return whether a node was removed from its graph."""
+    return node._erased
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/fx/graph.py (``_PyTreeCodeGen``)
+def positional_arguments(graph: fx.Graph) -> int:
+    """Return how many arguments the graph of an exported program takes by position; 0 for any other graph."""
+    info = getattr(graph._codegen, "pytree_info", None)
+    return 0 if info is None else int(info.in_spec.child(0).num_children)
+
+
+# https://github.com/pytorch/pytorch/pull/161178
+def shape_guards(exported: torch.export.ExportedProgram) -> list[str]:
+    """Return the conditions on sizes that a program was captured under, as Python expressions."""
+    return exported._guards_code
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/exported_program.py
+def with_copied_graph(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program with a graph of its own, which shares the weights."""
+    return exported._update(copy.deepcopy(exported.graph_module), exported.graph_signature)
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/_draft_export.py
+def draft_report(exported: torch.export.ExportedProgram) -> Any:
+    """Return what ``torch.export.draft_export`` found."""
+    return exported._report  # type: ignore[attr-defined]
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_sympy/numbers.py
+def is_unbounded(bound: Any) -> bool:
+    """Return whether the bound of a size is infinite."""
+    from torch.utils._sympy.numbers import int_oo
+
+    return bool(abs(bound) == int_oo)
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_sympy/printers.py
+def python_code(expression: Any) -> str:
+    """Return an expression of sizes as Python."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return PythonPrinter().doprint(expression)  # type: ignore[no-any-return]
+
+
+# Capture
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/exc.py
+def user_error() -> type[Exception]:
+    """Return the exception that ``torch.export`` raises for what the user's code does."""
+    from torch._dynamo.exc import UserError
+
+    return UserError
+
+
+def violates_constraints(error: BaseException | None) -> bool:
+    """Return whether a capture failed because the declared dimensions are wider than the code allows."""
+    from torch._dynamo.exc import UserError, UserErrorType
+
+    return isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION
+
+
+# https://github.com/pytorch/pytorch/issues/176349
+def size_oblivious() -> contextlib.AbstractContextManager[None]:
+    """Treat sizes of 0 and 1 like any other while a model is captured."""
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    return config.patch(backed_size_oblivious=True)  # type: ignore[no-any-return]
+
+
+# https://github.com/pytorch/pytorch/issues/136642
+@contextlib.contextmanager
+def constants_of(elements: int) -> Iterator[None]:
+    """Track the values of constants of up to so many elements while a model is captured, instead of 1."""
+    module: Any = importlib.import_module("torch._subclasses.fake_tensor")
+    before = module.CONSTANT_NUMEL_LIMIT
+    module.CONSTANT_NUMEL_LIMIT = elements
+    try:
+        yield
+    finally:
+        module.CONSTANT_NUMEL_LIMIT = before
+
+
+@contextlib.contextmanager
+def idle_conversions() -> Iterator[None]:
+    """Skip conversions of a module to the type and device that it has, which some routers do on each call.
+
+    PyTorch would replace its parameters, which a module under capture does not allow:
+    https://github.com/pytorch/pytorch/issues/153056
+    """
+    convert = nn.Module._apply
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        weights = (*self.parameters(recurse), *self.buffers(recurse))
+        before = [(weight.dtype, weight.device, weight.shape) for weight in weights]
+        after = [(weight.dtype, weight.device, weight.shape) for weight in map(function, weights)]
+        return self if before == after else convert(self, function, recurse)  # type: ignore[no-untyped-call]
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = convert  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def recurrent_functions(replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace the functions that recurrent layers, and the packing of sequences, call.
+
+    ``torch.export`` unrolls them over the example's sequence: https://github.com/pytorch/pytorch/issues/126339
+
+    Args:
+        replace: called once per module with the original functions, which are attributes of one object.
+    """
+    original = torch._VF
+    modules: list[Any] = [rnn, packing]
+    for module in modules:
+        module._VF = replace(original)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._VF = original
+
+
+# https://github.com/pytorch/pytorch/issues/21478
+def recurrent_function(name: str) -> Callable[..., Any]:
+    """Return PyTorch's own ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
+    return getattr(torch._C._VariableFunctions, name)  # type: ignore[no-any-return]
+
+
+# https://github.com/pytorch/pytorch/pull/71342
+@contextlib.contextmanager
+def without_onnx_log() -> Iterator[None]:
+    """Silence the graph that the TorchScript exporter prints when it fails; it bypasses ``sys.stdout``."""
+    original = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *args: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = original
+
+
+# The ONNX exporter: https://github.com/pytorch/pytorch/tree/v2.13.0/torch/onnx/_internal/exporter
+# torch.onnx.export reads all translations on each call, which takes longer than exporting a small model.
+
+
+def default_opset() -> int:
+    """Return the operator set that PyTorch exports to by default."""
+    from torch.onnx._constants import ONNX_DEFAULT_OPSET
+
+    return ONNX_DEFAULT_OPSET
+
+
+def registry(opset: int, *, own: bool) -> Registry:
+    """Return a registry of PyTorch's ``own`` translations, or an empty one."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    if own:
+        return ONNXRegistry.from_torchlib(opset)
+    made = ONNXRegistry()
+    made._opset_version = opset
+    return made
+
+
+def export_onnx(
+    exported: torch.export.ExportedProgram,
+    translations: Registry,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    optimize: bool,
+) -> Any:
+    """Return a program as an ``onnx_ir.Model``, with named inputs and outputs.
+
+    Raises:
+        Exception: of many kinds, if it cannot be translated.
+    """
+    from torch.onnx._internal.exporter import _core
+
+    return _core.export(
+        exported,
+        registry=translations,
+        input_names=inputs,
+        output_names=outputs,
+        opset_version=translations.opset_version,
+        verbose=False,
+        optimize=optimize,
+    ).model
+
+
+def has_translation(node: fx.Node, translations: Registry) -> bool:
+    """Return whether the exporter can translate the operator that a node calls."""
+    from torch.onnx._internal.exporter import _dispatching
+
+    return _dispatching.dispatch(node, translations)[0] is not None
+
+
+def decomposed(
+    exported: torch.export.ExportedProgram, translations: Registry, *, prepared: bool = False
+) -> torch.export.ExportedProgram:
+    """Return a program of the operators that the exporter translates.
+
+    ``prepared`` also inserts the conversions of types that ONNX needs, as the exporter does.
+    """
+    from torch.onnx._internal.exporter import _core, _fx_passes
+
+    if prepared:
+        return _core._prepare_exported_program_for_export(exported, registry=translations)
+    program = _fx_passes.decompose_with_registry(exported, translations)
+    _fx_passes.remove_assertion_nodes(program.graph_module)
+    return program
+
+
+# AOTInductor: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/__init__.py
+
+
+def compile_package(exported: torch.export.ExportedProgram, path: str, options: dict[str, Any]) -> None:
+    """Compile a program into an AOTInductor package.
+
+    Raises:
+        Exception: of many kinds, if it cannot be compiled.
+    """
+    from torch._inductor import aoti_compile_and_package
+
+    aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
+
+
+def has_compiler() -> bool:
+    """Return whether Inductor finds a C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+def clear_inductor_caches() -> None:
+    """Make Inductor forget the files that it compiled in this process."""
+    from torch._inductor.utils import clear_caches
+
+    clear_caches()
