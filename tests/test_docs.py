@@ -99,6 +99,15 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_modules_that_pages_name_exist() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for name in re.findall(
+            r"`(?:ingot/)?((?:server|runtime|export|quant|model_store|report)/[\w/]*)(?:\.py)?`", page.read_text()
+        ):
+            module = ROOT / "ingot" / name
+            assert module.is_dir() or module.with_suffix(".py").is_file(), f"{page.name} names {name}"
+
+
 def test_everything_names_the_distribution_as_the_package_index_knows_it() -> None:
     """``ingot`` is the distribution of another project; only the import and the command are called so."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == "ingot-serve"
