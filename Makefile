@@ -8,11 +8,12 @@ EXTRAS := cpu,export,demo,dev
 SECONDS := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long fuzz lint tools protos lock clean
+.PHONY: help demo test test-matrix test-long fuzz lint tools protos lock clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
+	@echo "make test-matrix         the contract tests on every other server, front end and scheme"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"
@@ -33,6 +34,9 @@ demo: $(INSTALLED)
 
 test: lint tools
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-matrix: $(INSTALLED) tools
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m matrix $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)

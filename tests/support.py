@@ -5,9 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def matrix(*values: Any) -> list[Any]:
+    """Return parameters of which `make test` runs the first, and `make test-matrix` the others."""
+    first, *others = values
+    return [first, *(pytest.param(other, marks=pytest.mark.matrix) for other in others)]
 
 
 class RunIngot(Protocol):

@@ -13,9 +13,10 @@ from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.gates import Gate
+from tests.support import matrix
 
 
-@pytest.fixture(scope="session", params=["one_process", "two_fronts"])
+@pytest.fixture(scope="session", params=matrix("one_process", "two_fronts"))
 def server(request: pytest.FixtureRequest) -> RunningServer:
     """A server of all the hand-made models, on free ports; all alone, and behind front processes."""
     running: RunningServer = request.getfixturevalue(request.param)

@@ -27,10 +27,10 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.gates import Gate
-from tests.support import ROOT
+from tests.support import ROOT, matrix
 
 # Both speak the same protocol, so both are held to the same tests.
-GRPC_SERVERS = ("grpcio", "fast")
+GRPC_SERVERS = matrix("fast", "grpcio")
 
 INFER = f"/{codec.SERVICE}/ModelInfer"
 

@@ -14,6 +14,7 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests.server.samples import sample
+from tests.support import matrix
 
 TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 
@@ -21,7 +22,7 @@ TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 _SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_fronts"}
 
 
-@pytest.fixture(scope="module", params=["grpcio", "fast", "fronts"])
+@pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
     """A channel to each of the two servers, and to the fast one in front processes: it is one contract."""
     server: RunningServer = request.getfixturevalue(_SERVERS[request.param])

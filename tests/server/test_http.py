@@ -19,11 +19,12 @@ from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.samples import sample
+from tests.support import matrix
 
 LENGTH = "Inference-Header-Content-Length"
 
 
-@pytest.fixture(scope="module", params=["connection", "fronts", "fastapi"])
+@pytest.fixture(scope="module", params=matrix("connection", "fronts", "fastapi"))
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """Whoever answers, the connection itself, in this process or another, or FastAPI: the contract is one."""
     url = (

@@ -22,6 +22,7 @@ from ingot.errors import InvalidArgument, Unavailable
 from ingot.server.main import RunningServer
 from ingot.server.tls import Tls
 from tests import onnx_models
+from tests.support import matrix
 
 
 def make(folder: Path, name: str = "server", password: bytes | None = None) -> tuple[Path, Path]:
@@ -61,7 +62,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
 def encrypted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]
 ) -> Iterator[RunningServer]:
