@@ -20,11 +20,11 @@ from ingot.cli.main import app
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
-from ingot.report import units
 from ingot.runtime import Metrics, Repository
-from ingot.server.config import TIMES, ServerConfig
+from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
+from scripts import settings_table
 from tests.support import ROOT
 
 DOCS = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
@@ -36,7 +36,10 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     cli = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
     assert section is not None, f"docs/cli.md has no section on ingot {name}"
+    settings = ServerConfig.settings() if name == "serve" else {}
     for parameter in COMMANDS[name].params:
+        if parameter.name in settings:  # these are in docs/serving.md
+            continue
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("--") and option != "--help":
                 assert option in section[0], f"{option} of ingot {name} is not in docs/cli.md"
@@ -48,11 +51,18 @@ def test_every_public_name_is_loaded_when_asked_for_and_documented(name: str) ->
     assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 
 
-@pytest.mark.parametrize("setting", sorted(ServerConfig.model_fields))
-def test_every_setting_is_documented(setting: str) -> None:
-    serving = (ROOT / "docs" / "serving.md").read_text()
-    assert f"INGOT_{setting.upper()}" in serving
-    assert f"--{setting.replace('_', '-')}" in serving
+def test_the_table_of_settings_is_current() -> None:
+    page = settings_table.PAGE.read_text()
+    assert settings_table.table() in page, "run python scripts/settings_table.py"
+    assert settings_table.updated(page) == page
+
+
+def test_every_setting_is_an_option() -> None:
+    options = {parameter.name: parameter for parameter in COMMANDS["serve"].params}
+    assert set(ServerConfig.settings()) <= set(options)
+    for name, setting in ServerConfig.settings().items():
+        assert setting.option in options[name].opts
+        assert options[name].show_default == setting.shown_default != ""
 
 
 QUANTIZATION = (ROOT / "docs" / "quantization.md").read_text()
@@ -164,15 +174,3 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
         printed += result.stdout.splitlines()
     assert '{"ready":true}' in printed  # on a line of its own
     assert any(line.startswith("digits  sha256:") for line in printed)
-
-
-def test_the_command_shows_the_defaults_that_the_server_has() -> None:
-    options = {parameter.name: parameter for parameter in COMMANDS["serve"].params}
-    for name, field in ServerConfig.model_fields.items():
-        shown = str(options[name].show_default)
-        if field.default is None:  # which tells a user nothing: what it comes to is shown
-            assert shown.islower() or shown == "no TLS", f"--{name} shows {shown}, not what goes without it"
-            continue
-        if name in TIMES:
-            shown = str(units.seconds(shown)).removesuffix(".0")
-        assert shown == str(field.default).removesuffix(".0"), f"--{name} shows {shown}, the server has {field.default}"

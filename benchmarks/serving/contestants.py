@@ -11,7 +11,6 @@ from pathlib import Path
 
 from benchmarks.serving.models import Model
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson, Wire
-from ingot.server.config import ServerConfig
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -172,8 +171,6 @@ def contestants() -> dict[str, Contestant]:
 
 
 def _ingots() -> list[Contestant]:
-    if "grpc_server" not in ServerConfig.model_fields:
-        return [Ingot()]
     grpcio = Ingot(
         "ingot, grpcio", ("--grpc-server", "grpcio"), {"grpc": OpenGrpc()}, models=("tiny", "wide"), thorough=False
     )

@@ -1,25 +1,38 @@
-"""The server's settings: from the command line, else from ``INGOT_...`` environment variables, else these defaults."""
+"""The server's settings: from the command line, else from ``INGOT_...`` environment variables, else these defaults.
+
+A setting is stated once, as a field of :class:`ServerConfig`: the options of ``ingot serve`` and the table in
+docs/serving.md are generated from it. The command line imports this module for ``--help``, so it imports little.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
+import numbers
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from ingot.errors import InvalidArgument
 from ingot.report import units
-from ingot.runtime import Limits, Settings
-from ingot.runtime.settings import VariantChoice
 
-# The settings that are times, in seconds.
-TIMES = ("choice_time", "slo", "max_delay", "load_timeout", "drain_timeout", "ready_delay")
-# Where a server listens. It is told as addresses, not as settings.
+if TYPE_CHECKING:
+    from ingot.runtime import Settings
+
+# The groups of the options in --help.
+ADDRESSES = "Addresses"
+MODELS = "Models"
+BATCHING = "Batching (the defaults measure the model)"
+LIMITS = "Limits"
+RECORDING = "Recording requests"
+EXPERT = "For experts"
+
+# Where a server listens. The command prints it as addresses, not as settings.
 _ADDRESSES = ("host", "http_port", "grpc_port")
 # Variables read in addition to the settings: store, secrets, other commands, tests.
 _OTHER_VARIABLES = (
@@ -32,110 +45,329 @@ _OTHER_VARIABLES = (
 # What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.
 _SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SERVICE_PORT = re.compile(r"INGOT_(\w+_)?PORT")
+_TRUE, _FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 
 
-def _seconds(value: Any) -> Any:
-    """Return a time that is written, such as ``10s``, in seconds; numbers are seconds."""
-    if not isinstance(value, str):
+class _NotDurationError(ValueError):
+    """A text is not a duration; the error's text is the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of one field.
+
+    Attributes:
+        help: for ``--help`` and the docs, without a period.
+        more: what the docs add, in Markdown.
+        group: one of the groups of options.
+        unset: the default in words, where it is None.
+        least: the lowest value.
+        above: what the value must exceed.
+        most: the highest value.
+        duration: whether it is a time, in seconds.
+        needs_unit: whether a text must have a unit, as its number could be meant as milliseconds.
+        name: the field's.
+        kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
+        choices: the texts that it takes, if not all.
+        default: its value where none is given.
+    """
+
+    help: str
+    more: str = ""
+    group: str
+    unset: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    duration: bool = False
+    needs_unit: bool = False
+    name: str = ""
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    default: Any = None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"INGOT_{self.name.upper()}"
+
+    @property
+    def option(self) -> str:
+        """The option of ``ingot serve``."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def shown_default(self) -> str:
+        """The default as help and docs show it."""
+        if self.default is None:
+            return self.unset
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return units.written(self.default) if self.duration else str(self.default)
+
+    @property
+    def bounds(self) -> str:
+        """The limits in words: ``over 0 and at most 1h``; empty if there are none."""
+        limits = {"over": self.above, "at least": self.least, "at most": self.most}
+        return " and ".join(f"{word} {self._written(limit)}" for word, limit in limits.items() if limit is not None)
+
+    @property
+    def takes(self) -> str:
+        """What the value may be, in words."""
+        if self.choices:
+            *first, last = self.choices
+            return f"{', '.join(first)} or {last}"
+        if self.kind is bool:
+            return "true or false"
+        if self.duration:
+            return self.bounds
+        if self.kind in (int, float):
+            what = "a whole number" if self.kind is int else "a number"
+            return f"{what}, {self.bounds}" if self.bounds else what
+        return "a path" if self.kind is Path else "text"
+
+    def _written(self, limit: float) -> str:
+        return units.written(limit) if self.duration and limit else f"{limit:g}"
+
+    def read(self, value: Any) -> Any:
+        """Return a value as the field has it; texts are those of options and variables.
+
+        Raises:
+            ValueError: it is not one that the setting takes.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.choices and value in self.choices:
+            return value
+        if self.choices:
+            raise ValueError(value)
+        if self.duration and isinstance(value, str):
+            value = self._seconds(value)
+        if self.kind in (int, float):
+            return self._number(value)
+        if self.kind is bool:
+            return _flag(value)
+        if self.kind is Path and isinstance(value, str | os.PathLike):
+            return Path(value)
+        if self.kind is str and isinstance(value, str):
+            return value
+        raise ValueError(value)
+
+    def _number(self, value: Any) -> int | float:
+        if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+            raise ValueError(value)
+        number: int | float = int(value) if isinstance(value, str) and self.kind is int else float(value)
+        if self.kind is int and number != int(number):
+            raise ValueError(value)
+        inside = (
+            math.isfinite(number)
+            and (self.above is None or number > self.above)
+            and (self.least is None or number >= self.least)
+            and (self.most is None or number <= self.most)
+        )
+        if not inside:
+            raise ValueError(value)
+        return self.kind(number)  # type: ignore[no-any-return]
+
+    def _seconds(self, text: str) -> float:
+        """Return a written time, such as ``10s``, in seconds; a bare number is seconds."""
+        text = text.strip()
+        found = units.seconds(text.removeprefix("-"))
+        if found is None:
+            raise _NotDurationError(f"not a duration; write it as {units.TIMES}")
+        if self.needs_unit and found and text[-1] in "0123456789.":
+            raise _NotDurationError(f"write a unit: {text}ms or {text}s")
+        return -found if text.startswith("-") else found  # the limits refuse a negative one
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
         return value
-    text = value.strip()
-    found = units.seconds(text.removeprefix("-"))
-    if found is None:
-        raise PydanticCustomError("time", "no time; write it as {times}", {"times": units.TIMES})
-    return -found if text.startswith("-") else found  # no setting takes a negative one: its limits will say so
+    text = str(value).strip().lower() if isinstance(value, str | int) else ""
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(value)
+    return text in _TRUE
 
 
-def _unmistakable(value: Any) -> Any:
-    """The same where a number alone may be meant as milliseconds: as a text it needs its unit, unless it is 0."""
-    if isinstance(value, str) and value.strip()[-1:] in "0123456789." and _seconds(value):
-        raise PydanticCustomError("time", "write a unit: {number}ms or {number}s", {"number": value.strip()})
-    return _seconds(value)
+def _field(default: Any, help: str, **about: Any) -> Any:  # noqa: A002 - as typer calls it
+    """Return a field of :class:`ServerConfig`; ``about`` are attributes of :class:`Setting`."""
+    return dataclasses.field(default=default, metadata={"setting": Setting(help=help, default=default, **about)})
 
 
-_Seconds = Annotated[float, BeforeValidator(_seconds)]
-_Unmistakable = Annotated[float | None, BeforeValidator(_unmistakable)]
-
-
-class ServerConfig(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
     """Every setting is an option of ``ingot serve``, and a variable: ``max_batch`` is ``INGOT_MAX_BATCH``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: str = Field("127.0.0.1", description="Address to listen on. The default takes no connection from outside.")
-    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes any free one.")
-    grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
-    frontends: int = Field(
-        0, ge=0, le=256, description="Processes that speak HTTP and gRPC, beside the one of the models; 0: that one."
+    host: str = _field(
+        "127.0.0.1",
+        "Address to listen on; 0.0.0.0 is all of IPv4, :: takes IPv6",
+        more="There is [no authentication](#tls): every client that reaches the ports is served.",
+        group=ADDRESSES,
     )
-    tls_cert: Path | None = Field(
-        None, description="PEM file of the certificate, and of those that vouch for it; both ports then speak TLS."
+    http_port: int = _field(8000, "HTTP port; 0 takes any free one", group=ADDRESSES, least=0, most=65535)
+    grpc_port: int = _field(8001, "gRPC port; 0 takes any free one", group=ADDRESSES, least=0, most=65535)
+    grpc_server: Literal["fast", "grpcio"] = _field(
+        "fast",
+        "Which gRPC server: fast (our own) or grpcio (gRPC's own, which takes far more CPU)",
+        more="See [gRPC](#grpc).",
+        group=ADDRESSES,
     )
-    tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a password.")
-    grpc_server: Literal["fast", "grpcio"] = Field(
-        "fast", description="Which gRPC server: fast, our own, or grpcio, gRPC's own, which takes far more CPU."
+    tls_cert: Path | None = _field(
+        None,
+        "PEM file of a certificate and of those that vouch for it: both ports then speak TLS",
+        more="See [TLS](#tls).",
+        group=ADDRESSES,
+        unset="no TLS",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where models run; auto is the GPU if there is one."
+    tls_key: Path | None = _field(
+        None, "PEM file of the certificate's key, without a password", group=ADDRESSES, unset="no TLS"
     )
-    allow_code: bool = Field(
-        False, description="Load variants of formats that can run code of whoever made the archive; ONNX cannot."
+    device: Literal["auto", "cpu", "cuda"] = _field(
+        "auto", "Where models run; auto is the GPU if there is one", group=MODELS
     )
-    trust: Path | None = Field(
-        None, description="A trust policy: only what it trusts is served, with every blob's digest checked at load."
+    allow_code: bool = _field(
+        False,
+        "Load variants of formats that can run their author's code; ONNX cannot",
+        more="See [formats that can run code](#formats-that-can-run-code).",
+        group=MODELS,
     )
-    ort_library: Path | None = Field(
-        None, description="A library of custom operators that ONNX Runtime loads; native code, never from an archive."
+    trust: Path | None = _field(
+        None,
+        "A trust policy: only archives that it trusts are served, with every blob's digest checked",
+        more="See [the policy](registry.md#trust) and [what is checked](#trust).",
+        group=MODELS,
+        unset="all are served",
     )
-    variant_choice: VariantChoice = Field(
+    ort_library: Path | None = _field(
+        None,
+        "A library of custom operators for ONNX Runtime",
+        more="It is [native code](custom-ops.md#onnx-runtime), and never comes from an archive.",
+        group=MODELS,
+        unset="none",
+    )
+    variant_choice: Literal["measured", "preferred"] = _field(
         "measured",
-        description="Which variant of an archive is served if none is named, of those that run here: the fastest, or "
-        "the archive's first.",
+        "Which variant of an archive is served if none is named: measured (the fastest here) or preferred (the first "
+        "that runs)",
+        more="See [variants](#variants).",
+        group=MODELS,
     )
-    choice_time: _Seconds = Field(
-        0.3, gt=0, le=60, description="How long each variant is timed at each batch size, if it must be."
-    )
-    derived_cache: bool = Field(
-        True, description="Keep packed weights of large models beside the store, where processes share them."
-    )
-    instances: int = Field(1, ge=1, le=64, description="Engines for each model; they share out the CPU cores.")
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads for one engine call; None: as many as are measured to pay."
-    )
-    max_batch: int = Field(64, ge=1, description="Most rows in one engine call.")
-    slo: _Unmistakable = Field(
+    instances: int = _field(1, "Engines for each model; they share the CPU cores", group=BATCHING, least=1, most=64)
+    threads: int | None = _field(
         None,
-        gt=0,
-        le=3600,
-        description="Time in which requests without a timeout are to be answered; later ones are refused.",
+        "CPU threads for one engine call",
+        more="By default [as many as pay](#threads).",
+        group=BATCHING,
+        unset="as many as pay",
+        least=1,
+        most=1024,
     )
-    max_delay: _Unmistakable = Field(
+    max_batch: int = _field(64, "Most samples in one engine call", group=BATCHING, least=1)
+    slo: float | None = _field(
         None,
-        ge=0,
-        le=60,
-        description="The longest that an idle engine waits for more rows; None: by the profile.",
+        "Time in which requests without a timeout are to be answered, such as 50ms; later ones are refused",
+        more="A twentieth of it is kept for the way to the client. See [deadlines](#deadlines).",
+        group=BATCHING,
+        unset="no limit",
+        above=0,
+        most=3600,
+        duration=True,
+        needs_unit=True,
     )
-    max_queue: int = Field(4096, ge=1, description="Most requests that may wait for a model; more are refused.")
-    max_queue_mb: int = Field(256, ge=1, description="Most MiB that waiting requests of a model may hold.")
-    max_body_mb: int = Field(64, ge=1, le=2047, description="Largest request, in MiB.")
-    max_bodies_mb: int = Field(1024, ge=1, description="Most MiB of request bodies held at once.")
-    load_timeout: _Seconds = Field(
-        300.0, ge=0, le=86400, description="How long a model may take to load and be tested; 0: as long as it takes."
+    max_delay: float | None = _field(
+        None,
+        "The longest that an idle engine waits for more samples, such as 2ms; 0 is not at all",
+        group=BATCHING,
+        unset="by the profile",
+        least=0,
+        most=60,
+        duration=True,
+        needs_unit=True,
     )
-    drain_timeout: _Seconds = Field(
-        30.0, ge=0, allow_inf_nan=False, description="How long requests in flight may take to finish at shutdown."
+    max_queue: int = _field(
+        4096,
+        "Most requests that wait for a model; more are refused",
+        more="A request of more samples than `max_batch` waits in parts, of which two for each instance are in the "
+        "queue at once; other requests that come meanwhile go between them.",
+        group=LIMITS,
+        least=1,
     )
-    ready_delay: _Seconds = Field(
+    max_queue_mb: int = _field(
+        256,
+        "Most MiB that a model's waiting requests hold",
+        more="Large requests count with all their parts.",
+        group=LIMITS,
+        least=1,
+    )
+    max_body_mb: int = _field(
+        64, "Largest request in MiB, before and after decompression", group=LIMITS, least=1, most=2047
+    )
+    max_bodies_mb: int = _field(
+        1024,
+        "Most MiB of request bodies held at once; more are refused",
+        more="Counted are bodies as they came and what compressed ones contain: of HTTP from arrival to response, of "
+        "the fast gRPC server those in more than one frame, each protocol by itself; and what "
+        "[front processes](#front-processes) have requested from the models. One request alone always fits.",
+        group=LIMITS,
+        least=1,
+    )
+    load_timeout: float = _field(
+        300.0,
+        "How long each model may take to load, to be tested and timed; 0 is without a limit",
+        more="After it the command ends with an error that names the model: a small graph can be made to load or run "
+        "for ever.",
+        group=LIMITS,
+        least=0,
+        most=86400,
+        duration=True,
+    )
+    ready_delay: float = _field(
         0.0,
-        ge=0,
-        le=3600,
-        description="How long the server goes on answering at shutdown, while its readiness says no.",
+        "How long the server keeps responding at shutdown while its readiness says no",
+        more="See [shutdown](#shutdown).",
+        group=LIMITS,
+        least=0,
+        most=3600,
+        duration=True,
     )
-    record: Path | None = Field(
-        None, description="Folder to write some requests to, with their answers: users' data. Off by default."
+    drain_timeout: float = _field(
+        30.0, "How long requests in flight may take to finish at shutdown", group=LIMITS, least=0, duration=True
     )
-    record_share: float = Field(0.01, gt=0, le=1, description="Which share of the requests is recorded, at random.")
-    record_limit: int = Field(1000, ge=1, description="Most requests of a model's version that are recorded.")
-    record_limit_mb: int = Field(256, ge=1, description="Most MiB of a model's version that are recorded.")
+    record: Path | None = _field(
+        None,
+        "Write some requests and their responses, which are users' data, to this folder",
+        more="See [recording requests](#recording-requests).",
+        group=RECORDING,
+        unset="nothing is recorded",
+    )
+    record_share: float = _field(
+        0.01, "Which share of the requests is recorded, at random", group=RECORDING, above=0, most=1
+    )
+    record_limit: int = _field(1000, "Most requests of a model's version that are recorded", group=RECORDING, least=1)
+    record_limit_mb: int = _field(256, "Most MiB of a model's version that are recorded", group=RECORDING, least=1)
+    frontends: int = _field(
+        0,
+        "Experimental: processes that speak HTTP and gRPC, next to the one with the models; no benchmark on a machine "
+        "with many cores yet",
+        more="See [front processes](#front-processes). With 0, the process with the models does.",
+        group=EXPERT,
+        least=0,
+        most=256,
+    )
+    choice_time: float = _field(
+        0.3,
+        "How long each variant is timed at each batch size, if it must be",
+        group=EXPERT,
+        above=0,
+        most=60,
+        duration=True,
+    )
+    derived_cache: bool = _field(
+        True,
+        "Keep packed weights of large models next to the store, where processes share them",
+        more="See [large models](#large-models).",
+        group=EXPERT,
+    )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, options: bool = False) -> ServerConfig:
@@ -148,29 +380,29 @@ class ServerConfig(BaseModel):
         Raises:
             InvalidArgument: a setting is unknown or has a wrong value; the message names it as the user wrote it.
         """
+        known = cls.settings()
+        _check_variables(known)
+        for name in settings:
+            if name not in known:
+                raise InvalidArgument(f"there is no setting '{name}'; there are: {', '.join(known)}")
+        variables = {name: os.environ.get(setting.variable) for name, setting in known.items()}
+        given = {**{name: text for name, text in variables.items() if text is not None}, **settings}
 
         def called(name: str) -> str:
             if name in given and name not in settings:
-                return f"INGOT_{name.upper()}"
-            return f"--{name.replace('_', '-')}" if options else name
+                return known[name].variable
+            return known[name].option if options else name
 
-        # Not by pydantic-settings: to import it took a twentieth of the time that a server takes to start.
-        variables = {name: os.environ.get(f"INGOT_{name.upper()}") for name in cls.model_fields}
-        _check_variables(cls)
-        given = {name: text for name, text in variables.items() if text is not None}
-        try:
-            config = cls(**{**given, **settings})
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in fault["loc"])
-            if name not in cls.model_fields:
-                known = ", ".join(cls.model_fields)
-                raise InvalidArgument(f"there is no setting '{name}'; there are: {known}") from error
-            value = {**given, **settings}[name]
-            own = fault["type"] == "time"  # a text of ours, above
-            unit = " seconds" if not own and name in TIMES and not isinstance(value, str) else ""
-            problem = fault["msg"] if own else f"it must be {_takes(cls, name)}"
-            raise InvalidArgument(f"{called(name)} is {value!r}{unit}: {problem}") from error
+        values = {}
+        for name, value in given.items():
+            try:
+                values[name] = known[name].read(value)
+            except (ValueError, OverflowError, TypeError) as error:
+                own = isinstance(error, _NotDurationError)
+                unit = " seconds" if known[name].duration and not own and not isinstance(value, str) else ""
+                problem = str(error) if own else f"it must be {known[name].takes}"
+                raise InvalidArgument(f"{called(name)} is {value!r}{unit}: {problem}") from error
+        config = cls(**values)
         if config.http_port and config.http_port == config.grpc_port:
             raise InvalidArgument(
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
@@ -178,16 +410,34 @@ class ServerConfig(BaseModel):
             )
         return config
 
+    @classmethod
+    @cache
+    def settings(cls) -> Mapping[str, Setting]:
+        """Return what is known of each field, by its name."""
+        hints = get_type_hints(cls)
+        return {field.name: _named(field, hints[field.name]) for field in dataclasses.fields(cls)}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All settings, as JSON has them."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values}
+
     @property
     def changed(self) -> dict[str, Any]:
         """The settings that are not the defaults, as JSON has them, without the addresses."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude=set(_ADDRESSES))
+        known = self.settings()
+        return {
+            name: value
+            for name, value in self.content.items()
+            if value != known[name].default and name not in _ADDRESSES
+        }
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The same in one line, as they can be given."""
-        changed = self.changed.items()
-        return ", ".join(f"{key} {units.written(value) if key in TIMES else value}" for key, value in changed)
+        known, changed = self.settings(), self.changed.items()
+        return ", ".join(f"{name} {units.written(value) if known[name].duration else value}" for name, value in changed)
 
     @property
     def max_body_bytes(self) -> int:
@@ -196,6 +446,8 @@ class ServerConfig(BaseModel):
     @property
     def runtime(self) -> Settings:
         """The settings that the runtime takes."""
+        from ingot.runtime import Limits, Settings  # which --help does not need
+
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
             device=self.device,
@@ -211,56 +463,33 @@ class ServerConfig(BaseModel):
         )
 
 
-def _check_variables(config: type[ServerConfig]) -> None:
-    """Refuse a variable that nothing reads, since a misspelt setting would be passed over.
+def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    """Return a field's setting, with its name and what its type says."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
+    choices = tuple(kinds) if isinstance(kinds[0], str) else ()
+    about: Setting = field.metadata["setting"]
+    return dataclasses.replace(about, name=field.name, kind=str if choices else kinds[0], choices=choices)
+
+
+def _check_variables(known: Mapping[str, Setting]) -> None:
+    """Refuse a variable that nothing reads, since a misspelt setting would be ignored.
 
     Raises:
         InvalidArgument: names it, and the one that is most like it.
     """
-    settings = [f"INGOT_{name.upper()}" for name in config.model_fields]
+    settings = [setting.variable for setting in known.values()]
     for name in sorted(os.environ):
         if not name.startswith("INGOT_") or name in settings or name in _OTHER_VARIABLES or _of_kubernetes(name):
             continue
-        known = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
-        near = difflib.get_close_matches(name.removeprefix("INGOT_"), known, 1)
+        others = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
+        near = difflib.get_close_matches(name.removeprefix("INGOT_"), others, 1)
         remedy = f"did you mean INGOT_{near[0]}?" if near else "docs/serving.md lists them"
         raise InvalidArgument(f"unknown environment variable {name}; {remedy}")
 
 
 def _of_kubernetes(name: str) -> bool:
-    """Tell whether Kubernetes set a variable. The name alone is not enough for a port: it may be misspelt."""
+    """Return whether Kubernetes set a variable. The name alone is not enough for a port: it may be misspelt."""
     if _SERVICE.fullmatch(name):
         return True
     host = f"{name.removesuffix('PORT')}SERVICE_HOST"
     return bool(_SERVICE_PORT.fullmatch(name)) and ("://" in os.environ[name] or host in os.environ)
-
-
-def _takes(config: type[ServerConfig], name: str) -> str:
-    """Return in words what a setting may be."""
-    kind, *_ = [item for item in get_args(config.model_fields[name].annotation) if item is not type(None)] or [
-        config.model_fields[name].annotation
-    ]
-    if isinstance(kind, str):
-        *first, last = get_args(config.model_fields[name].annotation)
-        return f"{', '.join(first)} or {last}"
-    if kind is bool:
-        return "true or false"
-    if kind in (int, float) and name not in TIMES:
-        what = "a whole number" if kind is int else "a number"
-        return f"{what}, {bounds}" if (bounds := _bounds(config, name)) else what
-    if kind in (int, float):
-        return _bounds(config, name)
-    return "a path" if kind is Path else "text"
-
-
-def _bounds(config: type[ServerConfig], name: str) -> str:
-    """Return the limits of a number or a time in words: ``over 0 and at most 1h``."""
-    words = {"gt": "over", "ge": "at least", "le": "at most"}
-    found = [
-        (words[key], getattr(item, key))
-        for item in config.model_fields[name].metadata
-        for key in words
-        if hasattr(item, key)
-    ]
-    written = units.written if name in TIMES else str
-    return " and ".join(f"{word} {written(bound) if bound else 0}" for word, bound in found)

@@ -147,11 +147,10 @@ class FrontProcesses:
         )
 
     def _hello(self) -> bytes:
-        config = self._config.model_copy(
-            update={"http_port": self.http_port, "grpc_port": self.grpc_port, "max_bodies_mb": self._bodies_mb}
-        )
+        ports = {"http_port": self.http_port, "grpc_port": self.grpc_port}
+        config = {**self._config.content, **ports, "max_bodies_mb": self._bodies_mb}
         level = logging.getLogger().getEffectiveLevel()
-        return records.dumps({"config": config.model_dump(mode="json"), "log_level": level})
+        return records.dumps({"config": config, "log_level": level})
 
     async def _render(self) -> bytes:
         """Return the metrics of all processes; of a front that does not answer in time, those that it gave last."""
