@@ -18,7 +18,7 @@ from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.export.estimate import Estimate
+    from ingot.export.estimate.plan import Estimate
     from ingot.model_store import Archive
 
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, fx, script or trace."
@@ -196,13 +196,13 @@ def _plan(
     batch_dim: str | None,
     opset: int | None,
 ) -> Estimate:
-    from ingot.export.estimate import plan
+    from ingot.export.estimate.plan import plan
 
     return plan(load, given, inputs=inputs, constants=constants, batch_dim=batch_dim, opset=opset)
 
 
 def _print(planned: Estimate, as_json: bool) -> None:
-    from ingot.export.estimate import lines
+    from ingot.export.estimate.plan import lines
 
     if as_json:
         print_json(asdict(planned))

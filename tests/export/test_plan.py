@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.estimate import Cost, Estimate, Support, Weights, lines, plan
+from ingot.export.estimate.cost import Cost
+from ingot.export.estimate.plan import Estimate, Support, Weights, lines, plan
 from ingot.export.source import load_source
 from tests.export import models
 from tests.export.source.test_imported import torchscript
@@ -128,7 +129,7 @@ def test_huge_weights_are_never_allocated() -> None:
     program = (
         "import json\n"
         "from dataclasses import asdict\n"
-        "from ingot.export.estimate import plan\n"
+        "from ingot.export.estimate.plan import plan\n"
         "from tests.export.test_plan import Huge, on_meta_only\n"
         "found = [asdict(plan(make, inputs='x:float32[batch,16384]')) for make in (Huge, on_meta_only)]\n"
         "peak = next(row for row in open('/proc/self/status') if row.startswith('VmHWM'))\n"
@@ -153,7 +154,7 @@ class TestRealWeights:
 
         found = plan(factory, inputs=X4)
         assert found.built == "real"
-        assert "the weights had to be made" in found.notes[0]
+        assert "the weights were allocated" in found.notes[0]
         assert found.parameters == sum(item.numel() for item in models.Net().parameters())
 
     def test_a_module_that_existed_is_left_as_it_was(self) -> None:
@@ -230,7 +231,7 @@ class TestObstacles:
             plan(models.failing, inputs=X4)
         script = load_source(str(torchscript(models.Net(), tmp_path / "net.pt")))
         assert isinstance(script, nn.Module)
-        with pytest.raises(ExportError, match="a TorchScript model holds its weights"):
+        with pytest.raises(ExportError, match="a TorchScript model has its weights"):
             plan(lambda: script, inputs=X4)
 
 

@@ -16,12 +16,11 @@ from torch import nn
 from ingot.errors import ExportError, IngotError, InvalidArgument
 from ingot.export.capture import exported, layers
 from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
-from ingot.export.estimate import bind
 from ingot.export.explain import Explanation, explain, explain_at
 from ingot.export.explain.causes import Cause, Kind
 from ingot.export.explain.places import Place, innermost
 from ingot.export.source import load_example, load_source
-from ingot.export.source.subject import Description, Subject, describe, prepare
+from ingot.export.source.subject import Description, Subject, bind, describe, prepare
 from ingot.export.torch_internals import draft_report
 
 _SHAPE = re.compile(r"Tensor\(shape: torch\.Size\((\[.*?\])\)")

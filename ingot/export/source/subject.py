@@ -97,6 +97,24 @@ def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[Tensor
     return tuple(specs), ranges
 
 
+def bind(module: nn.Module, description: Description) -> Subject:
+    """Bind a description to a module, as for an export, but without running it.
+
+    Raises:
+        InvalidArgument: the description does not fit the module.
+    """
+    inputs, ranges = description.inputs, description.ranges
+    if description.example is None:
+        call = arguments.from_names(module, [spec.name for spec in inputs], description.constants)
+        return Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges), ())
+    call, tensors = arguments.from_example(module, description.example, description.constants)
+    if inputs:
+        return Subject(Eager(module, call), inputs, ranges, Examples(inputs, ranges), ())
+    given = {name: from_torch(tensor) for name, tensor in tensors.items()}
+    specs = infer_specs(call.names, given, "batch")
+    return Subject(Eager(module, call), specs, ranges, Examples(specs, ranges, given), ())
+
+
 def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
     """Raise InvalidArgument if no input has a dimension of this name."""
     known = symbols(inputs)
