@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.model_store.registry.servers import HTPASSWD, PASSWORD, USER, docker_registry
-from tests.support import ROOT, RequireTool, RunIngot
+from tests.support import IN_PROCESS, ROOT, RequireTool, RunIngot, run_in_process
 
 if TYPE_CHECKING:
     from ingot.demo.digits import Data, Digits
@@ -70,6 +70,8 @@ def run_ingot(tmp_path: Path) -> RunIngot:
     home = tmp_path / "home"
 
     def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        if str(args[0]) in IN_PROCESS:
+            return run_in_process([*map(str, args)], cwd or tmp_path, home)
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "INGOT_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths)}
         return subprocess.run(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +20,17 @@ def matrix(*values: Any) -> list[Any]:
     return [first, *(pytest.param(other, marks=pytest.mark.matrix) for other in others)]
 
 
+# Commands that end by themselves and answer to no signal: a process of their own would prove nothing more, and take
+# a second, or three where PyTorch is imported.
+_IN_PROCESS = """
+compare diff export fsck gc history import infer inspect keygen list load promote pull push remove rollback save sign
+verify
+"""
+IN_PROCESS = frozenset(_IN_PROCESS.split())
+
+
 class RunIngot(Protocol):
-    """Runs ``python -m ingot ARGS`` in a subprocess whose store is the test's own."""
+    """Runs ``ingot ARGS`` with a store of the test's own: in this process where that is enough, else in another."""
 
     def __call__(self, *args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]: ...
 
@@ -28,6 +39,41 @@ class RequireTool(Protocol):
     """Returns the path of a system tool; skips the test without it, or fails when INGOT_REQUIRE_TOOLS is 1."""
 
     def __call__(self, name: str) -> str: ...
+
+
+def run_in_process(args: list[str], cwd: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as ``python -m ingot ARGS`` would, with its own streams, environment and working folder."""
+    from ingot.cli import main, output
+
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    code: int | str | None = 0
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # Those of a new interpreter; pytest's own would make errors of all.
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        patch.setattr(sys, "path", [str(cwd), *sys.path])
+        patch.chdir(cwd)
+        patch.setenv("INGOT_HOME", str(home))
+        patch.setattr(sys, "argv", ["ingot", *args])
+        patch.setattr(sys, "stdout", streams[0])
+        patch.setattr(sys, "stderr", streams[1])
+        patch.setattr(output, "_STDERR", streams[1])
+        output.stdout.cache_clear()
+        output.stderr.cache_clear()
+        try:
+            main.main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            output.stdout.cache_clear()
+            output.stderr.cache_clear()
+            for name, module in list(sys.modules.items()):  # another test's folder has modules of the same names
+                if (getattr(module, "__file__", None) or "").startswith(f"{cwd}/"):
+                    del sys.modules[name]
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams)
+    status = code if isinstance(code, int) else int(code is not None)
+    return subprocess.CompletedProcess(["ingot", *args], status, stdout, stderr)
 
 
 def succeeded(result: subprocess.CompletedProcess[str]) -> str:
