@@ -1,4 +1,4 @@
-"""What callers of :class:`ingot.Client` give, checked before it is sent: both protocols then refuse the same."""
+"""Arguments of :class:`ingot.Client`, checked before they are sent, so that both protocols refuse the same ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def request(model: Any, inputs: Any, version: Any, outputs: Any, parameters: Any
     """Return a request; the arguments are those of :meth:`ingot.Client.infer`.
 
     Raises:
-        InvalidArgument: one of them is of another kind; the message names it.
+        InvalidArgument: one of them has a wrong type; the message names it.
     """
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs is {_kind(inputs)}; give the arrays by the names of the inputs: {{'x': array}}")
@@ -34,7 +34,7 @@ def text(what: str, value: Any) -> str:
     """Return a value that must be text.
 
     Raises:
-        InvalidArgument: it is none, or holds half a character (a lone surrogate), which neither protocol can carry.
+        InvalidArgument: it is not text, or has a lone surrogate, which neither protocol can carry.
     """
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} is {_kind(value)}; it must be text")
@@ -46,10 +46,10 @@ def text(what: str, value: Any) -> str:
 
 
 def version_text(value: Any) -> str:
-    """Return a model's version, which may be given as a number.
+    """Return a model's version as text; it may be a number.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: it is neither text nor a number.
     """
     return str(value) if type(value) is int else text("version", value)
 
@@ -59,11 +59,11 @@ def _parameters(parameters: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _parameter(name: str, value: Any) -> bool | int | float | str:
-    """Return a parameter's value, if gRPC's messages have a place for it; JSON could carry more, and some of it not."""
+    """Return a parameter's value, if both JSON and gRPC's messages can carry it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        return str.__str__(text(f"parameter '{name}'", value))  # of an Enum's member its value
+        return str.__str__(text(f"parameter '{name}'", value))  # the value of an Enum's member
     if not isinstance(value, bool | int | float):
         raise InvalidArgument(
             f"parameter '{name}' is {_kind(value)}; it must be true or false, a number or text. "
@@ -79,7 +79,7 @@ def _parameter(name: str, value: Any) -> bool | int | float | str:
 def _array(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
-    except Exception as error:  # whatever the caller's object does when it is asked for an array
+    except Exception as error:  # the caller's object may raise anything
         raise InvalidArgument(f"input '{name}' cannot be made an array: {error}") from error
     try:
         dtype = DType.of(array)
@@ -91,7 +91,7 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _kind(value: Any) -> str:
-    """Return what a value is, for messages: those that are short are shown."""
+    """Return a description of a value for messages, with the value itself if it is short."""
     if value is None:
         return "None"
     shown, kind = repr(value), type(value).__name__

@@ -38,16 +38,16 @@ class _Transport(Protocol):
 
 
 class Client:
-    """Asks a server. Use it in a ``with`` block, or close it.
+    """Sends requests to a server. Use it in a ``with`` block, or close it.
 
     Args:
         url: ``http://host:port``, ``https://host``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``.
         timeout: seconds to wait for each answer.
-        ca_file: PEM file of the certificates that vouch for the server's; by default those that everybody trusts.
+        ca_file: PEM file of the certificates that sign the server's; by default the public authorities'.
 
     Raises:
-        InvalidArgument: the URL is of another kind, or the file cannot be read; of the methods: an argument is of
-            another kind than it must be, or the client is closed.
+        InvalidArgument: the URL has another form, or the file cannot be read; of the methods: an argument has a wrong
+            type, or the client is closed.
     """
 
     def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None):
@@ -63,11 +63,11 @@ class Client:
         self._closed = False
 
     def ready(self, model: str = "") -> bool:
-        """Tell whether a model, or the whole server, takes requests; not so a model that the server does not have."""
+        """Return whether a model, or the whole server, accepts requests; False for an unknown model."""
         return self._open().ready(arguments.text("model", model))
 
     def metadata(self, model: str, version: str | int = "") -> dict[str, Any]:
-        """Return a model's name, versions, platform, inputs and outputs, as the protocol shapes them.
+        """Return a model's name, versions, platform, inputs and outputs, in the form of the protocol.
 
         Ingot's servers add ``properties``: which variant of an archive is served, and why.
         """
@@ -83,19 +83,19 @@ class Client:
         parameters: Mapping[str, str | float] | None = None,
         binary: bool = True,
     ) -> dict[str, Array]:
-        """Ask a model.
+        """Infer.
 
         Args:
             model: its name on the server.
-            inputs: an array for each input, batch dimension included.
+            inputs: an array for each input, with its batch dimension.
             version: which version; by default the highest.
             outputs: which outputs; by default all.
             parameters: request parameters, such as ``timeout`` in microseconds: flags, numbers of at most 64 bits and
-                texts.
+                text.
             binary: send raw tensors; JSON is for servers without the extension, and slower. gRPC is always raw.
 
         Raises:
-            IngotError: of the kind that the server reports, or Unavailable when none answers.
+            IngotError: the error that the server reports, or Unavailable if it cannot be reached.
         """
         return self._open().infer(arguments.request(model, inputs, version, outputs, parameters), binary)
 
@@ -120,7 +120,7 @@ class Client:
 
     def _open(self) -> _Transport:
         if self._closed:
-            raise InvalidArgument("this client is closed; ask within its 'with' block, or make another ingot.Client")
+            raise InvalidArgument("this client is closed; use it in its 'with' block, or create another ingot.Client")
         return self._transport
 
 
@@ -128,7 +128,7 @@ def _address(url: str) -> tuple[str, str]:
     """Return a URL's scheme, and its host with the port.
 
     Raises:
-        InvalidArgument: it is no server's address.
+        InvalidArgument: it is not a server's address.
     """
     forms = "write http://host:port or grpc://host:port"
     try:
@@ -148,12 +148,12 @@ def _address(url: str) -> tuple[str, str]:
 class _Http:
     def __init__(self, url: str, timeout: float, ca_file: str | Path | None):
         verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
-        # A proxy from the environment cannot reach this machine's own loopback.
+        # A proxy from the environment cannot reach this machine's loopback.
         trust_env = not _is_loopback(urlsplit(url).hostname)
         self._client = httpx.Client(base_url=url, timeout=timeout, verify=verify, trust_env=trust_env)
 
     def ready(self, model: str) -> bool:
-        if model:  # gRPC answers alike for a model that is not ready and one that is not there
+        if model:  # gRPC responds in the same way for a model that is not ready and one that does not exist
             return self._send("GET", f"{_path(model, '')}/ready", accept=(200, 404, 503)).status_code == 200
         return self._send("GET", "/v2/health/ready", accept=(200, 503)).status_code == 200
 
@@ -200,7 +200,7 @@ class _Http:
         base = str(self._client.base_url).rstrip("/")
         if answer.status_code == 400 and "speaks gRPC" in text:
             raise InvalidArgument(f"{base} is a server's gRPC port; write {base.replace('http', 'grpc', 1)}")
-        if answer.status_code == 404 and base.endswith("/v2"):  # a proxy may have the server below such a path
+        if answer.status_code == 404 and base.endswith("/v2"):  # a proxy may serve it under such a path
             text = f"{text}; the client adds /v2 itself: give the address as {base.removesuffix('/v2')}"
         raise kind(text)
 
@@ -267,17 +267,19 @@ class _Grpc:
 
 @contextlib.contextmanager
 def _parsing(url: str) -> Iterator[None]:
-    """Blame the server, not the caller, for an answer that cannot be read."""
+    """Report a response that cannot be read as the server's error, not the caller's."""
     try:
         yield
     except (InvalidArgument, ValueError, KeyError, TypeError, IndexError) as error:
-        raise errors.InternalError(f"{url} gave no answer of the Open Inference Protocol: {error}") from error
+        raise errors.InternalError(
+            f"{url} sent a response that is not of the Open Inference Protocol: {error}"
+        ) from error
 
 
 def _unreachable(url: str, why: str) -> Unavailable:
-    """Return the error for a connection that did not come about, with what can be done about that.
+    """Return the error for a connection that failed, with a remedy.
 
-    gRPC tells the cause in its text alone, so it is read there, of both protocols.
+    gRPC reports the cause only in its text, so the text is read, for both protocols.
     """
     if re.search("mismatch|Hostname Verification", why):
         remedy = "ask by a name or address that the server's certificate is made for"

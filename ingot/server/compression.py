@@ -91,7 +91,7 @@ def decompressed(body: bytes, encoding: str, limit: int, members: int = _MAX_MEM
                 yield out
         if start == len(view):
             return
-    raise InvalidArgument(f"the {encoding} body goes on behind the end of stream {members}; send it as one stream")
+    raise InvalidArgument(f"the {encoding} body continues behind the end of stream {members}; send it as one stream")
 
 
 class Decompression:

@@ -54,7 +54,7 @@ class _NotDurationError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of one field.
+    """The name, limits and texts of one field.
 
     Attributes:
         help: for ``--help`` and the docs, without a period.
@@ -315,7 +315,7 @@ class ServerConfig:
         300.0,
         "How long each model may take to load, to be tested and timed; 0 is without a limit",
         more="After it the command ends with an error that names the model: a small graph can be made to load or run "
-        "for ever.",
+        "forever.",
         group=LIMITS,
         least=0,
         most=86400,
@@ -406,7 +406,7 @@ class ServerConfig:
         if config.http_port and config.http_port == config.grpc_port:
             raise InvalidArgument(
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
-                "port of its own (0 takes any free one)"
+                "separate port (0 takes any free one)"
             )
         return config
 

@@ -1,4 +1,4 @@
-"""What both protocols call: the server's whole behaviour, free of HTTP and gRPC."""
+"""The server's behaviour, independent of HTTP and gRPC; both protocols call it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "s
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What the metadata endpoints tell of a model."""
+    """The content of the metadata endpoints."""
 
     name: str
     versions: tuple[str, ...]
@@ -40,18 +40,18 @@ Reply = Callable[[InferResponse | IngotError], None]
 
 
 class DataPlane:
-    """Health, metadata and inference over a catalog of models; ``recorder``, if there is one, keeps some of it."""
+    """Health, metadata and inference over a catalog of models; ``recorder``, if set, keeps some requests."""
 
     def __init__(self, repository: Catalog[Servable]):
         self.repository = repository
         self.recorder: Recorder | None = None
         self.metrics = repository.metrics
         self.draining = False
-        self._tallies: dict[tuple[Servable, str], _Tally] = {}
+        self._counters: dict[tuple[Servable, str], _Counters] = {}
 
     @property
     def ready(self) -> bool:
-        """Whether every model answers and the server takes new requests."""
+        """Whether every model is ready and the server accepts new requests."""
         return not self.draining and self.repository.ready
 
     def server_metadata(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class DataPlane:
         return {"name": "ingot", "version": __version__, "extensions": list(EXTENSIONS)}
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model answers.
+        """Return whether a model is ready.
 
         Raises:
             NotFound: no such model or version is served.
@@ -67,7 +67,7 @@ class DataPlane:
         return self.repository.get(name, version).ready and not self.draining
 
     def signature(self, name: str, version: str = "") -> Signature:
-        """Return what a model takes and gives.
+        """Return a model's inputs and outputs.
 
         Raises:
             NotFound: no such model or version is served.
@@ -76,18 +76,18 @@ class DataPlane:
         return self.repository.get(name, version).signature
 
     def count_error(self, protocol: str, error: IngotError) -> None:
-        """Count an answer that is an error, and log it if it is our fault; both protocols call this for every one."""
+        """Count an error response, and log it if it is internal; both protocols call this for every error."""
         self.metrics.errors.labels(protocol, error.code.value).inc()
         if error.code is Code.INTERNAL:
             log.error("%s: %s", protocol, error)
 
     def record(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Offer a request and its answer to the recorder, if there is one; its failure is no client's loss."""
+        """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
             try:
                 self.recorder.offer(model, version, inputs, outputs)
             except Exception:
-                log.exception("an answer of model %s could not be recorded", model)
+                log.exception("a response of model %s could not be recorded", model)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Describe a model.
@@ -102,11 +102,11 @@ class DataPlane:
         return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
 
     async def render_metrics(self) -> bytes:
-        """Return all that is counted, in Prometheus' text form."""
+        """Return all metrics, in Prometheus' text format."""
         return self.metrics.render()
 
     async def statistics(self, name: str = "", version: str = "") -> list[tuple[Servable, Statistics]]:
-        """Return what models have done, without a name all, without a version all of the name.
+        """Return the statistics of models: of all without a name, of all versions without a version.
 
         Raises:
             NotFound: no such model or version is served.
@@ -127,9 +127,9 @@ class DataPlane:
         return await outcome_of(functools.partial(self.submit, request, protocol))
 
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
-        """Take a request in, and return at once. All that a client of this process asks comes through here.
+        """Submit a request, and return at once. Every inference request of this process goes through here.
 
-        What front processes took in came through theirs; their desks put it to the models.
+        With front processes that is a front; the engine process submits the fronts' requests to the models.
 
         Args:
             request: the decoded request.
@@ -140,14 +140,14 @@ class DataPlane:
             The request, which can be cancelled while it is not answered.
 
         Raises:
-            IngotError: it is refused at once: NotFound, InvalidArgument, Unavailable.
+            IngotError: the request is refused at once: NotFound, InvalidArgument, Unavailable.
         """
         began = time.perf_counter()
         template = request.template
         model = self.repository.get(template.model, template.version)
-        tally = self._tallies.get((model, protocol))
-        if tally is None:
-            tally = self._tallies[model, protocol] = _Tally(self.metrics, model, protocol)
+        counters = self._counters.get((model, protocol))
+        if counters is None:
+            counters = self._counters[model, protocol] = _Counters(self.metrics, model, protocol)
         try:
             route = template.route
             if not isinstance(route, _Route) or route.model is not model:
@@ -155,23 +155,23 @@ class DataPlane:
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
                 timeout = request.left
-            ticket = Ticket(self, request, route, tally, began, reply)
+            ticket = Ticket(self, request, route, counters, began, reply)
             ticket.pending = model.submit(request.inputs, ticket.settle, timeout, route.priority, route.key)
         except IngotError as error:
-            tally.count(error.code.value, began)
+            counters.count(error.code.value, began)
             raise
         except Exception as error:
             log.exception("a request to model %s failed", template.model)
-            tally.count("internal", began)
+            counters.count("internal", began)
             raise wrapped(error) from error
         return ticket
 
 
 class _Route(Route):
-    """What the data plane has found out about the requests of one template.
+    """What the data plane has resolved for the requests of one template.
 
     Raises:
-        InvalidArgument: what they ask for does not exist.
+        InvalidArgument: an output does not exist, or a parameter is wrong.
         Unavailable: the model is still loading.
     """
 
@@ -186,47 +186,47 @@ class _Route(Route):
 
 
 class Ticket:
-    """A request that was taken in, on its way to the model and back. ``pending`` is what the model has of it."""
+    """A submitted request; ``pending`` is the model's part of it."""
 
-    __slots__ = ("_began", "_plane", "_reply", "_request", "_route", "_tally", "pending")
+    __slots__ = ("_began", "_counters", "_plane", "_reply", "_request", "_route", "pending")
 
     pending: Cancellable
 
     def __init__(
-        self, plane: DataPlane, request: InferRequest, route: Route, tally: _Tally, began: float, reply: Reply
+        self, plane: DataPlane, request: InferRequest, route: Route, counters: _Counters, began: float, reply: Reply
     ):
         self._plane = plane
         self._request = request
         self._route = route
-        self._tally = tally
+        self._counters = counters
         self._began = began
         self._reply = reply
 
     def cancel(self) -> None:
-        """Forget the request, as its client left; does nothing once it is answered."""
+        """Drop the request, as its client left; does nothing once it is answered."""
         if not self.pending.done:
             self.pending.cancel()
-            self._tally.count("cancelled", self._began)
+            self._counters.count("cancelled", self._began)
 
     def settle(self, outcome: Outcome) -> None:
-        """Pass the model's answer on."""
+        """Pass on the model's outcome."""
         if isinstance(outcome, IngotError):
-            self._tally.count(outcome.code.value, self._began)
+            self._counters.count(outcome.code.value, self._began)
             self._reply(outcome)
             return
         route, request = self._route, self._request
         self._plane.record(route.name, route.version, request.inputs, outcome)
-        self._tally.succeeded(self._began)
+        self._counters.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
 
 
 def wrapped(error: Exception) -> InternalError:
-    """Return what a client is told of an error that is ours."""
+    """Return an internal error for any other exception."""
     return InternalError(f"{type(error).__name__}: {error}")
 
 
-class _Tally:
-    """What one model's requests over one protocol are counted in."""
+class _Counters:
+    """The counters of one model's requests over one protocol."""
 
     def __init__(self, metrics: Metrics, model: Servable, protocol: str):
         labels = (model.name, model.version, protocol)
@@ -248,13 +248,13 @@ class _Tally:
 
 
 def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Return the outputs that a request asks for."""
+    """Return the specs of the requested outputs."""
     if not outputs:
         return model.signature.outputs
     specs = {spec.name: spec for spec in model.signature.outputs}
     for name in outputs:
         if name not in specs:
-            raise InvalidArgument(f"unknown output '{name}'; the model gives {', '.join(specs)}")
+            raise InvalidArgument(f"unknown output '{name}'; the model has {', '.join(specs)}")
     if len(set(outputs)) < len(outputs):
         raise InvalidArgument("an output is asked for twice")
     return tuple(specs[name] for name in outputs)

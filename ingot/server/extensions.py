@@ -1,4 +1,4 @@
-"""Triton's extensions of the protocol: statistics and configurations of models, in the form of its JSON."""
+"""Triton's extensions of the protocol: statistics and configurations of models, as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NANOSECONDS = 1e9
 
 
 def models(plane: DataPlane) -> dict[str, Any]:
-    """Return which models are there, each version for itself."""
+    """Return the models that are served, with an entry per version."""
     listed = [
         {"name": model.name, "version": model.version, "ready": model.ready and not plane.draining}
         for model in plane.repository
@@ -24,7 +24,7 @@ def models(plane: DataPlane) -> dict[str, Any]:
 
 
 async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
-    """Return what models have done, without a name all of them. ``ingot`` has what Triton knows nothing of.
+    """Return the statistics of models: of all without a name. ``ingot`` has those that Triton does not define.
 
     Raises:
         NotFound: no such model or version is served.
@@ -67,10 +67,10 @@ def _duration(duration: Duration) -> dict[str, int]:
 
 
 async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
-    """Return a model's configuration as far as Triton's load generators and clients read it.
+    """Return the part of a model's configuration that Triton's load generators and clients read.
 
-    ``max_batch_size`` is not 0 only where the batch is every tensor's first dimension; the dimensions of tensors are
-    then those behind it.
+    ``max_batch_size`` is not 0 only where the batch is every tensor's first dimension; the dimensions of tensors
+    are then those behind it.
 
     Raises:
         NotFound: no such model or version is served.

@@ -1,4 +1,4 @@
-"""The life of a server: ports open, models load, requests are answered, those in flight finish, models are freed."""
+"""The life cycle of a server: open the ports, load the models, serve, drain, free the models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.server.listening import bracketed
 from ingot.server.recorder import Recorder
 from ingot.server.tls import Tls
 
-# What recorded requests get to be written at shutdown; a disk that hangs must not hold it up for ever.
+# Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0
 
 
@@ -26,7 +26,7 @@ class Server:
     """HTTP and gRPC over the models of a repository.
 
     Args:
-        repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see it.
+        repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see them load.
         config: addresses and limits.
 
     Raises:
@@ -58,8 +58,8 @@ class Server:
         """Open both ports, then load every model.
 
         Raises:
-            InvalidArgument: a port is taken, the address cannot be bound, or requests cannot be recorded where they
-                are to be.
+            InvalidArgument: a port is taken, the address cannot be bound, or the folder for recorded requests cannot be
+                used.
             DeadlineExceeded: a model takes longer than ``load_timeout``.
             IngotError: a model cannot be loaded; the ports are closed again.
         """
@@ -78,10 +78,10 @@ class Server:
             raise
 
     async def stop(self) -> None:
-        """Stop taking requests, finish those in flight, free the models."""
+        """Refuse new requests, finish those in flight, free the models."""
         self._plane.draining = True
         await self._ports.set_serving(False)
-        # A load balancer asks for readiness only so often, and sends requests here until it has.
+        # A load balancer polls readiness, and sends requests here until its next poll.
         await asyncio.sleep(self.config.ready_delay)
         await self._stop()
 
@@ -103,7 +103,7 @@ class Server:
         self._plane.draining = True
         await self._ports.stop(self.config.drain_timeout)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.repository.drain(), 1)  # what is left outlived the drain timeout
+            await asyncio.wait_for(self.repository.drain(), 1)  # requests that outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)
         await asyncio.to_thread(self._close_recorder)
 
@@ -126,7 +126,7 @@ def _loading(model: Model) -> asyncio.Future[None]:
     loaded: asyncio.Future[None] = loop.create_future()
 
     def settle(error: BaseException | None) -> None:
-        if loaded.done():  # the server was stopped, or did not wait any longer
+        if loaded.done():  # the server was stopped, or the load timed out
             model.close(0)
         elif error is not None:
             loaded.set_exception(error)

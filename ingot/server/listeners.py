@@ -1,4 +1,4 @@
-"""Both ports of a server, and the listeners of one process: one for each protocol."""
+"""Both ports of a server, and the listeners of one process: one per protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.server.tls import Tls
 
 
 class Ports(Protocol):
-    """Both ports of a server, whichever processes listen there."""
+    """Both ports of a server, whichever process listens on them."""
 
     http_port: int
     grpc_port: int
@@ -28,7 +28,7 @@ class Ports(Protocol):
         ...
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell clients whether it is worth asking."""
+        """Set what the health services respond."""
         ...
 
     async def stop(self, drain: float) -> None:
@@ -40,9 +40,9 @@ class Listeners:
     """Both protocols in this process and event loop.
 
     Args:
-        plane: what they call.
+        plane: the server's behaviour.
         config: addresses and limits.
-        tls: what they encrypt with, or None.
+        tls: the certificate, or None.
         shared: whether other processes listen on the same ports.
     """
 
@@ -62,7 +62,7 @@ class Listeners:
             http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
-                check_port("gRPC", config.host, self.grpc_port)  # grpcio would log it to stderr, and not say why
+                check_port("gRPC", config.host, self.grpc_port)  # grpcio logs the failure to stderr, without its cause
             grpc = create_listener(
                 config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
             )

@@ -1,4 +1,4 @@
-"""What listens, the addresses that it listens on, and what is said where one is taken."""
+"""Listeners, their sockets, and the errors of ports that cannot be opened."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ingot.runtime import Metrics
 
 log = rate_limited_logger(__name__)
 
-# Connections that may wait to be taken; past it, clients try again a second later.
+# Connections that may wait to be accepted; more are retried by their clients a second later.
 BACKLOG = 2048
 _EVERY = 1.0  # seconds between two checks for free file descriptors
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 class Listener(Protocol):
-    """What speaks one protocol at one port. It is made in the event loop that it is to serve in."""
+    """A server of one protocol on one port. It is created in the event loop in which it serves."""
 
     async def start(self, host: str, port: int) -> int:
-        """Open a port, 0 for any free one, and return it. Health says that nothing is served yet.
+        """Open a port, 0 for any free one, and return it. Its health service starts as not serving.
 
         Raises:
             OSError: the port is taken or the address cannot be bound.
@@ -32,11 +32,11 @@ class Listener(Protocol):
         ...
 
     async def set_serving(self, serving: bool) -> None:
-        """Say what the protocol's own health service answers, if it has one."""
+        """Set what the protocol's health service responds, if it has one."""
         ...
 
     async def stop(self, drain: float) -> None:
-        """Take no more requests, and finish those in flight within ``drain`` seconds."""
+        """Refuse new requests, and finish those in flight within ``drain`` seconds."""
         ...
 
 
@@ -46,7 +46,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     Args:
         host: an address or a name.
         port: 0 takes any free one.
-        shared: let other processes of this user listen on the same port, each getting a part of the connections.
+        shared: let other processes of this user listen on the same port; each gets a part of the connections.
 
     Raises:
         OSError: the port is taken or the address cannot be bound.
@@ -55,7 +55,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def reserve(protocol: str, host: str, port: int) -> socket.socket:
-    """Return a socket that holds a port for the processes that are to share it, and takes no connection itself.
+    """Return a socket that reserves a port for the processes that share it, and accepts no connection itself.
 
     Args:
         protocol: ``HTTP`` or ``gRPC``, for the error's text.
@@ -66,7 +66,7 @@ def reserve(protocol: str, host: str, port: int) -> socket.socket:
         InvalidArgument: the port is taken or the address cannot be bound; the message says what to do.
     """
     if port:
-        check_port(protocol, host, port)  # another server that shares its own port would not be noticed
+        check_port(protocol, host, port)  # another server that shares its port would go unnoticed
     holder = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,10 +79,10 @@ def reserve(protocol: str, host: str, port: int) -> socket.socket:
 
 
 def check_port(protocol: str, host: str, port: int) -> None:
-    """Tell early that a port is taken.
+    """Check that a port can be opened.
 
     Raises:
-        InvalidArgument: it is; the message says what to do.
+        InvalidArgument: it is taken or the address cannot be bound; the message says what to do.
     """
     try:
         listen(host, port).close()
@@ -91,22 +91,22 @@ def check_port(protocol: str, host: str, port: int) -> None:
 
 
 def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
-    """Return the error for a port that cannot be had."""
+    """Return the error for a port that cannot be opened."""
     option = f"--{protocol.lower()}-port"
     number = error.errno or 0
     if number < 0 or number == errno.EADDRNOTAVAIL:
-        remedy = "give --host an address of this machine (127.0.0.1 is for itself alone, 0.0.0.0 is all)"
+        remedy = "give --host an address of this machine (127.0.0.1 is local only, 0.0.0.0 is all)"
     elif number == errno.EACCES:
-        remedy = f"ports below 1024 need the system's leave; choose a higher one ({option} 0 takes any free one)"
+        remedy = f"ports below 1024 need privileges; choose a higher one ({option} 0 takes any free one)"
     else:
         remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
-    # A negative number is a fault of looking up a name. create_server adds the address to its text, as to all.
+    # A negative number is an error of name resolution. create_server adds the address to every text.
     why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
     return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands before a port: IPv6 literals in brackets."""
+    """Return a host as it is written before a port: IPv6 literals in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -1,4 +1,4 @@
-"""Servers as they are asked for: by the command, until a signal, and by a program, in a background thread."""
+"""Runs servers: for the command line until a signal, and for a program in a background thread."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ingot.server.lifecycle import Server
 
 log = logging.getLogger(__name__)
 
-# How long the event loop waits for the interpreter lock while an engine's thread runs Python. By Python's own 5 ms, a
-# request that arrives meanwhile is read that much later; the engine itself runs without the lock.
+# How long the event loop waits for the interpreter lock while a worker's thread runs Python. With Python's default of
+# 5 ms, a request that arrives meanwhile is read that much later; engines compute without the lock.
 _SWITCH_SECONDS = 50e-6
-# PyTorch's nn.Module by its name: a server has not imported it.
+# PyTorch's nn.Module by name: a server does not import torch.
 _MODULE = ("torch.nn.modules.module", "Module")
 
 
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     """Run a server in this thread until SIGTERM, SIGHUP or Ctrl-C, then drain it. A second signal stops at once.
 
-    SIGHUP never ends the process at once: a terminal that closes, or a service manager, may send it after another.
-    Where the caller of this process ignores it, as nohup does, it stays ignored.
+    SIGHUP never ends the process at once: a terminal that closes, or a service manager, may send it after another
+    signal. If the parent process ignores it, as nohup does, it stays ignored.
 
     Args:
-        server: not started yet.
+        server: not started.
         started: called when every model is ready.
 
     Raises:
-        IngotError: it cannot start.
+        IngotError: the server cannot start.
     """
 
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -52,7 +52,7 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
 
         def on_signal(number: int) -> None:
             if stop.is_set() and number != signal.SIGHUP:
-                os._exit(128 + number)  # at once: an engine call that hangs would hold up any gentler end
+                os._exit(128 + number)  # at once: an engine call that hangs would block any gentler end
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -153,7 +153,7 @@ class RunningServer:
 
 
 async def _ended_first(starting: asyncio.Task[None], stopping: asyncio.Task[Any]) -> bool:
-    """Wait until a server has started, or is to stop before it has; then its start is given up. Tell which it was."""
+    """Wait until a server has started; cancel its start if it is to stop before. Return whether it has started."""
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         await starting
@@ -179,8 +179,8 @@ def serve(*sources: str | os.PathLike[str] | Archive, store: Store | None = None
 
     Raises:
         NotFound: a source does not exist.
-        InvalidArgument: a port is taken, a setting is wrong, or a source is of another kind.
-        Untrusted: ``trust`` is given and asks for a signature that a source does not have.
+        InvalidArgument: a port is taken, a setting is wrong, or a source has a wrong type.
+        Untrusted: the policy of ``trust`` requires a signature that a source does not have.
     """
     return RunningServer(create(sources, store, ServerConfig.of(settings)))
 
@@ -194,22 +194,22 @@ def create(
     """Return a server, not started, for some sources.
 
     Args:
-        sources: what is served; what is in a registry is pulled now.
+        sources: of the models; those in a registry are pulled now.
         store: where references are looked up.
         config: the settings.
-        transferring: shows how far the pull of an archive is; by default the log tells it.
+        transferring: shows the progress of a pull; by default the log does.
 
     Raises:
-        InvalidArgument: there are none, or one is of another kind.
+        InvalidArgument: there are no sources, or one has a wrong type.
         NotFound: a source does not exist.
-        Untrusted: the trust policy asks for a signature that a source does not have.
+        Untrusted: the trust policy requires a signature that a source does not have.
     """
     if not sources:
         raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
     known = [_source(source) for source in sources]
     policy = None
     if config.trust is not None:
-        from ingot.model_store.trust.policy import Policy  # which most servers start without
+        from ingot.model_store.trust.policy import Policy  # which most servers do not need
 
         policy = Policy.load(config.trust)
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)

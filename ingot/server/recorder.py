@@ -1,8 +1,8 @@
-"""Writing some of the live requests and their answers to a folder, for calibration.
+"""Writes some of the live requests and their responses to a folder, for calibration.
 
     FOLDER/<model>/<version>/NNNNNN.safetensors     cases as ingot.model_store.format.goldens keeps them
 
-A file is called by the number of cases that were recorded before it, so that a later run goes on counting.
+A file is named after the number of cases that were recorded before it, so that a later run continues counting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUFFIX = ".safetensors"
 _FLUSH_SECONDS = 5.0
 _CASES_A_FILE = 64
 _BYTES_A_FILE = 4 << 20  # encoding holds the interpreter lock, so files are kept small
-# What may wait to be written: in requests, and in bytes that they keep in memory.
+# Limits of the queue: in requests, and in bytes that they keep in memory.
 _MAX_WAITING = 1024
 _MAX_WAITING_BYTES = 64 << 20
 
@@ -42,8 +42,8 @@ _Key = tuple[str, str]  # a model and its version
 
 
 @dataclass
-class _Shelf:
-    """What is known of one model's version: what its folder holds, and what is yet to be written there."""
+class _Recorded:
+    """One model's version: the cases in its folder, and those to be written there."""
 
     folder: Path
     cases: int = 0
@@ -53,14 +53,14 @@ class _Shelf:
 
 
 class Recorder:
-    """Writes a random share of the requests, in a thread of its own; never slows or fails a request.
+    """Writes a random share of the requests in a background thread; never slows or fails a request.
 
-    What does not fit into its bounded queue, or cannot be written, is dropped and counted.
+    Requests that do not fit into its bounded queue, or cannot be written, are dropped and counted.
 
     Args:
-        folder: made if it is not there, for this user alone.
-        share: which share of the requests is taken.
-        limit: most requests of a model's version, with those that the folder holds from earlier runs.
+        folder: created if it does not exist, for this user alone.
+        share: which share of the requests is recorded.
+        limit: most requests of a model's version, including those of earlier runs in the folder.
         limit_bytes: the same in bytes of their arrays.
         metrics: where to count.
 
@@ -78,14 +78,14 @@ class Recorder:
         self._lock = Lock()
         self._waiting = 0
         self._waiting_bytes = 0
-        self._shelves: dict[_Key, _Shelf] = {}
+        self._recorded: dict[_Key, _Recorded] = {}
         self._full: set[_Key] = set()
         self._lock_file = _claim(folder)
         self._thread = Thread(target=self._loop, name="ingot-recorder", daemon=True)
         self._thread.start()
 
     def offer(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Take a request and its answer, or not. The arrays must not change afterwards; they are not copied here."""
+        """Queue a request and its response, or not. They are not copied, so the arrays must not change afterwards."""
         key = (model, version)
         if key in self._full or random.random() >= self._share:
             return
@@ -101,7 +101,7 @@ class Recorder:
             self._metrics.recorded_dropped.labels(*key).inc()
 
     def close(self, timeout: float | None = None) -> None:
-        """Write what waits and stop, within ``timeout`` seconds. Closing twice does nothing."""
+        """Write the queue and stop, within ``timeout`` seconds. Closing twice does nothing."""
         self._queue.put(None)
         self._thread.join(timeout)
         self._lock_file.close()
@@ -121,51 +121,51 @@ class Recorder:
 
     def _take(self, key: _Key, case: Golden, size: int) -> None:
         try:
-            shelf = self._shelf(key)
+            recorded = self._recorded_of(key)
         except OSError as error:
             log.error("a request could not be recorded: %s", error)
             self._metrics.recorded_dropped.labels(*key).inc()
             self._release(1, size)
             return
-        full = shelf.cases + len(shelf.waiting) >= self._limit
-        full = full or shelf.nbytes + shelf.waiting_bytes + size > self._limit_bytes
+        full = recorded.cases + len(recorded.waiting) >= self._limit
+        full = full or recorded.nbytes + recorded.waiting_bytes + size > self._limit_bytes
         if full:
             if key not in self._full:
                 self._full.add(key)
-                log.info("model %s version %s: as many requests are recorded as may be", *key)
+                log.info("model %s version %s: the limit of recorded requests is reached", *key)
             self._release(1, size)
             return
-        shelf.waiting.append(case)
-        shelf.waiting_bytes += size
-        if len(shelf.waiting) >= _CASES_A_FILE or shelf.waiting_bytes >= _BYTES_A_FILE:
-            self._flush(key, shelf)
+        recorded.waiting.append(case)
+        recorded.waiting_bytes += size
+        if len(recorded.waiting) >= _CASES_A_FILE or recorded.waiting_bytes >= _BYTES_A_FILE:
+            self._flush(key, recorded)
 
-    def _shelf(self, key: _Key) -> _Shelf:
-        if key not in self._shelves:
-            self._shelves[key] = _read_shelf(self._folder.joinpath(*key))
-        return self._shelves[key]
+    def _recorded_of(self, key: _Key) -> _Recorded:
+        if key not in self._recorded:
+            self._recorded[key] = _read_recorded(self._folder.joinpath(*key))
+        return self._recorded[key]
 
     def _flush_all(self) -> None:
-        for key, shelf in self._shelves.items():
-            if shelf.waiting:
-                self._flush(key, shelf)
+        for key, recorded in self._recorded.items():
+            if recorded.waiting:
+                self._flush(key, recorded)
 
-    def _flush(self, key: _Key, shelf: _Shelf) -> None:
-        count, size = len(shelf.waiting), shelf.waiting_bytes
+    def _flush(self, key: _Key, recorded: _Recorded) -> None:
+        count, size = len(recorded.waiting), recorded.waiting_bytes
         try:
-            content = goldens.encode(shelf.waiting)
-            for folder in (shelf.folder.parent, shelf.folder):
+            content = goldens.encode(recorded.waiting)
+            for folder in (recorded.folder.parent, recorded.folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            with atomic_file(shelf.folder / f"{shelf.cases:06d}{SUFFIX}", mode=0o600) as stream:
+            with atomic_file(recorded.folder / f"{recorded.cases:06d}{SUFFIX}", mode=0o600) as stream:
                 stream.write(content)
         except Exception as error:  # noqa: BLE001 - a full disk, say, must not end the recording of later requests
-            log.error("%d requests could not be recorded in %s: %s", count, shelf.folder, error)
+            log.error("%d requests could not be recorded in %s: %s", count, recorded.folder, error)
             self._metrics.recorded_dropped.labels(*key).inc(count)
         else:
-            shelf.cases += count
-            shelf.nbytes += size
+            recorded.cases += count
+            recorded.nbytes += size
             self._metrics.recorded.labels(*key).inc(count)
-        shelf.waiting, shelf.waiting_bytes = [], 0
+        recorded.waiting, recorded.waiting_bytes = [], 0
         self._release(count, size)
 
     def _release(self, count: int, size: int) -> None:
@@ -175,7 +175,7 @@ class Recorder:
 
 
 def _claim(folder: Path) -> IO[bytes]:
-    """Make the folder and return a lock on it, which ends with the process or when it is closed."""
+    """Create the folder and return a lock on it, which ends with the process or when it is closed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.fdopen(os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600), "wb")
@@ -194,16 +194,16 @@ def _claim(folder: Path) -> IO[bytes]:
     return lock
 
 
-def _read_shelf(folder: Path) -> _Shelf:
-    """Return what an earlier run left."""
-    shelf = _Shelf(folder)
+def _read_recorded(folder: Path) -> _Recorded:
+    """Return the state of a folder after earlier runs."""
+    recorded = _Recorded(folder)
     files = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
     if files:
         last = max(files, key=lambda path: int(path.stem))
         try:
             cases = len(goldens.decode(last.read_bytes()))
         except (InvalidArchive, OSError):
-            cases = _CASES_A_FILE  # as many as it can hold
-        shelf.cases = int(last.stem) + cases
-        shelf.nbytes = sum(path.stat().st_size for path in files)
-    return shelf
+            cases = _CASES_A_FILE  # the most that it can hold
+        recorded.cases = int(last.stem) + cases
+        recorded.nbytes = sum(path.stat().st_size for path in files)
+    return recorded

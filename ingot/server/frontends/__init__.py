@@ -1,1 +1,4 @@
-"""Front processes: HTTP and gRPC beside the process that holds the models, for machines with many cores."""
+"""Front processes: HTTP and gRPC in processes without models, for machines with many cores. Experimental.
+
+Start with supervisor.py, which runs in the engine process; process.py is the program of a front.
+"""

@@ -1,8 +1,8 @@
-"""Memory that two processes share, for tensors that are too large to be copied through a socket.
+"""Shared memory of two processes, for tensors that are too large to be copied through a socket.
 
-The sender puts a request's tensors into a block of its arena, and the receiver works on them where they are. Measured
-in CPU time, one copy into an arena costs less than two through a socket from some 64 KiB on (half at 256 KiB, a third
-at 1 MiB); a file descriptor passed for each tensor costs more than the socket at any size, as its pages are new.
+The sender copies a request's tensors into a block of its arena, and the receiver uses them in place. Measured in CPU
+time, one copy into an arena costs less than two through a socket from some 64 KiB on (half at 256 KiB, a third at
+1 MiB); passing a file descriptor per tensor costs more than the socket at any size, as its pages are new.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ THRESHOLD = 64 << 10
 """Tensors of fewer bytes go through the socket."""
 
 _PAGE = mmap.PAGESIZE
-# Blocks that end above this give their memory back when they are free; below, its pages are kept for the next.
+# Free blocks that end above this return their memory; below, the pages are kept for the next block.
 _WARM = 64 << 20
 
 
 def create(size: int) -> int:
-    """Return the file descriptor of a new arena. It takes memory only where it is written."""
+    """Return the file descriptor of a new arena. Only written pages use memory."""
     handle = os.memfd_create("ingot-tensors", os.MFD_CLOEXEC)
     os.ftruncate(handle, -(-size // _PAGE) * _PAGE)
     return handle
 
 
 class Outgoing:
-    """The arena that this process writes: it hands out blocks, and takes them back when the other has read them.
+    """The arena that this process writes: it allocates blocks, and frees them when the other process has read them.
 
     Args:
         handle: the arena's file descriptor, which may be closed afterwards.
@@ -47,7 +47,7 @@ class Outgoing:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """Return the offset of a free block, the lowest that is large enough, or None if there is none."""
+        """Allocate the lowest free block that is large enough; return its offset, or None if there is none."""
         size = -(-size // _PAGE) * _PAGE
         for index, (start, room) in enumerate(self._holes):
             if room >= size:
@@ -60,11 +60,11 @@ class Outgoing:
         return None
 
     def block(self, start: int) -> Array:
-        """Return a block that was taken, as bytes to be written."""
+        """Return an allocated block, as bytes to be written."""
         return self._bytes[start : start + self._taken[start]]
 
     def free(self, start: int) -> None:
-        """Take a block back."""
+        """Free a block."""
         size = self._taken.pop(start)
         if start + size > _WARM:
             self._map.madvise(mmap.MADV_REMOVE, start, size)
@@ -83,7 +83,7 @@ class Incoming:
 
     Args:
         handle: the arena's file descriptor, which may be closed afterwards.
-        release: called with a block's offset when nothing looks at it any more, in whichever thread that is.
+        release: called with a block's offset when no array refers to it any more, in any thread.
     """
 
     def __init__(self, handle: int, release: Callable[[int], None]):
@@ -91,8 +91,8 @@ class Incoming:
         self._release = release
 
     def block(self, start: int, size: int) -> Array:
-        """Return a block's first ``size`` bytes; it is released when neither they nor a view on them is left."""
-        # Made of the map itself: the base of an array's views is the first array whose own base is no array.
+        """Return a block's first ``size`` bytes; it is released with the last array that refers to them."""
+        # From the map itself: the base of an array's views is the first array whose base is not an array.
         block = np.frombuffer(self._map, np.uint8, size, start)
         weakref.finalize(block, self._release, start).atexit = False
         return block

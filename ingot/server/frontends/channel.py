@@ -1,4 +1,4 @@
-"""One end of the connection between a front process and the engine's: one write a tick of the event loop, both ways."""
+"""One end of the connection between a front process and the engine process: one write per tick of the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.server.frontends.arena import THRESHOLD, Incoming, Outgoing
 from ingot.server.frontends.records import HEADER, INLINE, NUMBER, TENSORS, Kind, Splitter, TensorLayout
 from ingot.tensors import Array
 
-# Shapes that either end remembers of the other; when they are more, it begins anew.
+# Layouts that either end remembers; with more, both start again with an empty list.
 _MAX_LAYOUTS = 1024
 
 Receive = Callable[[int, memoryview], None]
@@ -24,8 +24,8 @@ class Channel(asyncio.Protocol):
 
     Args:
         outgoing: the file descriptor of the arena that this end writes.
-        incoming: that of the other's.
-        receive: called with the kind and body of each record that is not the channel's own.
+        incoming: that of the arena that the other end writes.
+        receive: called with the kind and body of each record that the channel does not handle itself.
         lost: called once when the other end has gone.
     """
 
@@ -43,17 +43,17 @@ class Channel(asyncio.Protocol):
         self._over = False
 
     async def connect(self, connection: socket.socket) -> None:
-        """Use a connected socket, which now belongs to the channel; what was sent before goes first."""
+        """Use a connected socket, which the channel closes; records sent before go first."""
         await self._loop.create_unix_connection(lambda: self, sock=connection)
 
     def close(self) -> None:
-        """Send what waits, and end the connection."""
+        """Send the queued records, and close the connection."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
 
     def send(self, kind: Kind, *body: bytes) -> None:
-        """Send a record, with all others of this tick."""
+        """Send a record, together with all others of this tick."""
         if self._over:
             return
         if not self._out:
@@ -62,7 +62,7 @@ class Channel(asyncio.Protocol):
         self._out += body
 
     def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array], key: InputKey | None = None) -> None:
-        """Send a record that ends in tensors; ``key`` is :func:`ingot.runtime.key_of` them, if it is known."""
+        """Send a record that ends with tensors; ``key`` is :func:`ingot.runtime.key_of` the tensors, if it is known."""
         if self._over:
             return
         number, layout = self._layout(key or key_of(values), values)
@@ -99,19 +99,19 @@ class Channel(asyncio.Protocol):
         self._transport = None
         self._over = True
         self._out = []
-        # At once, as what refers to this end and what it refers to are only found by the garbage collector.
+        # At once: this end is part of reference cycles, which only the garbage collector frees.
         del self._outgoing, self._incoming
         self._lost()
 
     def _layout(self, key: InputKey, values: Mapping[str, Array]) -> tuple[int, TensorLayout]:
         found = self._sent.get(key)
         if found is None:
-            anew = len(self._sent) >= _MAX_LAYOUTS
-            if anew:
+            full = len(self._sent) >= _MAX_LAYOUTS
+            if full:
                 self._sent = {}
             layout = TensorLayout.of_arrays(values)
             found = self._sent[key] = len(self._sent), layout
-            self.send(Kind.LAYOUT, b"\1" if anew else b"\0", layout.dumps())
+            self.send(Kind.LAYOUT, b"\1" if full else b"\0", layout.dumps())
         return found
 
     def _flush(self) -> None:

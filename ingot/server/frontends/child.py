@@ -1,4 +1,4 @@
-"""One front process, as the engine's process starts, watches and ends it."""
+"""One front process, as the engine process starts, watches and ends it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ingot.errors import InternalError
 from ingot.runtime import Model
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import arena, records
-from ingot.server.frontends.desk import EngineSession
 from ingot.server.frontends.records import Kind
+from ingot.server.frontends.session import EngineSession
 
-# A front imports and listens; it takes a second or two of a free core.
+# A front imports and listens, which takes a second or two of a free core.
 _START_SECONDS = 120.0
-# What a front gets after the drain time, before it is killed, and what its process may take to end by itself.
+# Seconds after the drain time before a front is killed, and for its process to end by itself.
 _LATE_SECONDS = 1.0
 _END_SECONDS = 5.0
 
@@ -31,8 +31,8 @@ class Child:
     Args:
         plane: the server's behaviour.
         models: in the order in which fronts number them.
-        arena_bytes: how large the shared memory may become, in each direction.
-        render: gives the metrics of all processes.
+        arena_bytes: the most shared memory in each direction.
+        render: returns the metrics of all processes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Child:
         arenas = arena.create(arena_bytes), arena.create(arena_bytes)
         try:
             self._process = _start(theirs.fileno(), arenas[1], arenas[0])
-            self.desk = EngineSession(plane, models, arenas, render, self.ended.set)
+            self.session = EngineSession(plane, models, arenas, render, self.ended.set)
         except BaseException:
             ours.close()
             raise
@@ -58,15 +58,15 @@ class Child:
         """Wait until it listens.
 
         Raises:
-            IngotError: it cannot, or it ended.
+            IngotError: it cannot listen, or it ended.
         """
-        # Both before it is connected, and so before anything else that it may be told meanwhile.
-        self.desk.channel.send(Kind.HELLO, hello)
-        seen = self.desk.ask(Kind.STATE, Kind.SEEN, state)
-        await self.desk.channel.connect(self._connection)
+        # Both before it is connected, and so before any other record.
+        self.session.channel.send(Kind.HELLO, hello)
+        seen = self.session.ask(Kind.STATE, Kind.SEEN, state)
+        await self.session.channel.connect(self._connection)
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await asyncio.gather(seen, self.desk.started)
+                await asyncio.gather(seen, self.session.started)
                 self.listens = True
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -78,8 +78,8 @@ class Child:
             raise InternalError(f"a front process does not listen after {_START_SECONDS:g} s") from error
 
     async def stop(self, drain: float) -> None:
-        """Let it finish its requests within ``drain`` seconds, and end it."""
-        self.desk.channel.send(Kind.STOP, records.SECONDS.pack(drain))
+        """Let it finish its requests within ``drain`` seconds, then end it."""
+        self.session.channel.send(Kind.STOP, records.SECONDS.pack(drain))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), drain + _LATE_SECONDS)
         self.kill()
@@ -90,7 +90,7 @@ class Child:
         self._process.kill()
 
     async def wait(self) -> int:
-        """Return its exit code; one that has given up its connection and goes on is killed."""
+        """Return its exit code; a process that closed its connection but does not end is killed."""
         try:
             return await asyncio.to_thread(self._process.wait, _END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -104,7 +104,7 @@ def _start(*handles: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-P", "-m", "ingot.server.frontends.process", *map(str, handles)],
         pass_fds=handles,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # a command's output is its own
+        stdout=subprocess.DEVNULL,  # stdout belongs to the command
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        process_group=0,  # Ctrl-C is for the engine's process, which lets its fronts finish
+        process_group=0,  # Ctrl-C is for the engine process, which lets its fronts finish
     )

@@ -1,7 +1,7 @@
-"""A front process: ``python -m ingot.server.frontends.process CONNECTION WRITTEN READ``, started by the engine's.
+"""A front process: ``python -m ingot.server.frontends.process CONNECTION WRITTEN READ``, started by the engine process.
 
-The arguments are file descriptors: the connection, and the arenas that this process writes and reads. It ends when it
-is told to, or when the connection does.
+The arguments are file descriptors: the connection, and the arenas that this process writes and reads. It ends on
+a record of the engine process, or when the connection ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class FrontProcess:
-    """What happens in a front process."""
+    """The listeners of a front process, and its connection to the engine process."""
 
     def __init__(self, written: int, read: int):
         self._channel = Channel(written, read, self._receive, self._lost)
@@ -38,7 +38,7 @@ class FrontProcess:
         self._config: asyncio.Future[ServerConfig] = asyncio.get_running_loop().create_future()
 
     async def run(self, connection: socket.socket) -> None:
-        """Serve until the engine's process says stop."""
+        """Serve until the engine process stops this one."""
         await self._channel.connect(connection)
         config = await self._config
         try:
@@ -46,7 +46,7 @@ class FrontProcess:
             await listeners.start()
         except IngotError as error:
             self._channel.send(Kind.FAILED, records.dump_error(error))
-        except Exception as error:  # noqa: BLE001 - the engine's process tells the user
+        except Exception as error:  # noqa: BLE001 - the engine process reports it
             text = f"a front process could not start: {type(error).__name__}: {error}"
             self._channel.send(Kind.FAILED, records.dump_error(InternalError(text)))
         else:
@@ -90,7 +90,7 @@ class FrontProcess:
 
     def _lost(self) -> None:
         if not self._stop.done():
-            os._exit(1)  # the engine's process has ended: nobody is left to answer what waits
+            os._exit(1)  # the engine process has ended, so no request can be answered
 
 
 async def _run(connection: int, written: int, read: int) -> None:
@@ -101,7 +101,7 @@ async def _run(connection: int, written: int, read: int) -> None:
 
 
 def main() -> None:
-    """Run a front process. The engine's process says when to stop, also where a signal goes to all of a group."""
+    """Run a front process. Only the engine process stops it, also if a signal goes to the whole process group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,7 +1,7 @@
-"""What a front process and the engine's process say to each other: records in a stream, tensors as raw bytes.
+"""The records between a front process and the engine process, with tensors as raw bytes.
 
 A record is its body's length (4 bytes, little-endian), its kind (1 byte) and the body. Sender and receiver are the same
-program on the same machine, so nothing is checked but where one record ends.
+program on the same machine, so the content is not checked.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ingot.tensors import Array, DType
 
 
 class Kind(IntEnum):
-    """What a record is; its body follows in words."""
+    """The kind of a record. Comments give the sender and the body."""
 
     HELLO = 0  # engine: settings, as JSON
-    STATE = 1  # engine: what is served, as JSON; answered by SEEN
+    STATE = 1  # engine: the models, as JSON; answered by SEEN
     SEEN = 2  # front
     STARTED = 3  # front: its ports are open
     FAILED = 4  # front: they could not be opened; the error
     STOP = 5  # engine: seconds to drain
-    LAYOUT = 6  # both: names, datatypes and shapes of tensors, as JSON; they have the next number from now on
+    LAYOUT = 6  # both: names, datatypes and shapes of tensors, as JSON; their layout gets the next number
     REQUEST = 7  # front: number, model, deadline, priority, tensors
     CANCEL = 8  # front: number
     OUTPUTS = 9  # engine: number, tensors
     ERROR = 10  # engine: number, code, text
-    FREE = 11  # both: a block of the other's arena was read and is needed no more
-    COUNT = 12  # engine: asks for COUNTS
+    FREE = 11  # both: a block of the other's arena is no longer used
+    COUNT = 12  # engine: answered by COUNTS
     COUNTS = 13  # front: its metrics, as JSON
-    RENDER = 14  # front: number; asks for all metrics, as Prometheus' text
-    STATISTICS = 15  # front: number, model; asks for the model's statistics, as JSON
-    TOLD = 16  # engine: number, and what was asked for
+    RENDER = 14  # front: number; answered by all metrics, as Prometheus' text
+    STATISTICS = 15  # front: number, model; answered by the model's statistics, as JSON
+    REPLY = 16  # engine: number, and the content requested by RENDER or STATISTICS
 
 
 HEADER = struct.Struct("<IB")
@@ -59,9 +59,9 @@ _CODES = tuple(Code)
 
 @dataclass
 class TensorLayout:
-    """The names, datatypes and shapes of some tensors, and where each lies in their joint data.
+    """The names, datatypes and shapes of some tensors, and the offset of each in their joint data.
 
-    ``size`` is that data's, in bytes; of tensors with text it is only known from the values, and is -1.
+    ``size`` is the data's, in bytes; -1 for tensors with text, whose size depends on the values.
     """
 
     tensors: tuple[tuple[str, DType, tuple[int, ...], int], ...]  # the last is an offset
@@ -95,7 +95,7 @@ class TensorLayout:
             np.copyto(place[start : start + size].view(dtype.numpy).reshape(shape), values[name])
 
     def dump(self, values: Mapping[str, Array]) -> list[bytes]:
-        """Return tensors as bytes that :meth:`read` reads when they are joined."""
+        """Return tensors as bytes that :meth:`read` accepts when they are joined."""
         parts: list[bytes] = []
         for name, dtype, _, _ in self.tensors:
             if dtype is DType.BYTES:
@@ -106,7 +106,7 @@ class TensorLayout:
         return parts
 
     def read(self, data: memoryview) -> dict[str, Array]:
-        """Return tensors that :meth:`dump` made bytes of, as views where they are no text."""
+        """Return the tensors of :meth:`dump`, as views unless they are text."""
         values: dict[str, Array] = {}
         at = 0
         for name, dtype, shape, _ in self.tensors:
@@ -121,7 +121,7 @@ class TensorLayout:
         return self._keyed(values)
 
     def map(self, place: Array) -> dict[str, Array]:
-        """Return tensors that :meth:`write` wrote, as views on the block."""
+        """Return the tensors of :meth:`write`, as views on the block."""
         values: dict[str, Array] = {}
         for name, dtype, shape, start in self.tensors:
             size = prod(shape) * dtype.numpy.itemsize
@@ -143,7 +143,7 @@ class Splitter:
         self._needed = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield the kinds and bodies of the records that are complete now."""
+        """Yield the kinds and bodies of the records that these bytes complete."""
         if self._parts:
             self._parts.append(data)
             self._size += len(data)
@@ -167,17 +167,17 @@ class Splitter:
 
 
 def dump_error(error: IngotError) -> bytes:
-    """Return an error's code and text."""
+    """Return an error's code and text as bytes."""
     return bytes([_CODES.index(error.code)]) + str(error).encode()
 
 
 def load_error(body: memoryview) -> IngotError:
-    """Return the error that :func:`dump_error` made bytes of, as the class that stands for its code."""
+    """Return the error of :func:`dump_error`, as the class of its code."""
     return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode())
 
 
 def dumps(content: Any) -> bytes:
-    """Return what a record holds as JSON."""
+    """Return JSON for a record."""
     return orjson.dumps(content)
 
 

@@ -1,4 +1,4 @@
-"""Models that run in another process, as a front's data plane sees them."""
+"""Models of the engine process, as a front's data plane uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_FITS = 1024
 
 
 class RemotePending:
-    """A request that the engine's process has."""
+    """A request that the engine process has."""
 
     __slots__ = ("_leave", "_number", "done", "nbytes", "reply")
 
@@ -40,7 +40,7 @@ class RemotePending:
         self.done = False
 
     def cancel(self) -> None:
-        """Forget the request, as its client left; the reply is not called any more."""
+        """Drop the request, as its client left; the reply is no longer called."""
         if not self.done:
             self.done = True
             self.reply = _ignore
@@ -48,15 +48,15 @@ class RemotePending:
 
 
 def _ignore(_: Outcome) -> None:
-    """Take the place of a reply that was called."""
+    """Replace a reply that was called."""
 
 
 class EngineEnd:
-    """The engine's process, as a front sees it: requests go there, answers come back.
+    """The engine process, as a front uses it.
 
     Args:
         channel: the connection to it.
-        most_bytes: how much the requests that are not answered may hold; more are refused.
+        most_bytes: most bytes of unanswered requests; more are refused.
     """
 
     def __init__(self, channel: Channel, most_bytes: int):
@@ -65,7 +65,7 @@ class EngineEnd:
         self._bytes = 0
         self._numbers = itertools.count(1)
         self._pending: dict[int, RemotePending] = {}
-        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._replies: dict[int, asyncio.Future[bytes]] = {}
 
     def submit(
         self,
@@ -79,13 +79,13 @@ class EngineEnd:
         """Send a request; the reply is called in a later tick.
 
         Raises:
-            Unavailable: the requests that are not answered hold too much already.
+            Unavailable: the unanswered requests hold too many bytes.
         """
         size = sum(size_of(array) for array in inputs.values())
         if self._bytes and self._bytes + size > self._most_bytes:
             raise Unavailable("the server's memory limit for requests is reached; retry later")
         number = next(self._numbers)
-        # One clock for both processes: what a request waits between them counts too.
+        # Both processes use one clock, so the time between them counts too.
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._channel.send_tensors(Kind.REQUEST, records.REQUEST.pack(number, model, deadline, priority), inputs, key)
         self._bytes += size
@@ -98,21 +98,21 @@ class EngineEnd:
         return await self._ask(number, Kind.RENDER, records.NUMBER.pack(number))
 
     async def statistics(self, model: int) -> Statistics:
-        """Return what a model has done."""
+        """Return a model's statistics."""
         number = next(self._numbers)
         return load_statistics(await self._ask(number, Kind.STATISTICS, records.MODEL.pack(number, model)))
 
     async def _ask(self, number: int, kind: Kind, body: bytes) -> bytes:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked[number] = future
+        self._replies[number] = future
         self._channel.send(kind, body)
         return await future
 
     def receive(self, kind: int, body: memoryview) -> None:
-        """Take a record that is an answer; one that cannot be read fails its own request alone."""
+        """Handle the reply to a request; one that cannot be read fails only its own request."""
         (number,) = records.NUMBER.unpack_from(body)
-        if number in self._asked:
-            self._told(self._asked.pop(number), kind, body[records.NUMBER.size :])
+        if number in self._replies:
+            self._settle(self._replies.pop(number), kind, body[records.NUMBER.size :])
             return
         outcome: Outcome
         try:
@@ -121,19 +121,19 @@ class EngineEnd:
             else:
                 outcome = records.load_error(body[records.NUMBER.size :])
         except Exception as error:
-            log.exception("an answer of the engine's process could not be read")
+            log.exception("outputs of the engine process could not be read")
             outcome = wrapped(error)
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._bytes -= pending.nbytes
             pending.done = True
-            reply, pending.reply = pending.reply, _ignore  # which leads back here
+            reply, pending.reply = pending.reply, _ignore  # which refers back to this
             reply(outcome)
 
-    def _told(self, future: asyncio.Future[bytes], kind: int, body: memoryview) -> None:
-        if future.done():  # who asked has left
+    def _settle(self, future: asyncio.Future[bytes], kind: int, body: memoryview) -> None:
+        if future.done():  # the task that waited was cancelled
             return
-        if kind == Kind.TOLD:
+        if kind == Kind.REPLY:
             future.set_result(bytes(body))
         else:
             future.set_exception(records.load_error(body))
@@ -144,7 +144,7 @@ class EngineEnd:
 
 
 class RemoteModel:
-    """One version of a model that runs in the engine's process; :class:`ingot.runtime.Model` describes it."""
+    """One version of a model of the engine process; see :class:`ingot.runtime.Model`."""
 
     def __init__(self, index: int, state: ModelState, engine: EngineEnd):
         self._index = index
@@ -186,7 +186,7 @@ class RemoteModel:
         priority: int = 0,
         key: InputKey | None = None,
     ) -> RemotePending:
-        """Take a request in, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
+        """Submit a request, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
         if not self.state.ready:
             raise self._unavailable()
         key = key or key_of(inputs)
@@ -205,7 +205,7 @@ class RemoteModel:
 
 
 class RemoteCatalog(Catalog[RemoteModel]):
-    """The models of the engine's process."""
+    """The models of the engine process."""
 
     def __init__(self, engine: EngineEnd, metrics: Metrics):
         super().__init__(metrics)
@@ -213,7 +213,7 @@ class RemoteCatalog(Catalog[RemoteModel]):
         self._listed: list[RemoteModel] = []
 
     def update(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what the engine's process says of its models; their order stays the same."""
+        """Update the models from the states that the engine process sent; their order does not change."""
         for index, content in enumerate(states):
             state = ModelState.loads(content)
             if index < len(self._listed):
@@ -225,7 +225,7 @@ class RemoteCatalog(Catalog[RemoteModel]):
 
 
 class FrontPlane(DataPlane):
-    """The data plane of a front process: the models run elsewhere, and what is counted is summed up there."""
+    """The data plane of a front process: models and the sums of metrics are in the engine process."""
 
     def __init__(self, repository: RemoteCatalog, engine: EngineEnd):
         super().__init__(repository)

@@ -1,4 +1,4 @@
-"""What the engine's process tells its fronts of the models that it serves."""
+"""The state of models, as the engine process sends it to its fronts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.tensors import DType, Range, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class ModelState:
-    """One version of a model, as fronts describe it and check requests against it."""
+    """One version of a model, as fronts need it for metadata and to check requests."""
 
     name: str
     version: str
@@ -30,7 +30,7 @@ class ModelState:
     def of(cls, model: Model) -> ModelState:
         try:
             signature: Signature | None = model.signature
-        except IngotError:  # it is not loaded yet
+        except IngotError:  # the model is not loaded yet
             signature = None
         return cls(
             model.name, model.version, model.state.value, model.ready, model.platform, model.properties, signature
@@ -42,7 +42,7 @@ class ModelState:
         return cls(**{**content, "signature": None if signature is None else _signature(signature)})
 
     def dumps(self) -> dict[str, Any]:
-        """Return what :meth:`loads` takes, ready for JSON."""
+        """Return the argument of :meth:`loads`, ready for JSON."""
         return {
             "name": self.name,
             "version": self.version,
@@ -55,13 +55,13 @@ class ModelState:
 
 
 def dump_statistics(statistics: Statistics) -> bytes:
-    """Return what :func:`load_statistics` takes."""
+    """Return statistics as bytes for :func:`load_statistics`."""
     content = asdict(statistics)
     return orjson.dumps({**content, "by_rows": list(content["by_rows"].items())}, option=orjson.OPT_NON_STR_KEYS)
 
 
 def load_statistics(raw: bytes) -> Statistics:
-    """Return a model's statistics as they were when they were dumped."""
+    """Return the statistics of :func:`dump_statistics`."""
     content = orjson.loads(raw)
     durations = {name: Duration(**content[name]) for name in ("answered", "failed", "queued")}
     by_rows = {rows: _stages(stages) for rows, stages in content["by_rows"]}

@@ -1,4 +1,4 @@
-"""What several processes count, as one: equal samples are added up."""
+"""The metrics of several processes as one: equal samples are added up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def counts_of(metrics: Metrics) -> Counts:
-    """Return what a process counts, but not since when."""
+    """Return the metrics of a process, without the times of their creation."""
     return [
         [
             family.name,
@@ -35,7 +35,7 @@ def counts_of(metrics: Metrics) -> Counts:
 
 
 def add(*some: Counts) -> Counts:
-    """Return the sums of what several processes count."""
+    """Return the sums of several processes' metrics."""
     families: dict[str, tuple[str, str]] = {}
     values: dict[str, dict[_Key, float]] = {}
     for counts in some:
@@ -52,12 +52,12 @@ def add(*some: Counts) -> Counts:
 
 
 def lasting(counts: Counts) -> Counts:
-    """Return what of a process's counts still holds when it has ended: gauges do not."""
+    """Return those metrics of a process that remain valid after its end: all but gauges."""
     return [family for family in counts if family[2] in ("counter", "histogram", "summary")]
 
 
 def render(counts: Counts) -> bytes:
-    """Return counts as Prometheus' text."""
+    """Return metrics as Prometheus' text."""
     registry = CollectorRegistry()
     registry.register(_Given(counts))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Front processes on the same two ports: started together, kept alive, told what is served, stopped together."""
+"""Starts front processes on the same two ports, restarts those that end, sends them the models' state, stops them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from ingot.server.listening import reserve
 
 log = logging.getLogger(__name__)
 
-# Between the end of a front and the start of the next: doubled each time, until one has lived a while.
+# Seconds between the end of a front and the next start: doubled each time, until one has run for a while.
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 _LONG_LIFE = 30.0
-# How often it is looked whether a model's state has changed, and how long fronts may take to take notice,
-# also of the end.
-_LOOK_SECONDS = 0.25
+# How often the models' state is checked for changes, and how long fronts may take to confirm one, also at the end.
+_WATCH_SECONDS = 0.25
 _NOTICE_SECONDS = 5.0
 _LAST_NOTICE_SECONDS = 1.0
 _COUNT_SECONDS = 1.0
 
 
 class FrontProcesses:
-    """The listeners of a server in processes of their own; see :class:`ingot.server.listeners.Ports`.
+    """The listeners of a server in front processes; see :class:`ingot.server.listeners.Ports`.
 
     Args:
         plane: the server's behaviour.
         repository: its models.
-        config: addresses and limits; the fronts share out what all may hold.
+        config: addresses and limits; each front gets a share of the memory limit.
     """
 
     def __init__(self, plane: DataPlane, repository: Repository, config: ServerConfig):
@@ -51,7 +50,7 @@ class FrontProcesses:
         self._config = config
         self._bodies_mb = max(1, config.max_bodies_mb // max(1, config.frontends))
         self._serving = False
-        self._told = b""
+        self._sent = b""
         self._past: sums.Counts = ()
         self._holders: list[socket.socket] = []
         self._children: list[Child] = []
@@ -65,7 +64,7 @@ class FrontProcesses:
                 holder = reserve(protocol, self._config.host, getattr(self, name))
                 self._holders.append(holder)
                 setattr(self, name, holder.getsockname()[1])
-            self._told = self._state()
+            self._sent = self._state()
             starting = [asyncio.create_task(self._launch()) for _ in range(self._config.frontends)]
             try:
                 children = await asyncio.gather(*starting)
@@ -76,11 +75,11 @@ class FrontProcesses:
             await self.stop(0)
             raise
         self._tasks = [asyncio.create_task(self._keep(child)) for child in children]
-        self._tasks.append(asyncio.create_task(self._look()))
+        self._tasks.append(asyncio.create_task(self._watch()))
 
     async def set_serving(self, serving: bool) -> None:
         self._serving = serving
-        await self._tell()
+        await self._send_state()
 
     async def stop(self, drain: float) -> None:
         for task in self._tasks:
@@ -104,13 +103,13 @@ class FrontProcesses:
         return child
 
     async def _keep(self, child: Child) -> None:
-        """Start a front again whenever it ends by itself."""
+        """Restart a front whenever it ends by itself."""
         wait = _FIRST_WAIT
         while True:
             began = time.monotonic()
             await child.ended.wait()
             self._children.remove(child)
-            self._past = sums.add(self._past, sums.lasting(child.desk.counts))
+            self._past = sums.add(self._past, sums.lasting(child.session.counts))
             self._metrics.front_restarts.inc()
             log.error("a front process ended with exit code %d; another is started", await child.wait())
             wait = _FIRST_WAIT if time.monotonic() - began > _LONG_LIFE else min(2 * wait, _LONGEST_WAIT)
@@ -123,19 +122,19 @@ class FrontProcesses:
                     log.error("a front process cannot be started: %s", error)
                     wait = min(2 * wait, _LONGEST_WAIT)
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if self._state() != self._told:
-                await self._tell()
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self._state() != self._sent:
+                await self._send_state()
 
-    async def _tell(self) -> None:
-        """Tell every front what is served, and wait until it knows."""
-        state = self._told = self._state()
-        telling = [child.desk.ask(Kind.STATE, Kind.SEEN, state) for child in self._children]
+    async def _send_state(self) -> None:
+        """Send the state of the models to every front, and wait until all confirm it."""
+        state = self._sent = self._state()
+        confirmations = [child.session.ask(Kind.STATE, Kind.SEEN, state) for child in self._children]
         with contextlib.suppress(TimeoutError):
             seconds = _LAST_NOTICE_SECONDS if self._plane.draining else _NOTICE_SECONDS
-            await asyncio.wait_for(asyncio.gather(*telling), seconds)
+            await asyncio.wait_for(asyncio.gather(*confirmations), seconds)
 
     def _state(self) -> bytes:
         return records.dumps(
@@ -153,10 +152,10 @@ class FrontProcesses:
         return records.dumps({"config": config, "log_level": level})
 
     async def _render(self) -> bytes:
-        """Return the metrics of all processes; of a front that does not answer in time, those that it gave last."""
+        """Return the metrics of all processes; for a front that does not reply in time, its last ones."""
         with contextlib.suppress(TimeoutError):
-            asking = [child.desk.ask(Kind.COUNT, Kind.COUNTS) for child in self._children]
+            asking = [child.session.ask(Kind.COUNT, Kind.COUNTS) for child in self._children]
             await asyncio.wait_for(asyncio.gather(*asking), _COUNT_SECONDS)
-        # Those that are here now: what one that ended meanwhile had counted is in the past already.
-        counts = [child.desk.counts for child in self._children]
+        # Those that run now: the counts of one that ended meanwhile are in the past already.
+        counts = [child.session.counts for child in self._children]
         return sums.render(sums.add(sums.counts_of(self._metrics), self._past, *counts))

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes convert, the data plane decides."""
+"""The FastAPI application: its routes convert, the data plane decides."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ingot.server.http.heads import InferHead
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
-# What the router refuses, in our own terms, for the metrics.
+# The errors of the router, as ours, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 
 
 def create_app(
@@ -34,8 +34,8 @@ def create_app(
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest request body, before and after decompression.
-        max_bodies_bytes: how much all requests together may hold.
-        budget: the same as shared with others, in place of ``max_bodies_bytes``.
+        max_bodies_bytes: most bytes that all requests together may hold.
+        budget: a shared budget, instead of ``max_bodies_bytes``.
     """
     app = FastAPI(title="Ingot", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     budget = budget or Budget(max_bodies_bytes)
@@ -45,7 +45,7 @@ def create_app(
     async def ingot_error(request: Request, error: IngotError) -> Response:
         response = _response(responses.refusal(plane, error))
         if request.method == "POST":
-            # Its body was not read to the end and would be taken for the next request; the exchange's own refusals,
+            # Its body was not read to the end, and would be read as the next request. The refusals of exchange.py,
             # which keep the connection, do not come here.
             response.headers["Connection"] = "close"
         return response
@@ -54,7 +54,7 @@ def create_app(
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
         if error.status_code == 404 and error.detail == "Not Found":
-            text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json tells all paths"
+            text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json lists all paths"
         headers = error.headers
         if error.status_code == 405 and headers and "Allow" in headers:
             text = f"{text}; use {headers['Allow']}"
@@ -126,12 +126,12 @@ def create_app(
 
 
 def _version(request: Request) -> str:
-    # Not a parameter with a default: where the path has no version, FastAPI would take ?version= for it.
+    # Not a parameter with a default: for a path without a version, FastAPI would use ?version= of the query.
     return str(request.path_params.get("version", ""))
 
 
 async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]) -> responses.HttpResponse:
-    """Await an answer, but stop when its client closes the connection, so that the engine can skip it.
+    """Await a response, but cancel it when the client closes the connection, so that the engine can skip it.
 
     Raises:
         HTTPException: the client left; the status is only for the log.
@@ -154,7 +154,7 @@ async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]
         if answering is None:
             raise
         answering.uncancel()
-        if not gone:  # the server is stopping, and this request outlived the time it was given
+        if not gone:  # the server is stopping, and the time for draining is over
             raise Unavailable("the server is stopping; ask again elsewhere or later") from None
         raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
     finally:

@@ -1,7 +1,7 @@
-"""HTTP bodies to requests and responses to bodies, both ways: JSON, and JSON followed by raw tensors.
+"""HTTP bodies to requests and responses, and back: JSON, and JSON followed by raw tensors.
 
-The binary tensor data extension puts raw buffers behind the JSON header; a tensor's ``binary_data_size`` parameter says
-how many bytes of them are its own, in the order of the tensors. The client half is used by :class:`ingot.Client`.
+The binary tensor data extension puts raw buffers behind the JSON header, in the order of the tensors; a tensor's
+``binary_data_size`` parameter is its number of bytes. The client half is used by :class:`ingot.Client`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
     Code.STORAGE_FULL: 507,
 }
-# Where it was the client that took too long: its body did not come.
+# Where it was the client that was too slow: its body did not come.
 TOO_SLOW = 408
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -48,7 +48,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 Headers = tuple[tuple[str, str], ...]
 
 _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
-_FORMS = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
+_EXAMPLES = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
 class ResponseFormat(NamedTuple):
@@ -117,7 +117,7 @@ def decode_raw_request(
     """Return a request whose whole body is the one input's raw data, batch 1 (header length 0 says so).
 
     Raises:
-        InvalidArgument: the model has several inputs, or its shape cannot be told from the data's size.
+        InvalidArgument: the model has several inputs, or the size of the data does not determine its shape.
     """
     if len(signature.inputs) != 1:
         raise InvalidArgument(f"a raw body holds one input, the model takes {len(signature.inputs)}")
@@ -131,17 +131,17 @@ def decode_raw_request(
         raw = body
         row = math.prod(dim for dim in shape if isinstance(dim, int)) * spec.dtype.numpy.itemsize
         if len(free) > 1 or (free and (not row or len(body) % row)):
-            raise InvalidArgument(f"the shape of '{spec.name}' cannot be told from a raw body of {len(body)} bytes")
+            raise InvalidArgument(f"the shape of '{spec.name}' does not follow from a raw body of {len(body)} bytes")
         shape = [len(body) // row if isinstance(dim, str) else dim for dim in shape]
     array = arrays.from_bytes(spec.name, spec.dtype, [int(dim) for dim in shape], raw)
     return InferRequest(Template(model, version), {spec.name: array}), ResponseFormat(default=True)
 
 
 def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[bytes, Headers]:
-    """Return the body, and the headers that tell how long its JSON is if raw buffers follow it.
+    """Return the body, and the header with the length of its JSON if raw buffers follow it.
 
     Raises:
-        InvalidArgument: an output that was asked for as JSON holds NaN or infinity, which JSON cannot carry.
+        InvalidArgument: an output in JSON holds NaN or infinity, which JSON cannot carry.
     """
     route, found = response.route, response.arrays
     raws = []
@@ -152,15 +152,15 @@ def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[by
         if layout.binary(spec.name) if layout.by_name else layout.default:
             raws.append(raw := arrays.to_bytes(array))
             kind.append(len(raw))
-    form = tuple(kind)
-    known = route.answers.get(form) or _learn(route, layout, form)
+    shapes = tuple(kind)
+    known = route.answers.get(shapes) or _learn(route, layout, shapes)
     if known.texts or response.id:
         return _with_texts(response, known, raws)
     return b"".join((known.end, *raws)), known.headers
 
 
-def _with_texts(response: InferResponse, known: _Form, raws: list[bytes]) -> tuple[bytes, Headers]:
-    """Return an answer with an id, or with outputs that are JSON."""
+def _with_texts(response: InferResponse, known: _Layout, raws: list[bytes]) -> tuple[bytes, Headers]:
+    """Return a response with an id, or with outputs in JSON."""
     parts: list[bytes] = []
     for before, spec in known.texts:
         parts += (before, data.to_json(spec.name, spec.dtype, response.arrays[spec.name]))
@@ -169,11 +169,13 @@ def _with_texts(response: InferResponse, known: _Form, raws: list[bytes]) -> tup
     return b"".join(parts + raws), headers
 
 
-class _Form(NamedTuple):
-    """What all answers of one form have in common.
+class _Layout(NamedTuple):
+    """The bytes that all responses with the same shapes have in common.
 
-    ``texts`` has the JSON before the values of each output that is JSON, ``end`` what follows them, and ``headers`` are
-    those of answers without id and texts.
+    Attributes:
+        texts: the JSON before the values of each output in JSON, with its spec.
+        end: the JSON behind them.
+        headers: of responses without id and texts.
     """
 
     texts: tuple[tuple[bytes, TensorSpec], ...]
@@ -181,27 +183,27 @@ class _Form(NamedTuple):
     headers: Headers
 
 
-def _learn(route: Route, layout: ResponseFormat, form: tuple[Any, ...]) -> _Form:
-    """Return the JSON of answers without their values, and remember it.
+def _learn(route: Route, layout: ResponseFormat, shapes: tuple[Any, ...]) -> _Layout:
+    """Return the JSON of responses without their values, and remember it.
 
     Args:
-        route: theirs.
+        route: of the responses.
         layout: which outputs are raw.
-        form: the shape of each output, and the bytes of those that are raw.
+        shapes: the shape of each output, and the bytes of those that are raw.
     """
-    told = iter(form)
+    left = iter(shapes)
     text = dumps({"model_name": route.name, "model_version": route.version})[:-1] + b',"outputs":['
     texts = []
     for spec in route.outputs:
-        text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(next(told))})[:-1]
+        text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(next(left))})[:-1]
         if layout.binary(spec.name):
-            text += b',"parameters":{"binary_data_size":%d}},' % next(told)
+            text += b',"parameters":{"binary_data_size":%d}},' % next(left)
         else:
             texts.append((text + b',"data":', spec))
             text = b"},"
     end = text.rstrip(b",") + b"]}"
-    known = _Form(tuple(texts), end, _length(len(end)))
-    route.answers.keep(form, known)
+    known = _Layout(tuple(texts), end, _length(len(end)))
+    route.answers.keep(shapes, known)
     return known
 
 
@@ -210,7 +212,7 @@ def _length(json: int) -> Headers:
 
 
 def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int | None]:
-    """Return a request's body as a client sends it, and the JSON's length if raw buffers follow it."""
+    """Return a request's body, and the JSON's length if raw buffers follow it."""
     template = request.template
     buffers: list[bytes] = []
     inputs: list[dict[str, Any]] = []
@@ -245,7 +247,7 @@ def decode_response(body: bytes, header_length: int | None) -> dict[str, Array]:
 
 
 class _Buffers:
-    """The raw data behind the header, handed out from the front."""
+    """The raw data behind the JSON, read from the front."""
 
     def __init__(self, view: memoryview):
         self._view = view
@@ -270,7 +272,7 @@ class _Buffers:
 def _parse(
     raw: Any, remedy: Callable[[bytes, str], str] = lambda _, __: "", loads: Callable[[Any], Any] = orjson.loads
 ) -> dict[str, Any]:
-    """Return a JSON object; ``remedy`` says what may be done, given what is none and what is wrong with it."""
+    """Return a JSON object; ``remedy`` returns one for bytes that are not JSON and the parser's error."""
     try:
         header = loads(raw)
     except orjson.JSONDecodeError as error:
@@ -286,7 +288,7 @@ def _announced(raw: bytes, problem: str) -> str:
 
 
 def _unannounced(body: bytes, problem: str) -> str:
-    """Return the remedy for a body that seems to hold raw tensors, though no header says so."""
+    """Return the remedy for a body that seems to hold raw tensors without a header that says so."""
     is_raw = "UTF-8" in problem or "after document" in problem or b"\0" in body
     if not is_raw and (not body or body.lstrip().startswith((b"{", b"["))):
         return ""
@@ -337,7 +339,7 @@ def _list(item: Any, key: str, *, required: bool = True) -> list[Any]:
     if isinstance(value, list) and len(value) > MAX_TENSORS:
         raise InvalidArgument(f"the request has {len(value)} {key}; no model has over {MAX_TENSORS}")
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise InvalidArgument(f"'{key}' is not a list of objects such as {_FORMS[key]}")
+        raise InvalidArgument(f"'{key}' is not a list of objects such as {_EXAMPLES[key]}")
     return value
 
 

@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
         return exchange.keep_alive
 
     def finish(self, parts: Sequence[bytes], *, keep_alive: bool) -> None:
-        """Send the response of the current exchange, and go on to the next."""
+        """Send the response of the current exchange, and continue with the next."""
         self._current = None
         transport = self.transport
         if len(parts) == 1:
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Start the next requests, and resume reading, unless the client leaves its responses unread."""
-        if self._advancing:  # by a request that was answered at once; the loop below goes on after it
+        if self._advancing:  # by a request that was answered at once; the loop below continues after it
             return
         self._advancing = True
         try:
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
         self._regulate()
 
     def _regulate(self) -> None:
-        """Read, or do not."""
+        """Pause or resume reading."""
         paused = bool(self._queue) or self._write_paused or self._body_full
         if paused != self._read_paused and not self.transport.is_closing():
             self._read_paused = paused

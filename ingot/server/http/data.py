@@ -1,4 +1,4 @@
-"""A tensor's data in JSON: lists to arrays and back, exactly or not at all."""
+"""A tensor's data in JSON: lists to arrays and back, without rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array, DType
 
-# The struct module converts a short list several times faster than numpy, and refuses what does not fit.
+# The struct module converts a short list several times faster than numpy, and refuses values that do not fit.
 FORMATS = {
     DType.FP16: "e",
     DType.FP32: "f",
@@ -39,7 +39,7 @@ def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
     """Return JSON ``data``, nested or flat, as an array; no value is rounded or wrapped to fit an integer type.
 
     Raises:
-        InvalidArgument: there are more or fewer values than ``shape`` takes, or one does not fit ``dtype``.
+        InvalidArgument: the number of values is not that of ``shape``, or one does not fit ``dtype``.
     """
     if not isinstance(data, list):
         raise InvalidArgument(f"the data of tensor '{name}' is not a list")
@@ -52,7 +52,7 @@ def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
 
 
 def from_json(name: str, dtype: DType, data: Any) -> Array:
-    """Return nested lists as an array of the shape that they have; a single value is a scalar.
+    """Return nested lists as an array of their shape; a single value is a scalar.
 
     Raises:
         InvalidArgument: the lists are ragged, or a value does not fit the datatype.
@@ -63,7 +63,7 @@ def from_json(name: str, dtype: DType, data: Any) -> Array:
         shape.append(len(level))
         level = level[0] if level else None
     array = to_array(name, dtype, shape, data if isinstance(data, list) else [data])
-    if dtype.is_float and not np.isfinite(array).all():  # which Python's parser takes, other than the server's
+    if dtype.is_float and not np.isfinite(array).all():  # which Python's parser accepts, unlike the server's
         raise InvalidArgument(f"tensor '{name}' is {dtype.value}, but its data holds NaN or infinity")
     return array
 
@@ -92,7 +92,7 @@ def to_json(name: str, dtype: DType, array: Array) -> bytes:
             for start in range(0, len(flat), _CHUNK)
         ]
         text = b"[%b]" % b",".join(pieces)
-    if b"null" in text:  # which is what NaN and infinity have become
+    if b"null" in text:  # which NaN and infinity become
         raise InvalidArgument(
             f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
             "ask for it as binary data (parameters: binary_data true)"
@@ -121,14 +121,14 @@ def cast(name: str, dtype: DType, values: list[Any]) -> Array:
     Raises:
         InvalidArgument: one does not fit ``dtype``.
     """
-    # Types are looked at before numpy is: of one long text among numbers it would make an array of such texts.
+    # Types are checked before numpy is used: of numbers with one long text it would make an array of texts.
     kinds = set(map(type, values))
     code = FORMATS.get(dtype)
     if code is not None and kinds and kinds <= (_NUMBERS if code in "efd" else _INTEGERS):
         try:
             return _packed(dtype, code, values)
         except (struct.error, OverflowError):
-            pass  # numpy finds out below what it is that does not fit
+            pass  # the checks below name the value that does not fit
     problem = f"tensor '{name}' is {dtype.value}, but its data"
     if dtype is DType.BYTES:
         if not kinds <= {str}:

@@ -186,7 +186,7 @@ class Carrier(Protocol):
         """Return whether the connection stays open after an exchange."""
 
     def finish(self, parts: Sequence[bytes], *, keep_alive: bool) -> None:
-        """Send a response, and go on to the next request."""
+        """Send a response, and continue with the next request."""
 
 
 class Exchange:
@@ -236,7 +236,7 @@ class Exchange:
         self._held += size
 
     def answer(self, response: HttpResponse) -> None:
-        """Send the response, and let the connection go on; does nothing if the exchange is over."""
+        """Send the response, and let the connection continue; does nothing if the exchange is over."""
         if self.disconnected or self.done:
             return
         connection = self._connection

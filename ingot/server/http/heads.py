@@ -1,4 +1,4 @@
-"""What the request line and headers of an HTTP request say, and what is wrong with them."""
+"""The meaning of an HTTP request's line and headers, and their faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 
 
 class InferHead(NamedTuple):
-    """What path and headers say of an inference request. ``header_length`` is text if it is not a number."""
+    """The parts of path and headers that inference needs. ``header_length`` is text if it is not a number."""
 
     model: str
     version: str
@@ -54,7 +54,7 @@ class InferHead(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with a head, and the status if it is not that of the error."""
+    """The error of a head that is refused, and the status if it is not that of the error."""
 
     error: IngotError
     status: int | None = None
@@ -95,7 +95,7 @@ class RequestHead(NamedTuple):
 
 
 def read(method: bytes, url: bytes, version: str, headers: HeaderList, size: int, *, keep_alive: bool) -> RequestHead:
-    """Return what a head says.
+    """Return the head of a request.
 
     Args:
         method: such as ``POST``.

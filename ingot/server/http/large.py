@@ -1,7 +1,7 @@
 """Decodes large JSON in chunks, and never more values than the tensor's shape holds.
 
-A Python object of each value at once takes many times the memory of the text, and orjson keeps the interpreter lock
-until all are there. Here the numbers are cut out of the text before the rest is parsed.
+A Python object per value takes many times the memory of the text, and orjson keeps the interpreter lock until all are
+parsed. Here the numbers are cut out of the text before the rest is parsed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ingot.server.http import data
 from ingot.tensors import Array, DType
 
 AT_ONCE = 64 << 10
-"""JSON of more bytes is parsed here, in a thread; what is shorter takes the event loop a millisecond at most."""
+"""JSON of more bytes is parsed here, in a thread; shorter JSON takes the event loop a millisecond at most."""
 
-# Text that is converted at once, for some 100 microseconds; other threads run in between.
+# Bytes that are converted at once, for some 100 microseconds; other threads run in between.
 _PIECE = 16 << 10
-# Text that is looked through at once.
+# Bytes that are searched at once.
 _STEP = 1 << 20
-# Values that one text may have beside the numbers that were cut out. Each may take 64 bytes.
+# Most values of one text in addition to the numbers that were cut out. Each may take 64 bytes.
 _MOST_VALUES = 1 << 20
 _KEY = b'"data"'
 _LIST = re.compile(rb"\s*:\s*(?=\[)")
 _VALUE = re.compile(rb"[^][\s]")
-# Stand for the lists that were cut out while the rest is parsed.
+# Replaces the first list that was cut out while the rest is parsed; the next numbers replace the others.
 _FIRST_MARK = 123454321
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
-# What is neither a bracket nor a comma, as one sign.
+# Replaces all but brackets and commas by one character.
 _SKELETON = bytes(code if code in b"[]," else ord("0") for code in range(256))
 
 
@@ -48,14 +48,14 @@ class Numbers:
         self._stop = stop
 
     def to_array(self, name: str, dtype: DType, shape: Sequence[int]) -> Array:
-        """Return them as an array; see :func:`ingot.server.http.data.to_array`.
+        """Return the values as an array; see :func:`ingot.server.http.data.to_array`.
 
         Raises:
-            InvalidArgument: there are more or fewer values than ``shape`` takes, or one does not fit ``dtype``.
+            InvalidArgument: the number of values is not that of ``shape``, or one does not fit ``dtype``.
         """
         size = math.prod(shape)
         count = self._count(b",") + (_VALUE.search(self._text, self._start, self._stop) is not None)
-        if count != size and size:  # no value is between the commas of empty lists
+        if count != size and size:  # empty lists have commas without values
             raise InvalidArgument(f"tensor '{name}' has {count} values, but shape {list(shape)} takes {size}")
         lists = self._count(b"[")
         if size == 0:
@@ -71,7 +71,7 @@ class Numbers:
         for piece in self._pieces():
             end = at + len(marks := piece.translate(None, _NO_STRUCTURE))
             if lists > 1 and _misplaced(piece):
-                raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: a bracket is beside a number")
+                raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: a bracket is next to a number")
             if marks != structure[at:end]:
                 return self._otherwise(name, dtype, shape, count + lists)
             at = end
@@ -107,11 +107,11 @@ class Numbers:
 
 
 def loads(raw: bytes) -> Any:
-    """Return JSON as orjson does, but with :class:`Numbers` for the long lists of numbers that tensors have as data.
+    """Parse JSON as orjson does, but with :class:`Numbers` for the long lists of numbers in tensors' data.
 
     Raises:
-        JSONDecodeError: it is not JSON.
-        InvalidArgument: it has too many values.
+        JSONDecodeError: the text is not JSON.
+        InvalidArgument: the text has too many values.
     """
     lists = list(_long_lists(raw))
     if lists:
@@ -125,21 +125,21 @@ def loads(raw: bytes) -> Any:
 
 
 def _long_lists(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the long lists of numbers begin and end that seem to be tensors' data."""
+    """Yield the start and end of each long list of numbers that seems to be a tensor's data."""
     at = 0
     while (key := raw.find(_KEY, at)) >= 0:
         at = key + len(_KEY)
         found = _LIST.match(raw, at)
         if found is None:
             continue
-        # Neither quotation marks nor braces stand among numbers: the next of them is behind the list. The quotation
-        # mark comes first, as each key has one: the search for the brace then ends before the next key.
+        # A list of numbers has neither quotation marks nor braces, so the next of them is behind it. The quotation mark
+        # is searched first, as each key has one: the search for the brace then ends before the next key.
         start, end = found.end(), len(raw)
         for mark in (b'"', b"}"):
             behind = raw.find(mark, start, end)
             end = behind if behind >= 0 else end
         stop = raw.rfind(b"]", start, end) + 1
-        # A list that holds more than numbers ends later: it is parsed with the rest.
+        # A list with other values ends later: it is parsed with the rest.
         if stop - start > _PIECE and _count(raw, b"[", start, stop) == _count(raw, b"]", start, stop):
             yield start, stop
             at = stop
@@ -161,7 +161,7 @@ def _without(raw: bytes, lists: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _put_back(parsed: Any, lists: Sequence[Numbers]) -> bool:
-    """Put lists in the places of their marks; tell whether each was found once, as the data of an input."""
+    """Put lists in the places of their marks; return whether each was found once, as the data of an input."""
     inputs = parsed.get("inputs") if isinstance(parsed, dict) else None
     found = 0
     for item in inputs if isinstance(inputs, list) else ():
@@ -175,15 +175,15 @@ def _put_back(parsed: Any, lists: Sequence[Numbers]) -> bool:
 
 
 def _check(text: bytes) -> None:
-    """Refuse JSON of too many values before any object is made of them."""
+    """Refuse JSON with too many values before they are parsed."""
     if _separators(text) <= _MOST_VALUES:
         return
-    # Most of these may be in strings.
+    # Most of the separators may be in strings.
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     strings = plain.count(b'"') // 2
     if strings > _MOST_VALUES or _separators(b"".join(plain.split(b'"')[::2])) > _MOST_VALUES:
         raise InvalidArgument(
-            f"the request's JSON has over {_MOST_VALUES} values beside the numbers of its tensors; send tensors of "
+            f"the request's JSON has over {_MOST_VALUES} values apart from the numbers of its tensors; send tensors of "
             "text as binary data (parameters: binary_data_size)"
         )
 
@@ -193,7 +193,7 @@ def _separators(text: bytes) -> int:
 
 
 def _structure(shape: Sequence[int]) -> bytes:
-    """Return the brackets and commas of nested lists of a shape, which has at least one dimension and no 0."""
+    """Return the brackets and commas of nested lists of a shape with at least one dimension, and none of size 0."""
     text = b"[%b]" % (b"," * (shape[-1] - 1))
     for dim in reversed(shape[:-1]):
         text = b"[%b]" % ((text + b",") * dim)[:-1]
@@ -207,7 +207,7 @@ def _misplaced(piece: bytes) -> bool:
 
 
 def _parsed(name: str, piece: bytes) -> list[Any]:
-    # Stripped: behind two blanks, orjson 3.13 runs out of the memory that it reserves for a list of short numbers.
+    # Stripped: behind two blanks, orjson 3.13 exhausts the memory that it reserves for a list of short numbers.
     numbers = piece.translate(_NO_BRACKETS).strip(b" \t\r\n")
     try:
         values: list[Any] = orjson.loads(b"[%b]" % numbers)

@@ -1,4 +1,4 @@
-"""The protocol's bodies as pydantic models, for the OpenAPI description at /openapi.json."""
+"""The protocol's bodies as pydantic models, for /openapi.json."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _inlined(model: type[BaseModel]) -> dict[str, Any]:
     return resolve(whole)  # type: ignore[no-any-return]
 
 
-# The infer routes read the body themselves, so FastAPI cannot see what they take.
+# The infer routes read the body themselves, so FastAPI does not know its schema.
 INFER: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(InferRequest)}}},
     "responses": {

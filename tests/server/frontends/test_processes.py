@@ -21,9 +21,9 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import arena, records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.child import Child
-from ingot.server.frontends.desk import EngineSession
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.remote import EngineEnd
+from ingot.server.frontends.session import EngineSession
 from ingot.server.frontends.supervisor import FrontProcesses
 
 
@@ -54,20 +54,20 @@ class Broken:
 
 
 class Pair:
-    """Both ends of a connection in one process: a desk, and a front that keeps what it is told."""
+    """Both ends of a connection in one process: a session, and a front that keeps what it receives."""
 
     def __init__(self, models: list[Any], render: Any = None) -> None:
         self.told: list[tuple[int, bytes]] = []
         self.lost = False
         with arenas() as handles:
-            self.desk = EngineSession(DataPlane(FakeCatalog()), models, handles, render, self._lost)  # type: ignore[arg-type]
+            self.session = EngineSession(DataPlane(FakeCatalog()), models, handles, render, self._lost)  # type: ignore[arg-type]
             self.front = Channel(handles[1], handles[0], self._receive, lambda: None)
         self.engine = EngineEnd(self.front, 1 << 20)
 
     async def connect(self) -> Pair:
         ours, theirs = socket.socketpair()
         await self.front.connect(theirs)
-        await self.desk.channel.connect(ours)
+        await self.session.channel.connect(ours)
         return self
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class Pair:
 
     def _receive(self, kind: int, body: memoryview) -> None:
         self.told.append((kind, bytes(body)))
-        if kind in (Kind.OUTPUTS, Kind.ERROR, Kind.TOLD):
+        if kind in (Kind.OUTPUTS, Kind.ERROR, Kind.REPLY):
             self.engine.receive(kind, body)
 
 
@@ -91,10 +91,10 @@ class FakeCatalog:
 def test_what_is_sent_before_the_connection_goes_first() -> None:
     async def test() -> None:
         pair = Pair([])
-        pair.desk.channel.send(Kind.HELLO, b"hello")
-        seen = pair.desk.ask(Kind.STATE, Kind.SEEN, b"first")
+        pair.session.channel.send(Kind.HELLO, b"hello")
+        seen = pair.session.ask(Kind.STATE, Kind.SEEN, b"first")
         await asyncio.sleep(0.01)  # some turns of the loop without a connection
-        later = pair.desk.ask(Kind.STATE, Kind.SEEN, b"second")
+        later = pair.session.ask(Kind.STATE, Kind.SEEN, b"second")
         await pair.connect()
         while len(pair.told) < 3:
             await asyncio.sleep(0.001)
@@ -138,7 +138,7 @@ def test_an_answer_that_cannot_be_read_fails_its_own_request_alone() -> None:
         answers: list[Any] = []
         pending = pair.engine.submit(0, {"x": np.ones((1, 2), np.float32)}, (), answers.append, None, 0)
         unknown = records.TENSORS.pack(999, records.INLINE)
-        pair.desk.channel.send(Kind.OUTPUTS, records.NUMBER.pack(1), unknown)
+        pair.session.channel.send(Kind.OUTPUTS, records.NUMBER.pack(1), unknown)
         while not answers:
             await asyncio.sleep(0.001)
         assert pending.done
@@ -149,7 +149,7 @@ def test_an_answer_that_cannot_be_read_fails_its_own_request_alone() -> None:
     run(test)
 
 
-class FakeDesk:
+class FakeSession:
     def __init__(self, counts: Any, ask: Callable[[], Awaitable[None]]):
         self.counts = counts
         self._ask = ask
@@ -161,8 +161,8 @@ class FakeDesk:
 class FakeChild:
     listens = True
 
-    def __init__(self, desk: FakeDesk):
-        self.desk = desk
+    def __init__(self, session: FakeSession):
+        self.session = session
 
 
 def test_what_a_front_counted_is_told_once_while_it_ends() -> None:
@@ -176,7 +176,7 @@ def test_what_a_front_counted_is_told_once_while_it_ends() -> None:
             fronts._children.clear()
             fronts._past = counts
 
-        fronts._children.append(FakeChild(FakeDesk(counts, end)))  # type: ignore[arg-type]
+        fronts._children.append(FakeChild(FakeSession(counts, end)))  # type: ignore[arg-type]
         assert b"\nanswers_total 7.0\n" in await fronts._render()
 
     run(test)
@@ -201,7 +201,7 @@ def test_a_start_that_is_cancelled_stays_so_though_the_front_has_ended() -> None
             await starting
         child.kill()
         await child.wait()
-        child.desk.channel.close()
+        child.session.channel.close()
 
     run(test)
 

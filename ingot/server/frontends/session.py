@@ -1,4 +1,4 @@
-"""The engine's end of the connection to one front: requests go from it to the models, and answers to it."""
+"""The engine process's session with one front: its requests go to the models, and the outputs back."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
-# Kinds that begin with a number, for which the front waits.
+# Kinds that begin with a number, to which the front waits for a reply.
 _ANSWERED = frozenset((Kind.REQUEST, Kind.RENDER, Kind.STATISTICS))
 
 
 class EngineSession:
-    """Takes the requests of one front process.
+    """Serves the requests of one front process.
 
     Args:
-        plane: whose recorder keeps some of the requests.
+        plane: records some of the requests.
         models: in the order in which fronts number them.
-        handles: the file descriptors of the arena that is written here, and of the front's.
-        render: gives the metrics of all processes.
-        lost: called when the front has gone; its requests are cancelled already.
+        handles: the file descriptors of the arenas that this process and the front write.
+        render: returns the metrics of all processes.
+        lost: called when the front has ended and its requests are cancelled.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EngineSession:
         self.alive = True
 
     def ask(self, kind: Kind, answer: Kind, body: bytes = b"") -> asyncio.Future[None]:
-        """Send a record; what is returned is done when it is answered, or when the front has ended."""
+        """Send a record; the future is done when the front replies, or when it has ended."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.alive:
             self._waiting.setdefault(answer, []).append(future)
@@ -69,14 +69,14 @@ class EngineSession:
 
     def _receive(self, kind: int, body: memoryview) -> None:
         try:
-            self._take(kind, body)
+            self._handle(kind, body)
         except Exception as error:
-            log.exception("a record of a front process, of kind %d, could not be taken", kind)
+            log.exception("a record of a front process, of kind %d, could not be handled", kind)
             if kind in _ANSWERED:
                 (number,) = records.NUMBER.unpack_from(body)
                 self._refuse(number, wrapped(error))
 
-    def _take(self, kind: int, body: memoryview) -> None:
+    def _handle(self, kind: int, body: memoryview) -> None:
         if kind == Kind.REQUEST:
             self._submit(body)
         elif kind == Kind.CANCEL:
@@ -90,8 +90,8 @@ class EngineSession:
             task.add_done_callback(self._tasks.discard)
         elif kind == Kind.STATISTICS:
             number, index = records.MODEL.unpack(body)
-            told = dump_statistics(self._models[index].statistics())
-            self.channel.send(Kind.TOLD, records.NUMBER.pack(number), told)
+            statistics = dump_statistics(self._models[index].statistics())
+            self.channel.send(Kind.REPLY, records.NUMBER.pack(number), statistics)
         elif kind == Kind.FAILED:
             if not self.started.done():
                 self.started.set_exception(records.load_error(body))
@@ -125,7 +125,7 @@ class EngineSession:
         try:
             self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
         except Exception as error:
-            log.exception("an answer of model %s could not be sent to its front process", model.name)
+            log.exception("outputs of model %s could not be sent to their front process", model.name)
             self._refuse(number, wrapped(error))
 
     def _refuse(self, number: int, error: IngotError) -> None:
@@ -133,11 +133,10 @@ class EngineSession:
 
     async def _send_metrics(self, number: bytes) -> None:
         try:
-            self.channel.send(Kind.TOLD, number, await self._render())
+            self.channel.send(Kind.REPLY, number, await self._render())
         except Exception as error:
             log.exception("the metrics could not be rendered")
-            (asked,) = records.NUMBER.unpack(number)
-            self._refuse(asked, wrapped(error))
+            self._refuse(records.NUMBER.unpack(number)[0], wrapped(error))
 
     def _gone(self) -> None:
         self.alive = False
