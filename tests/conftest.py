@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.model_store.registry.servers import HTPASSWD, PASSWORD, USER, docker_registry
+from tests.reaper import pytest_configure as pytest_configure
+from tests.reaper import pytest_unconfigure as pytest_unconfigure
 from tests.support import IN_PROCESS, ROOT, RequireTool, RunIngot, run_in_process
 
 if TYPE_CHECKING:
