@@ -1,4 +1,7 @@
-"""Archives (OCI artifacts) and the store that holds them. Knows nothing of torch, engines or the web."""
+"""Archives (OCI artifacts), and the store and registries that hold them; independent of torch, engines and the web.
+
+Start in format/archive.py for the archive, store/store.py for the local store, and places.py for both kinds of places.
+"""
 
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format.archive import Archive

@@ -1,4 +1,4 @@
-"""Where archives are kept: what the local store and a registry have in common, and how users name what is there."""
+"""Where archives are kept: the common interface of the store and registries, and how users name archives."""
 
 from __future__ import annotations
 
@@ -19,86 +19,86 @@ from ingot.model_store.store.tags import ANY
 
 
 class Place(Protocol):
-    """A store or a registry. All its methods raise Unavailable where a registry cannot be reached."""
+    """A store or a registry. Every method of a registry raises Unavailable if it cannot be reached."""
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
         ...
 
     def tags(self, name: str) -> Mapping[str, str]:
-        """Return tag -> digest of a model; empty when there is no such model."""
+        """Return tag -> digest of a model; empty if there is no such model."""
         ...
 
     def digest_of(self, name: str, tag: str) -> str | None:
-        """Return the digest that a model's tag points to; None if there is no such tag. No other tag is looked at.
+        """Return the digest that a model's tag points to; None if there is no such tag. Other tags are not read.
 
         Raises:
-            InvalidArgument: ``tag`` is no tag.
+            InvalidArgument: ``tag`` is not a tag.
         """
         ...
 
     def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
-        """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
+        """Return the archive with its attachments, and the reference with its tag and digest filled in.
 
-        Without a tag it is the highest version, or the only tag; with a digest alone, what has that digest. A registry
-        finds that too when no tag points to it; then the tag stays None.
+        Without a tag it is the highest version, or the only tag; with a digest alone, the archive of that digest. A
+        registry finds that even if no tag points to it; the tag is then None.
 
         Raises:
-            NotFound: there is no such name, tag or digest; the message lists what there is. Or there are several tags,
-                none is a version, and none was named.
+            NotFound: there is no such name, tag or digest; the message lists those that exist. Or there are several
+                tags, none of them a version, and none was named.
         """
         ...
 
     def push(
         self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
     ) -> Reference:
-        """Copy an archive, with what is attached to it, and point a tag at it.
+        """Copy an archive with its attachments, and point a tag at it.
 
         Raises:
             AlreadyExists: the version holds another archive.
-            TagMoved: the tag is not what is expected; if it is not from the start, nothing is copied.
+            TagMoved: the tag differs from ``expect``; if it does so from the start, nothing is copied.
         """
         ...
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
-        """Point an alias at what a reference names.
+        """Point an alias at the archive of a reference.
 
         Raises:
-            InvalidArgument: ``alias`` is no tag.
+            InvalidArgument: ``alias`` is not a tag.
             AlreadyExists: ``alias`` is a version that holds another archive.
-            TagMoved: the alias is not what is expected.
+            TagMoved: the alias differs from ``expect``.
         """
         ...
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
-        """Remove a tag, if it points to the reference's digest, where it has one, and to what is expected.
+        """Remove a tag if it points to the reference's digest, if any, and matches ``expect``.
 
         Raises:
             NotFound: there is no such tag, or it points to another digest than the reference's.
-            TagMoved: the tag is not what is expected.
+            TagMoved: the tag differs from ``expect``.
         """
         ...
 
     def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
-        """Store what is attached to an archive that is there already, beside or instead of what was attached before.
+        """Store the attachments of an existing archive, in addition to or instead of earlier ones.
 
         Raises:
-            NotFound: the archive is not there.
-            Unsupported: a registry lists by itself what is attached, so that nothing can be replaced.
+            NotFound: the archive is not here.
+            Unsupported: a registry maintains the list of attachments itself, so that nothing can be replaced.
         """
         ...
 
 
 def open_place(reference: str | Reference, store: Store, chunk_bytes: int | None = None) -> tuple[Place, Reference]:
-    """Return where a reference leads, and the reference, parsed.
+    """Return the place of a reference, and the parsed reference.
 
     Args:
         reference: ``name:tag`` of the local store, or ``oci://host/name:tag``.
-        store: the local one.
-        chunk_bytes: how much is uploaded to a registry in one request; None sends each blob whole.
+        store: the local store.
+        chunk_bytes: size of upload requests to a registry; None sends each blob whole.
 
     Raises:
-        InvalidArgument: it is no reference.
+        InvalidArgument: it is not a reference.
     """
     ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
     if ref.registry is None:
@@ -110,10 +110,10 @@ def open_place(reference: str | Reference, store: Store, chunk_bytes: int | None
 
 @dataclass(frozen=True)
 class Located:
-    """Where an archive is that a user named: in a file, in object storage, or in a place under a reference.
+    """The location of an archive that a user named: a file, an object, or a place with a reference.
 
-    ``name`` is what the user wrote before the ``#``, and ``variant`` what is behind it. Of ``path``, ``url`` and
-    ``place`` with ``reference`` one is given.
+    ``name`` is the user's text before the ``#``, ``variant`` the text after it. Exactly one of ``path``, ``url`` and
+    ``place`` (with ``reference``) is set.
     """
 
     name: str
@@ -124,47 +124,47 @@ class Located:
     reference: Reference | None = None
 
     def find(self) -> tuple[Archive, Reference]:
-        """Open the archive. The reference that comes with it is, of a file, the name that the archive gives itself.
+        """Open the archive. For a file, the returned reference is the archive's own name.
 
         Raises:
             NotFound: there is no such file, object, name, tag or digest.
-            InvalidArchive: it is no archive, or is damaged in the parts that are read here.
+            InvalidArchive: it is not an archive, or the parts that are read here are damaged.
             Unavailable: the registry or the object storage cannot be reached.
         """
         if self.place is not None and self.reference is not None:
             with _file_of_that_name(self.name):
                 return self.place.find(self.reference)
         if self.path is not None and self.path.suffix == ".onnx" and os.path.isfile(self.path):  # noqa: PTH113
-            raise InvalidArgument(f"{self.name} is an ONNX model and no archive; ingot export makes one of it")
+            raise InvalidArgument(f"{self.name} is an ONNX model, not an archive; ingot export converts it")
         archive = Archive.open(self.url or self.path or self.name)
         return archive, Reference(archive.name, variant=self.variant)
 
     def open(self) -> Archive:
-        """Open the archive; raises as :meth:`find` does."""
+        """Open the archive; raises the same errors as :meth:`find`."""
         return self.find()[0]
 
     def whole(self) -> Located:
-        """Return this if it names an archive with all its variants.
+        """Return this location if it names a whole archive.
 
         Raises:
-            InvalidArgument: it names one of them.
+            InvalidArgument: it names a single variant.
         """
         if self.variant is not None:
-            raise InvalidArgument(f"'{self.name}' is taken with all its variants here; leave #{self.variant} out")
+            raise InvalidArgument(f"'{self.name}' is used with all its variants here; leave #{self.variant} out")
         return self
 
 
 def locate(text: str, store: Store) -> Located:
-    """Return where an archive is that a user named. Nothing is opened yet.
+    """Return the location of an archive that a user named. Nothing is opened yet.
 
     Args:
-        text: a file (a path that ends in .ingot or .onnx, or begins with ``.``, ``/`` or ``~``), an object's address
-            (``s3://bucket/digits.ingot``, ``file:///digits.ingot``), or a reference of the store or of a registry; each
+        text: a file (a path that ends in .ingot or .onnx, or begins with ``.``, ``/`` or ``~``), the URL of an object
+            (``s3://bucket/digits.ingot``, ``file:///digits.ingot``), or a reference to the store or to a registry; each
             with or without ``#variant``.
-        store: the local one.
+        store: the local store.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: it is none of them.
     """
     name, variant = split_variant(text)
     if is_file(name):
@@ -175,30 +175,30 @@ def locate(text: str, store: Store) -> Located:
 
 
 def locate_file(text: str) -> Located:
-    """Return where a file or an object is, whatever the file is called.
+    """Return the location of a file of any name, or of an object.
 
     Raises:
-        InvalidArgument: nothing can be called that.
+        InvalidArgument: it is not a possible file name.
     """
     name, variant = split_variant(text)
     if is_object(name):
         return Located(name, variant, url=name)
     if "\0" in name:
         raise InvalidArgument(f"'{name}' cannot be the name of a file")
-    return Located(name, variant, path=Path(os.path.expanduser(name)))  # noqa: PTH111 - it has no answer to ~nobody
+    return Located(name, variant, path=Path(os.path.expanduser(name)))  # noqa: PTH111 - Path.expanduser raises for unknown users
 
 
 def is_file(text: str) -> bool:
-    """Tell whether a user means a file or an object, and no reference."""
+    """Return whether a text names a file or an object rather than a reference."""
     if "://" in text:
         return is_object(text)
     return text.endswith((".ingot", ".onnx")) or text.startswith((".", "/", "~"))
 
 
 def split_variant(text: str) -> tuple[str, str | None]:
-    """Return what stands before and behind the last ``#``, or None for that; a file may have one in its own name."""
+    """Return the parts before and after the last ``#``, or None for the latter; file names may contain one."""
     name, mark, variant = text.rpartition("#")
-    # Path's own methods raise on names that are too long.
+    # The methods of Path raise on names that are too long.
     if not mark or os.path.exists(os.path.expanduser(text)):  # noqa: PTH110, PTH111
         return text, None
     return name, variant
@@ -206,7 +206,7 @@ def split_variant(text: str) -> tuple[str, str | None]:
 
 @contextmanager
 def _file_of_that_name(name: str) -> Iterator[None]:
-    """Where something is not found or is no reference, tell how a file of that name is meant, if there is one."""
+    """If a reference fails and a file has that name, explain how to name the file."""
     try:
         yield
     except (NotFound, InvalidArgument, PermissionDenied) as error:

@@ -1,4 +1,4 @@
-"""References: how people name archives, ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``."""
+"""References: how users name archives, ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 
 from ingot.errors import InvalidArgument, NotFound
 
-# OCI distribution's grammar for repository names and tags, so that every local name is also a legal remote one.
+# The grammar of OCI distribution, so that every local name is also a valid remote name.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
-# What users may write: the same with upper case, which repositories cannot have.
+# User input may also contain upper case, which repositories do not allow.
 _WRITTEN = re.compile(_NAME.pattern.replace("a-z", "A-Za-z"))
 _SCHEMES = ("oci", "oci+http", "oci+https")
 _REGISTRY = re.compile(
@@ -28,25 +28,25 @@ _REFERENCE = re.compile(
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
     r"(?:#(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
-# A model 'a/index.json' would be a folder where model 'a' keeps its tags.
+# A model 'a/index.json' would collide with the file in which model 'a' keeps its tags.
 _RESERVED = frozenset(("oci-layout", "index.json", "reflog.jsonl", "blobs"))
 _ATTACHED = re.compile(r"sha256-[0-9a-f]{64}")
 _VERSION = re.compile(r"v?\d[\w.-]*")
 _SHOWN = 20
 
 HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
-"""What Docker calls its hub, in files of credentials too. The last one is where its registry is."""
+"""Docker Hub's names, as in credential files. The last is the host of its registry."""
 
 
 PULLED: Final = "oci"
-"""The first part of the names under which servers keep what they pull; :func:`pulled_name`."""
+"""First component of the names under which servers keep downloads; see :func:`pulled_name`."""
 
 
 @dataclass(frozen=True)
 class RegistryAddress:
-    """Where an OCI registry is. It is spoken to by HTTPS, or by plain HTTP on this machine and if the scheme says so.
+    """The address of an OCI registry. HTTPS is used, or plain HTTP for this machine and if the scheme says so.
 
-    ``oci`` leaves that choice to the host, ``oci+http`` and ``oci+https`` make it.
+    ``oci`` derives that from the host; ``oci+http`` and ``oci+https`` are explicit.
     """
 
     host: str
@@ -64,18 +64,18 @@ class RegistryAddress:
         port = int(match["port"]) if match and match["port"] else None
         if match is None or (port is not None and not 0 < port < 65536):
             raise InvalidArgument(
-                f"'{text}' is no registry's address; write oci://host or oci://host:port (oci+http:// for plain HTTP)"
+                f"'{text}' is not a registry address; write oci://host or oci://host:port (oci+http:// for plain HTTP)"
             )
         return cls(match["host"].lower(), port, match["scheme"])
 
     @property
     def netloc(self) -> str:
-        """The host with its port, as credential files name registries."""
+        """The host with its port, as in credential files."""
         return self.host if self.port is None else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Such as ``https://registry.local:5000``."""
+        """The base URL, such as ``https://registry.local:5000``."""
         netloc = self.netloc.replace(self.host, HUB[-1], 1) if self.host in HUB else self.netloc
         return f"{'http' if self._plain else 'https'}://{netloc}"
 
@@ -84,15 +84,15 @@ class RegistryAddress:
         return is_loopback(self.host) if self.scheme == "oci" else self.scheme == "oci+http"
 
     def may_lead_to(self, scheme: str, host: str, user: str = "") -> bool:
-        """Tell whether the registry may send a client to a URL, and have credentials sent there.
+        """Return whether the registry may redirect a client, and its credentials, to a URL.
 
-        That is HTTPS, or plain HTTP where it is spoken already, and no URL with a user's name in it. A registry on this
-        machine that was not asked for plain HTTP by its scheme leads by it to this machine alone.
+        Allowed are HTTPS, and plain HTTP if it is in use already; never a URL with a user name. A registry on this
+        machine without an explicit ``oci+http`` may use plain HTTP to this machine only.
 
         Args:
             scheme: the URL's.
             host: its host, without port.
-            user: what it has before an ``@``.
+            user: its user name, or an empty string.
         """
         plain = self._plain and (self.scheme == "oci+http" or is_loopback(host))
         return bool(host) and not user and (scheme == "https" or (scheme == "http" and plain))
@@ -103,10 +103,10 @@ class RegistryAddress:
 
 @dataclass(frozen=True)
 class Reference:
-    """One parsed reference.
+    """A parsed reference.
 
-    A missing tag means the highest version, or the only tag; a missing variant, the archive's preferred one.
-    Without a ``registry`` it names an archive of the local store.
+    Without a tag it means the highest version, or the only tag; without a variant, the archive's preferred one. Without
+    a ``registry`` it refers to the local store.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``; the name becomes lower case.
+        """Parse ``[oci://host[:port]/]name[:tag][@sha256:...][#variant]``; the name is converted to lower case.
 
         Raises:
             InvalidArgument: ``text`` is not of that form.
@@ -132,7 +132,7 @@ class Reference:
         registry = RegistryAddress.parse(match["registry"]) if match["registry"] else None
         name = stored_name(match["name"])
         if match["tag"] and _ATTACHED.fullmatch(match["tag"]):
-            raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> hold signatures; they name no archive")
+            raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> are reserved for signatures")
         return cls(name, match["tag"], match["digest"], match["variant"], registry=registry)
 
     @property
@@ -149,7 +149,7 @@ class Reference:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine by its very name: ``localhost``, 127.0.0.0/8 or ::1."""
+    """Return whether a host name means this machine: ``localhost``, 127.0.0.0/8 or ::1."""
     if host == "localhost":
         return True
     try:
@@ -159,9 +159,9 @@ def is_loopback(host: str) -> bool:
 
 
 def pulled_name(registry: RegistryAddress, name: str) -> str:
-    """Return what a store calls what a server pulls from a registry: ``oci/registry.local__5000/team/digits``.
+    """Return the name in the store of a registry's model: ``oci/registry.local__5000/team/digits``.
 
-    A registry is known by host and port, and no host has an underscore, so that two of them never share a name.
+    It contains host and port, and hosts have no underscores, so names of two registries never collide.
     """
     port = registry.port or (80 if registry.url.startswith("http:") else 443)
     host = registry.host if re.fullmatch(_COMPONENT, registry.host) else f"x_{registry.host.encode().hex()}"
@@ -169,32 +169,32 @@ def pulled_name(registry: RegistryAddress, name: str) -> str:
 
 
 def is_tag(text: str) -> bool:
-    """Tell whether a text is a tag by OCI's grammar."""
+    """Return whether a text is a tag in OCI's grammar."""
     return _TAG.fullmatch(text) is not None
 
 
 def attachments_tag(digest: str) -> str:
-    """Return the tag whose index lists what is attached to an archive, as OCI's referrers tag schema has it."""
+    """Return the tag of the index of an archive's attachments, as in OCI's referrers tag schema."""
     return digest.replace(":", "-", 1)
 
 
 def is_attachments_tag(tag: str) -> bool:
-    """Tell whether a tag is one of :func:`attachments_tag`, which people are not shown."""
+    """Return whether a tag is of the form of :func:`attachments_tag`, which users do not see."""
     return _ATTACHED.fullmatch(tag) is not None
 
 
 def is_version(tag: str) -> bool:
-    """Tell whether a tag is a version (a digit first, or v and a digit), which never moves once pushed.
+    """Return whether a tag is a version (a digit, or v and a digit, first), which never moves once pushed.
 
-    Any other tag is an alias.
+    All other tags are aliases.
     """
     return _VERSION.fullmatch(tag) is not None
 
 
 def version_key(tag: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key that sorts version tags as people read them: 2 < 10, 1.9 < 1.10, 1.0-rc1 < 1.0.
+    """Return a sort key for version tags: 2 < 10, 1.9 < 1.10, 1.0-rc1 < 1.0.
 
-    A part is (rank, number, text): numbers rank above words, and the end of a tag between them.
+    A part is (rank, number, text): numbers rank above words, and the end of a tag ranks between them.
     """
     parts = [
         (2, int(part), "") if part.isdecimal() else (0, 0, part)
@@ -204,7 +204,7 @@ def version_key(tag: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def next_version(tags: Iterable[str]) -> str:
-    """Return the lowest whole version above all of these tags."""
+    """Return the lowest integer version above all of these tags."""
     highest = max((version_key(tag) for tag in tags if is_version(tag)), default=version_key("0"))
     whole = highest[0][1]
     return str(whole if version_key(str(whole)) > highest else whole + 1)
@@ -214,22 +214,22 @@ def alias_of(name: str, alias: str) -> Reference:
     """Return the reference of a model's tag.
 
     Raises:
-        InvalidArgument: ``alias`` is no tag.
+        InvalidArgument: ``alias`` is not a tag.
     """
     try:
         ref = Reference.parse(f"{name}:{alias}")
     except InvalidArgument as error:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod") from error
+        raise InvalidArgument(f"'{alias}' is not a tag; write letters, digits and - _ . such as prod") from error
     if not ref.pushable:
-        raise InvalidArgument(f"'{alias}' is no tag; write letters, digits and - _ . such as prod")
+        raise InvalidArgument(f"'{alias}' is not a tag; write letters, digits and - _ . such as prod")
     return ref
 
 
 def choose(tags: Mapping[str, str], ref: Reference) -> str | None:
-    """Return which of a model's tags (tag -> digest) a reference names; None if it names none of them.
+    """Return the tag that a reference names among a model's tags (tag -> digest), or None.
 
     Raises:
-        NotFound: it names no tag, there are several, and no version among them.
+        NotFound: it has no tag, and there are several tags without a version.
     """
     if ref.tag is not None:
         tag = ref.tag
@@ -242,14 +242,14 @@ def choose(tags: Mapping[str, str], ref: Reference) -> str | None:
 
 
 def latest(tags: Iterable[str], ref: Reference) -> str:
-    """Return the tag that a reference without one means: the highest version, else the only tag.
+    """Return the tag of a reference without one: the highest version, else the only tag.
 
     Args:
         tags: the model's, one or more.
         ref: the reference, for the message.
 
     Raises:
-        NotFound: there are several tags, and no version among them: an alias is not guessed.
+        NotFound: there are several tags without a version; aliases are not guessed.
     """
     tags = list(tags)
     versions = [tag for tag in tags if is_version(tag)]
@@ -259,26 +259,26 @@ def latest(tags: Iterable[str], ref: Reference) -> str:
 
 
 def moved(ref: Reference, there: str) -> str:
-    """Return for a message that a tag is not what a reference says, and what to write.
+    """Return a message that a tag differs from a reference, with the remedy.
 
     Args:
         ref: with tag and digest.
-        there: the digest that the tag has.
+        there: the digest of the tag.
     """
-    return f"'{ref.name}:{ref.tag}' is {there} now; the digest without the tag names an archive whatever its tags are"
+    return f"'{ref.name}:{ref.tag}' is {there} now; a digest without a tag is independent of tags"
 
 
 def some(tags: Iterable[str]) -> str:
-    """Return tags for a message: the first ones, and how many there are beside."""
+    """Return tags for a message: the first ones, and the number of the others."""
     tags = list(tags)
     return ", ".join(tags[:_SHOWN]) + (f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else "")
 
 
 def valid_name(text: str) -> str:
-    """Return ``text`` if it can name a model.
+    """Return ``text`` if it is a valid model name.
 
     Raises:
-        InvalidArgument: it cannot; the message says which characters can stand in one.
+        InvalidArgument: it is not; the message lists the allowed characters.
     """
     if _NAME.fullmatch(text) is None:
         raise InvalidArgument(
@@ -286,30 +286,30 @@ def valid_name(text: str) -> str:
         )
     for component in text.split("/"):
         if component in _RESERVED:
-            raise InvalidArgument(f"'{text}' cannot name a model: the store has a file of its own called '{component}'")
+            raise InvalidArgument(f"'{text}' cannot name a model: '{component}' is a reserved file name in the store")
     return text
 
 
 def stored_name(text: str) -> str:
-    """Return what stores, registries, signatures and trust policies call a model: its name in lower case.
+    """Return the name of a model in stores, registries, signatures and policies, which is in lower case.
 
     Raises:
-        InvalidArgument: ``text`` cannot name a model in lower case either.
+        InvalidArgument: ``text`` is not a valid name, not even in lower case.
     """
     return valid_name(text.lower() if _WRITTEN.fullmatch(text) else text)
 
 
 def written_name(reference: str) -> str:
-    """Return the name in a reference as the user wrote it, upper case included; empty if it is not a reference."""
+    """Return the name in a reference with its original case; empty if it is not a reference."""
     match = _REFERENCE.fullmatch(reference)
     return match["name"] if match else ""
 
 
 def served_name_from(text: str) -> str:
-    """Return what a server calls a file of this name: the name itself, with ``-`` for what cannot stand in one."""
+    """Return the served name of a file: its name, with ``-`` for characters that are not allowed."""
     return text if _WRITTEN.fullmatch(text) else re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "model"
 
 
 def name_from(text: str) -> str:
-    """Return the model name nearest to an identifier or the name of a file or folder: ``MyNet`` gives ``mynet``."""
+    """Return the model name closest to an identifier, file or folder name: ``MyNet`` becomes ``mynet``."""
     return served_name_from(text).lower()

@@ -33,7 +33,7 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     moved = run_ingot("promote", "tiny:2", "prod", "--expect", FIRST.digest)
     assert succeeded(moved) == f"tiny:prod  {SECOND.digest}\n"
     assert moved.stderr == f"tiny:prod was {FIRST.digest}\n"
-    assert "somebody else has moved it" in refused(run_ingot("promote", "tiny:1", "prod", "--expect", "none"))
+    assert "it was moved meanwhile" in refused(run_ingot("promote", "tiny:1", "prod", "--expect", "none"))
     moves = (("promote", "tiny:1", "prod"), ("rollback", "tiny:prod"), ("remove", "tiny:prod"))
     copies = (("push", "1.ingot", "tiny:prod"), ("copy", "tiny:1", "tiny:prod"))
     for command in (*moves, *copies):
@@ -43,8 +43,8 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     named = {"reference": "tiny:prod", "name": "tiny", "tag": "prod"}
     assert back == {**named, "digest": FIRST.digest, "before": SECOND.digest}
     message = refused(run_ingot("inspect", f"tiny:prod@{SECOND.digest}"))
-    assert f"'tiny:prod' is {FIRST.digest} now; the digest without the tag names an archive" in message
-    assert "has nothing to go back to" in refused(run_ingot("rollback", "tiny:prod"))
+    assert f"'tiny:prod' is {FIRST.digest} now; a digest without a tag is independent" in message
+    assert "has no previous target" in refused(run_ingot("rollback", "tiny:prod"))
     lines = succeeded(run_ingot("history", "tiny:prod")).splitlines()
     assert [line.split()[2:5] for line in lines] == [
         ["rollback", "tiny:prod", FIRST.digest],
@@ -70,7 +70,7 @@ def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
     assert would["dry_run"]
     assert succeeded(run_ingot("gc", "--grace", "0s")).startswith("7 files, ")
     assert succeeded(run_ingot("fsck")) == "1 archives, 11 blobs: all is well\n"
-    assert "which is not whole any more" in refused(run_ingot("rollback", "tiny:2"))
+    assert "which is now incomplete" in refused(run_ingot("rollback", "tiny:2"))
     assert "--grace is 'soon'; write a time such as 30s" in refused(run_ingot("gc", "--grace", "soon"))
 
 
@@ -189,12 +189,12 @@ def test_every_command_takes_what_the_others_take(run_ingot: RunIngot, tmp_path:
     assert succeeded(run_ingot("save", address, "-o", "saved.ingot")).startswith("saved.ingot: tiny, ")
     assert json.loads(succeeded(run_ingot("inspect", f"{address}#int8", "--json")))["digest"] == FIRST.digest
     assert json.loads(succeeded(run_ingot("diff", address, "tiny:1", "--json")))
-    assert "'1.ingot' is taken with all its variants here; leave #int8 out" in refused(
+    assert "'1.ingot' is used with all its variants here; leave #int8 out" in refused(
         run_ingot("load", "1.ingot#int8", "tiny:3")
     )
     for command in (("inspect", "x.onnx"), ("push", "x.onnx", "x:1"), ("load", "x.onnx")):
         (tmp_path / "x.onnx").write_bytes(b"x")
-        assert "ingot export makes one of it" in refused(run_ingot(*command))
+        assert "ingot export converts it" in refused(run_ingot(*command))
 
 
 @pytest.mark.usefixtures("pushed")
@@ -207,7 +207,7 @@ class TestRefused:
             ("push", "none.ingot", "tiny:3"): "there is no file none.ingot",
             ("pull", "oci://127.0.0.1:1/tiny:1", "cls"): "cannot become 'cls'; write name:tag, such as cls:1",
             ("pull", "tiny:1"): "names no registry; write oci://host/tiny:1",
-            ("copy", "tiny:1#int8", "tiny:3"): "'tiny:1' is taken with all its variants here; leave #int8 out",
+            ("copy", "tiny:1#int8", "tiny:3"): "'tiny:1' is used with all its variants here; leave #int8 out",
             ("copy", "tiny:1", "oci://nope"): "is not a model reference",
             ("save", "tiny:1", "-o", "nowhere/a.ingot"): "there is no folder nowhere",
             ("load", "tiny:1"): "there is no file tiny:1",

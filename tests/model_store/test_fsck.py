@@ -142,7 +142,7 @@ def test_a_damaged_log_is_told_and_mended(store: Store) -> None:
 def test_an_index_that_is_gone_is_told(store: Store) -> None:
     store.of("tiny").index.unlink()
     assert ("index", "tiny") in {(item.kind, item.subject) for item in check(store).problems}
-    with pytest.raises(InvalidArchive, match="is missing, though tags were moved"):
+    with pytest.raises(InvalidArchive, match="is missing, although tags were moved"):
         collect(store, grace=timedelta(0))
 
 

@@ -48,7 +48,7 @@ def test_what_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(InvalidArchive, match="is not an Ingot archive"):
         Archive.open(f"file://{tmp_path}/text")
     for address in ("s3://bucket", "s3://", "s3://bucket/"):
-        with pytest.raises(InvalidArgument, match="names no object"):
+        with pytest.raises(InvalidArgument, match="does not name an object"):
             Archive.open(address)
 
 

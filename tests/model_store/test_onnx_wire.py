@@ -146,7 +146,7 @@ BROKEN = {
     "a length over 32 bits": (HEAD + b"\x3a" + varint(len(SPOT) + (1 << 32)) + SPOT, "damaged"),
     "a number of eleven bytes": (HEAD + b"\x08" + b"\x80" * 10 + b"\x00" + field(7, field(5, SPOT)), "damaged"),
     "a field that ONNX lacks": (HEAD + field(7, field(99, field(13, SPOT))), "field 99 of a GraphProto, at byte"),
-    "too deep": (nested(40), "more than 100 messages in one another"),
+    "too deep": (nested(40), "more than 100 nested messages"),
 }
 
 

@@ -75,7 +75,7 @@ class TestFind:
     def test_a_tag_that_moved_on_is_told_with_what_it_is_now(self, place: Place, name: str) -> None:
         place.push(FIRST, f"{name}:prod")
         place.push(SECOND, f"{name}:prod")
-        with pytest.raises(NotFound, match=f"'{name}:prod' is {SECOND.digest} now; the digest without the tag names"):
+        with pytest.raises(NotFound, match=f"'{name}:prod' is {SECOND.digest} now; a digest without a tag"):
             place.find(f"{name}:prod@{FIRST.digest}")
 
     def test_a_model_that_is_not_there_is_told(self, place: Place) -> None:
@@ -102,7 +102,7 @@ class TestPush:
     ) -> None:
         place.push(FIRST, f"{name}:prod")
         transfer = Transfer()
-        with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {expect}: somebody else"):
+        with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {expect}: it was moved"):
             place.push(archive(name.encode()), f"{name}:prod", expect=expect, transfer=transfer)
         assert (transfer.total, transfer.done) == (0, 0)
         place.push(SECOND, f"{name}:prod", expect=FIRST.digest)
@@ -138,7 +138,7 @@ class TestPromote:
     @pytest.mark.parametrize("alias", [f"prod@{NOWHERE}", "prod#int8", "a b", "", f"sha256-{'0' * 64}"])
     def test_only_a_tag_can_be_moved(self, place: Place, name: str, alias: str) -> None:
         place.push(FIRST, f"{name}:1")
-        with pytest.raises(InvalidArgument, match=f"'{alias}' is no tag; write letters"):
+        with pytest.raises(InvalidArgument, match=f"'{alias}' is not a tag; write letters"):
             place.promote(f"{name}:1", alias)
         assert place.tags(name) == {"1": FIRST.digest}
 
@@ -151,7 +151,7 @@ class TestDigestOf:
 
     @pytest.mark.parametrize("tag", ["a/../b", f"prod@{NOWHERE}", ""])
     def test_what_is_no_tag_has_none(self, place: Place, name: str, tag: str) -> None:
-        with pytest.raises(InvalidArgument, match="is no tag"):
+        with pytest.raises(InvalidArgument, match="is not a tag"):
             place.digest_of(name, tag)
 
 
@@ -259,7 +259,7 @@ class TestLocate:
 
     def test_what_is_taken_whole_has_no_variant(self, store: Store) -> None:
         assert locate("tiny:1", store).whole().open().digest == FIRST.digest
-        with pytest.raises(InvalidArgument, match="'tiny:1' is taken with all its variants here; leave #int8 out"):
+        with pytest.raises(InvalidArgument, match="'tiny:1' is used with all its variants here; leave #int8 out"):
             locate("tiny:1#int8", store).whole()
 
     @pytest.mark.parametrize("text", ["Tiny.txt", "tiny.txt"])
@@ -272,7 +272,7 @@ class TestLocate:
 
     def test_an_onnx_file_is_no_archive(self, store: Store, file: Path) -> None:
         (file.parent / "tiny.onnx").write_bytes(b"a model")
-        with pytest.raises(InvalidArgument, match=r"tiny.onnx is an ONNX model and no archive; ingot export makes one"):
+        with pytest.raises(InvalidArgument, match=r"tiny.onnx is an ONNX model, not an archive; ingot export converts"):
             locate("tiny.onnx", store).open()
 
     @pytest.mark.parametrize(

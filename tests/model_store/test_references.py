@@ -97,7 +97,7 @@ def test_a_reference_is_in_lower_case_whatever_is_written() -> None:
     text = "oci://host/Team/MyNet:RC1#Int8"
     assert str(Reference.parse(text)) == "oci://host/team/mynet:RC1#Int8"
     assert written_name(text) == "Team/MyNet"
-    with pytest.raises(InvalidArgument, match="the store has a file of its own called 'blobs'"):
+    with pytest.raises(InvalidArgument, match="'blobs' is a reserved file name"):
         Reference.parse("Blobs")
 
 

@@ -117,21 +117,21 @@ class TestWhatIsSigned:
 class TestTampering:
     def test_a_changed_payload(self) -> None:
         changed = envelope(RIGHT, payload=encode(dump(statement(SECOND))))
-        assert "does not match what it is over" in fault(dump(changed), subject=SECOND)
+        assert "does not match its payload" in fault(dump(changed), subject=SECOND)
 
     def test_a_changed_signature(self) -> None:
         signature = KEY.sign(b"something else")
         changed = envelope(RIGHT, signatures=[{"keyid": KEY.public.keyid, "sig": encode(signature)}])
-        assert "does not match what it is over" in fault(dump(changed))
+        assert "does not match its payload" in fault(dump(changed))
 
     def test_a_key_id_that_is_borrowed(self) -> None:
         borrowed = envelope(RIGHT, OTHER)
         borrowed["signatures"][0]["keyid"] = KEY.public.keyid
-        assert "does not match what it is over" in fault(dump(borrowed))
+        assert "does not match its payload" in fault(dump(borrowed))
 
     def test_a_payload_that_was_signed_as_another_type(self) -> None:
         changed = envelope(RIGHT, kind="text/plain", payloadType=signing.PAYLOAD_TYPE)
-        assert "does not match what it is over" in fault(dump(changed))
+        assert "does not match its payload" in fault(dump(changed))
 
     def test_another_type_of_payload_is_refused(self) -> None:
         assert "'payloadType'" in fault(dump(envelope(RIGHT, kind="text/plain")))
@@ -146,10 +146,10 @@ BROKEN = {
     "another encoding": (json.dumps(ENVELOPE).encode("utf-16"), "is not valid JSON"),
     "a byte order mark": (b"\xef\xbb\xbf" + dump(ENVELOPE), "is not valid JSON"),
     "cut short": (dump(ENVELOPE)[:-2], "is not valid JSON"),
-    "a list": (b"[]", "is not of Ingot's form"),
+    "a list": (b"[]", "is not in Ingot's format"),
     "nested too deeply": (b"[" * 60_000, "is not valid JSON"),
     "a number of many digits": (b'{"payload":' + b"9" * 10_000 + b"}", "is not valid JSON"),
-    "a name twice": (dump(ENVELOPE)[:-1] + b',"payload":"e30="}', "'payload' stands in it twice"),
+    "a name twice": (dump(ENVELOPE)[:-1] + b',"payload":"e30="}', "'payload' occurs twice"),
     "a field more": (dump({**ENVELOPE, "expires": "now"}), "'expires'"),
     "a field less": (dump({"payload": "", "signatures": [SIGNATURE]}), "'payloadType'"),
     "a field by Python's name": (
@@ -199,11 +199,11 @@ class TestMalformed:
 
     @pytest.mark.parametrize("case", UNACCEPTABLE)
     def test_a_statement_that_is_not_of_the_form_is_refused(self, case: str) -> None:
-        assert "is not of Ingot's form" in fault(dump(envelope(dump(UNACCEPTABLE[case]))))
+        assert "is not in Ingot's format" in fault(dump(envelope(dump(UNACCEPTABLE[case]))))
 
     def test_a_statement_with_a_name_twice_is_refused(self) -> None:
         twice = RIGHT[:-1] + b',"subject":[]}'
-        assert "'subject' stands in it twice" in fault(dump(envelope(twice)))
+        assert "'subject' occurs twice" in fault(dump(envelope(twice)))
 
     def test_a_million_subjects_are_not_even_read(self) -> None:
         subjects = statement(FIRST)["subject"] * 10**6
@@ -245,7 +245,7 @@ class TestSeveral:
         signed = FIRST
         for number in range(attachments.MAX_ATTACHMENTS):
             signed = signed.with_signature(b"%d" % number)
-        with pytest.raises(InvalidArgument, match="has 64 signatures already"):
+        with pytest.raises(InvalidArgument, match="has the maximum of 64 signatures"):
             signed.with_signature(b"one more")
         store = Store(tmp_path / "store")
         store.push(signed, "tiny:1")

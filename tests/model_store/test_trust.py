@@ -56,7 +56,7 @@ class TestCheck:
         message = refusal(load(TEAM), "team/tiny:1", PLAIN)
         assert message == (
             f"'team/tiny:1@{PLAIN.digest}' is not trusted by trust.toml, rule 1 (names = 'team/*'): it is unsigned. "
-            f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub). Whoever holds one of them can sign it: ingot sign"
+            f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub). The holder of one of them can sign it: ingot sign"
         )
 
     def test_a_key_that_is_not_in_the_rule_is_refused(self, load: LoadPolicy) -> None:
@@ -244,11 +244,14 @@ WRONG = {
     "no keys": ('[[rule]]\nnames = "team/*"\n', "a signature is required, and no keys are accepted"),
     "code of anybody": (
         '[[rule]]\nnames = "*"\nrequire_signature = false\nallow_code = true\n',
-        "allow_code counts for signed models alone",
+        "allow_code applies to signed models only",
     ),
-    "a class of characters": ('[[rule]]\nnames = "team/[a-z]"\nkeys = ["team.pub"]\n', "is no pattern of model names"),
-    "an empty part": ('[[rule]]\nnames = "team//x"\nkeys = ["team.pub"]\n', "is no pattern of model names"),
-    "a registry with a path": (TEAM + 'registry = "host/team"\n', "rule 1 .* is no registry's address"),
+    "a class of characters": (
+        '[[rule]]\nnames = "team/[a-z]"\nkeys = ["team.pub"]\n',
+        "is not a pattern of model names",
+    ),
+    "an empty part": ('[[rule]]\nnames = "team//x"\nkeys = ["team.pub"]\n', "is not a pattern of model names"),
+    "a registry with a path": (TEAM + 'registry = "host/team"\n', "rule 1 .* is not a registry address"),
     "a private key": ('[[rule]]\nnames = "*"\nkeys = ["team.key"]\n', "team.key is a private key, not a public key"),
     "a text that is no key": (
         '[[rule]]\nnames = "*"\nkeys = ["-----BEGIN CERTIFICATE-----"]\n',
@@ -270,7 +273,9 @@ class TestLoad:
             Policy.load(tmp_path / "trust.toml")
 
     def test_a_missing_key(self, load: LoadPolicy) -> None:
-        with pytest.raises(NotFound, match=r"rule 1 .* there is no file .*lost\.pub; keys are files beside the policy"):
+        with pytest.raises(
+            NotFound, match=r"rule 1 .* there is no file .*lost\.pub; keys are files relative to the policy"
+        ):
             load('[[rule]]\nnames = "*"\nkeys = ["lost.pub"]\n')
 
     @pytest.mark.parametrize("name", ["trust.toml", "team.pub"])

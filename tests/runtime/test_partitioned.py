@@ -92,8 +92,8 @@ def test_a_value_that_is_returned_twice_is_two_arrays(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"segments": (segment("product", ("x", "v"), ("z",)),)}, "takes a value that none before it gives"),
-        ({"segments": (segment("affine", ("x",), ("x", "z")),)}, "gives a value that is there already"),
+        ({"segments": (segment("product", ("x", "v"), ("z",)),)}, "uses a value that no earlier segment produces"),
+        ({"segments": (segment("affine", ("x",), ("x", "z")),)}, "produces a value that exists already"),
         ({"outputs": ("z",)}, "its outputs are not values"),
         ({"outputs": ("z", "v")}, "its outputs are not values"),
         ({"segments": ()}, "at least 1 item"),

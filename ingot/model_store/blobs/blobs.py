@@ -1,4 +1,4 @@
-"""Content-addressed blobs: any source of them, and any place that they are copied to."""
+"""Content-addressed blobs: the interfaces of sources and destinations, and checked reading."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CHUNK_BYTES = 1 << 20
 
 
 class Blobs(Protocol):
-    """Any source of blobs. What it gives is not trusted until its digest has been checked."""
+    """A source of blobs. Its content is untrusted until the digest is checked."""
 
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
-        """Open a blob at a byte; raises InvalidArchive if it is missing or of another size than ``descriptor`` says."""
+        """Open a blob at a byte; raises InvalidArchive if it is missing or its size differs from the descriptor."""
         ...
 
 
@@ -25,14 +25,14 @@ class BlobSink(Blobs, Protocol):
     """A source of blobs that blobs can be copied to."""
 
     workers: int
-    """How many blobs are best copied at once."""
+    """Number of blobs to copy in parallel."""
 
     def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
-        """Copy a blob from another source, its digest checked on the way. One that is here already is skipped."""
+        """Copy a blob from another source and check its digest. Existing blobs are skipped."""
         ...
 
     def finish(self) -> None:
-        """Make what was copied lasting: called once, before anything refers to it."""
+        """Make copies durable; called once, before anything refers to them."""
         ...
 
 
@@ -46,14 +46,14 @@ def read(blobs: Blobs, descriptor: Descriptor) -> bytes:
 
 
 def read_document(blobs: Blobs, descriptor: Descriptor) -> bytes:
-    """Return a JSON document's bytes, refusing one that is larger than any registry would take."""
+    """Return the bytes of a JSON document; refuse one that exceeds the limit of registries."""
     if descriptor.size > MAX_DOCUMENT_BYTES:
-        raise InvalidArchive(f"document {descriptor.digest} says it has {descriptor.size} bytes, over the 4 MiB limit")
+        raise InvalidArchive(f"document {descriptor.digest} has {descriptor.size} bytes, over the 4 MiB limit")
     return read(blobs, descriptor)
 
 
 def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
-    """Yield a blob's bytes; the last step checks the digest, so consume it whole.
+    """Yield a blob's bytes; the digest is checked at the end, so consume all of it.
 
     Raises:
         InvalidArchive: the blob is missing, or its content does not match the digest.
@@ -68,12 +68,12 @@ def chunks(blobs: Blobs, descriptor: Descriptor) -> Iterator[bytes]:
 
 
 class CheckedReader:
-    """A blob as a file that raises InvalidArchive at its last byte if its content is damaged.
+    """A blob as a file that raises InvalidArchive at its last byte if the content is damaged.
 
     Args:
-        blobs: where the blob is.
-        descriptor: which one.
-        transfer: is told of what is read.
+        blobs: the source.
+        descriptor: the blob.
+        transfer: counts the bytes that are read.
     """
 
     def __init__(self, blobs: Blobs, descriptor: Descriptor, transfer: Transfer):
@@ -100,6 +100,6 @@ class CheckedReader:
 
 
 def damaged(descriptor: Descriptor) -> InvalidArchive:
-    """Return the error for a blob whose content has not the digest that it is called by."""
+    """Return the error for a blob whose content does not match its digest."""
     title = next(iter(descriptor.annotations.values()), descriptor.media_type)
     return InvalidArchive(f"blob {descriptor.digest} ({title}) is damaged: its content has another digest")

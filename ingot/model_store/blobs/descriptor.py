@@ -1,4 +1,4 @@
-"""Descriptors: what OCI documents say of a blob, by its digest."""
+"""Descriptors: references of OCI documents to blobs by digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class OCIDocument(BaseModel):
-    """Fields are named as OCI names them; unknown ones are ignored, as OCI requires."""
+    """Fields have the names of OCI; unknown fields are ignored, as OCI requires."""
 
     model_config = ConfigDict(
         frozen=True, defer_build=True, extra="ignore", populate_by_name=True, alias_generator=to_camel
@@ -20,7 +20,7 @@ class OCIDocument(BaseModel):
 
 
 class Descriptor(OCIDocument):
-    """What a blob is, by digest."""
+    """Type, digest and size of a blob."""
 
     media_type: str = Field(max_length=255)
     digest: Digest

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files in folders that others may write to."""
+"""Atomic files, and safe access to files in folders that others may write to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import BinaryIO, Literal
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears as ``path`` when the block ends well, and not at all when it does not.
+    """Yield a file that appears as ``path`` when the block succeeds, and not at all otherwise.
 
     Args:
-        path: what the file is to be called; what is there already is replaced.
-        mode: its permissions, less the process's umask; of a file that is replaced, its own are kept.
-        durable: make it survive a power cut.
+        path: the final name; an existing file is replaced.
+        mode: permissions, less the process's umask; a replaced file keeps its own.
+        durable: make it survive a power failure.
 
     Raises:
         OSError: the folder cannot be written.
@@ -31,7 +31,7 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
         with os.fdopen(handle, "wb") as stream:
             with contextlib.suppress(OSError):
                 os.fchmod(handle, stat.S_IMODE(path.lstat().st_mode) & 0o777)
-            fcntl.flock(stream, fcntl.LOCK_EX)  # shows others that it is being written
+            fcntl.flock(stream, fcntl.LOCK_EX)  # marks it as being written
             yield stream
             stream.flush()
             if durable:
@@ -45,26 +45,26 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
 
 
 def open_plain(path: Path, mode: Literal["rb", "ab+"] = "rb") -> BinaryIO:
-    """Open a file of a folder that others may write to: no link, which could lead anywhere, and no pipe, which waits.
+    """Open a file in a folder that others may write to. Links, which could lead anywhere, and pipes are refused.
 
     Raises:
-        OSError: it is none, or cannot be opened.
+        OSError: it is not a regular file, or cannot be opened.
     """
     flags = os.O_RDONLY if mode == "rb" else os.O_RDWR | os.O_CREAT | os.O_APPEND
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise OSError(error.errno, "it is a link or no plain file", str(path)) from error
+            raise OSError(error.errno, "it is a link or not a regular file", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(handle, mode)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
+    """Make renames in a folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""A folder of content-addressed files, which appear whole or not at all."""
+"""A folder of content-addressed files, each of which is complete or absent."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ingot.model_store.blobs.transfer import Transfer
 
 
 class BlobFolder:
-    """A folder ``sha256/<hex>`` of immutable files. Safe for many writers: a blob appears whole or not at all.
+    """A folder ``sha256/<hex>`` of immutable files, safe for many writers: a blob is complete or absent.
 
     Args:
         root: the folder.
-        tmp: where files are written until they are whole; on the same file system. By default inside ``root``.
-        durable: make blobs survive a power cut.
+        tmp: where files are written until they are complete; on the same file system. By default inside ``root``.
+        durable: make blobs survive a power failure.
     """
 
-    workers = 2  # one reads and hashes while another waits for the disk
+    workers = 2  # one reads and hashes while the other waits for the disk
 
     def __init__(self, root: Path, *, tmp: Path | None = None, durable: bool = False):
         self.root = root
@@ -39,7 +39,7 @@ class BlobFolder:
 
     @classmethod
     def scratch(cls) -> BlobFolder:
-        """Return an empty folder that is removed when nothing refers to it any more."""
+        """Return an empty temporary folder, which is removed with the last reference to it."""
         try:
             folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
         except OSError as error:
@@ -49,7 +49,7 @@ class BlobFolder:
 
     @property
     def folder(self) -> Path:
-        """Where the files are, each called by its digest in hex."""
+        """The folder of the files, each named by its digest in hex."""
         return self.root / "sha256"
 
     def path(self, descriptor: Descriptor) -> Path:
@@ -70,7 +70,7 @@ class BlobFolder:
         return stream
 
     def has(self, descriptor: Descriptor) -> bool:
-        """Tell whether a file of this digest and size is here; :meth:`open` and ``ingot fsck`` look at its content."""
+        """Return whether a file of this digest and size exists; its content is not checked."""
         try:
             return self.path(descriptor).stat().st_size == descriptor.size
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class BlobFolder:
     def put(
         self, content: bytes | Iterable[bytes], media_type: str, annotations: Mapping[str, str] | None = None
     ) -> Descriptor:
-        """Store a blob and return its descriptor. Storing what is there already changes nothing.
+        """Store a blob and return its descriptor. Storing an existing blob changes nothing.
 
         Raises:
             InvalidArgument: the folder cannot be written.
@@ -102,11 +102,11 @@ class BlobFolder:
         )
 
     def link(self, path: Path, media_type: str) -> Descriptor:
-        """Take over a file of another folder of blobs, without a copy where both lie on one file system.
+        """Adopt a file of another blob folder, without a copy if both are on one file system.
 
         Args:
-            path: the file, which is called by its digest in hex. What it holds is trusted to have that digest.
-            media_type: what it is.
+            path: the file, named by its digest in hex. Its content is trusted to match.
+            media_type: the blob's type.
 
         Raises:
             InvalidArgument: the folder cannot be written.
@@ -130,12 +130,12 @@ class BlobFolder:
         return descriptor
 
     def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
-        """Copy a blob, its digest checked on the way. One of this digest and size that is here already is skipped.
+        """Copy a blob and check its digest. An existing file of this digest and size is kept.
 
-        What an interrupted copy left is gone on with.
+        An interrupted copy is resumed.
 
         Raises:
-            InvalidArchive: the source lacks the blob, or what it has is damaged; nothing of it is kept.
+            InvalidArchive: the source lacks the blob, or its content is damaged; nothing of it is kept.
             OSError: the folder cannot be written.
         """
         transfer = transfer or Transfer()
@@ -144,7 +144,7 @@ class BlobFolder:
             return
         self._prepare()
         with self._part(descriptor) as (part, path):
-            if self.has(descriptor):  # another process has just finished it
+            if self.has(descriptor):  # completed by another process meanwhile
                 transfer.skip(descriptor.size)
                 return
             if _fill(part, source, descriptor, transfer) != descriptor.hex:
@@ -153,11 +153,11 @@ class BlobFolder:
             self._keep(part, path, descriptor.hex)
 
     def doubting(self) -> BlobFolder:
-        """Return this folder as one that reads what is there already, and copies anew what turns out to be damaged."""
+        """Return this folder as one that verifies existing blobs, and copies damaged ones again."""
         return _DoubtingFolder(self.root, tmp=self._tmp, durable=self._durable)
 
     def finish(self) -> None:
-        """Make the names of what was copied lasting."""
+        """Make the names of copied blobs durable."""
         if self._durable:
             sync_folder(self.folder)
 
@@ -166,7 +166,7 @@ class BlobFolder:
         self._tmp.mkdir(parents=True, exist_ok=True)
 
     def _keep(self, stream: BinaryIO, path: Path, digest: str) -> None:
-        """Let a file that is whole appear under its digest."""
+        """Make a complete file appear under its digest."""
         stream.flush()
         os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
         if self._durable:
@@ -175,7 +175,7 @@ class BlobFolder:
 
     @contextmanager
     def _private_file(self) -> Iterator[tuple[BinaryIO, Path]]:
-        """Yield a new file, which is removed unless it is kept. Its lock shows others that it is being written."""
+        """Yield a new file, which is removed unless it is kept. Its lock marks it as being written."""
         path = self._tmp / f"{secrets.token_hex(8)}.tmp"
         with path.open("x+b") as stream:
             try:
@@ -186,9 +186,9 @@ class BlobFolder:
 
     @contextmanager
     def _part(self, descriptor: Descriptor) -> Iterator[tuple[BinaryIO, Path]]:
-        """Yield the file that a blob is copied to, with what an earlier copy left in it, and at its end.
+        """Yield the partial file of a blob, positioned at the end of what an earlier copy left in it.
 
-        It stays if the copy is interrupted. While another process writes it, a private file is yielded.
+        It remains if the copy is interrupted. While another process writes it, a private file is yielded.
         """
         path = self._tmp / f"{descriptor.hex}.part"
         with open_plain(path, "ab+") as stream:
@@ -198,7 +198,7 @@ class BlobFolder:
                 return
             try:
                 yield stream, path
-            except OSError:  # a full disk: what was written would only keep it full
+            except OSError:  # free the space if the disk is full
                 path.unlink(missing_ok=True)
                 raise
 
@@ -218,7 +218,7 @@ class _DoubtingFolder(BlobFolder):
 
 
 def _lock(stream: BinaryIO, path: Path) -> bool:
-    """Lock a file and tell whether it is still what ``path`` names: its last writer may have renamed it."""
+    """Lock a file; return whether ``path`` still names it, as its last writer may have renamed it."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
@@ -227,11 +227,11 @@ def _lock(stream: BinaryIO, path: Path) -> bool:
 
 
 def _fill(part: BinaryIO, source: Blobs, descriptor: Descriptor, transfer: Transfer) -> str:
-    """Go on with a file where it ends, until it holds the whole blob, and return the digest of all that it holds."""
+    """Complete a partial file from the source, and return the digest of its whole content."""
     sha, start = _hash_begun(part, descriptor.size)
     transfer.skip(start)
     _pump(source, descriptor, start, part, sha, transfer)
-    if start and sha.hexdigest() != descriptor.hex:  # what lay there may be to blame
+    if start and sha.hexdigest() != descriptor.hex:  # the existing part may be damaged
         transfer.skip(-start)
         transfer.advance(start - descriptor.size)
         part.truncate(0)
@@ -241,7 +241,7 @@ def _fill(part: BinaryIO, source: Blobs, descriptor: Descriptor, transfer: Trans
 
 
 def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
-    """Return the digest so far and the length of what a file holds already; it is emptied if it is too long."""
+    """Return the digest state and length of a file's existing content; empty the file if it is too long."""
     sha = hashlib.sha256()
     start = os.fstat(part.fileno()).st_size
     if not 0 < start <= size:
@@ -256,7 +256,7 @@ def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
 def _pump(
     source: Blobs, descriptor: Descriptor, start: int, out: BinaryIO, sha: hashlib._Hash, transfer: Transfer
 ) -> None:
-    """Append a blob's bytes from ``start`` on to a file.
+    """Append a blob's bytes from ``start`` to a file.
 
     Raises:
         InvalidArchive: the source ends before the blob does.
@@ -266,7 +266,7 @@ def _pump(
         while left:
             try:
                 chunk = stream.read(min(CHUNK_BYTES, left))
-            except OSError as error:  # of the source: what it is copied to is not to blame
+            except OSError as error:  # an error of the source, not of the destination
                 raise InvalidArgument(f"blob {descriptor.digest} cannot be read: {error.strerror}") from error
             if not chunk:
                 raise InvalidArchive(f"blob {descriptor.digest} is truncated: its source ended {left} bytes too early")

@@ -1,7 +1,7 @@
-"""Archive files in object storage and on web servers, read in place by ranges.
+"""Archive files in object storage and on web servers, read in place by byte ranges.
 
-Needs ``ingot-serve[objects]`` (obstore). Credentials and regions come from where the clouds' own tools find them:
-variables such as ``AWS_ACCESS_KEY_ID``, files and the machine's identity.
+Needs ``ingot-serve[objects]`` (obstore). Credentials and regions are found as by the clouds' own tools: from variables
+such as ``AWS_ACCESS_KEY_ID``, from files and from the machine's identity.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _BUFFER_BYTES = 1 << 20
 
 
 def is_object(text: str) -> bool:
-    """Tell whether a text is the address of an object, such as ``s3://bucket/digits.ingot``."""
+    """Return whether a text is the URL of an object, such as ``s3://bucket/digits.ingot``."""
     scheme, mark, _ = text.partition("://")
     return bool(mark) and scheme in SCHEMES
 
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """An object as a file: a :class:`~ingot.model_store.format.tar.TarSource`.
+    """An object as a :class:`~ingot.model_store.format.tar.TarSource`.
 
     Args:
         url: such as ``s3://bucket/models/digits.ingot``.
@@ -49,21 +49,22 @@ class ObjectFile:
 
         Raises:
             NotFound: there is no such object.
-            InvalidArgument: the address makes no sense, or access is denied.
+            InvalidArgument: the URL is invalid.
+            PermissionDenied: access is denied.
             Unavailable: the service cannot be reached.
             Unsupported: obstore is not installed.
         """
         obstore, store, path = self._located()
         try:
             return int(obstore.head(store, path)["size"])
-        except Exception as error:
+        except Exception as error:  # obstore raises many types; each is converted
             raise self._error(obstore, error) from error
 
     def open(self) -> io.RawIOBase:
         obstore, store, path = self._located()
         try:
             return _Reader(self, obstore, obstore.open_reader(store, path, buffer_size=_BUFFER_BYTES))
-        except Exception as error:
+        except Exception as error:  # obstore raises many types; each is converted
             raise self._error(obstore, error) from error
 
     def _located(self) -> tuple[Any, Any, str]:
@@ -74,28 +75,28 @@ class ObjectFile:
             raise missing_package("obstore", "reading archives from object storage", "objects") from error
         folder, _, path = self.url.rpartition("/")
         if not path or folder.endswith(":/"):
-            raise InvalidArgument(f"'{self.url}' names no object; write s3://bucket/folder/digits.ingot")
+            raise InvalidArgument(f"'{self.url}' does not name an object; write s3://bucket/folder/digits.ingot")
         try:
             return obstore, from_url(folder), path
-        except Exception as error:
+        except Exception as error:  # obstore raises many types; each is converted
             raise self._error(obstore, error) from error
 
     def _error(self, obstore: Any, error: Exception) -> IngotError:
-        """Return what an error of obstore, whose own have no common base with meaning, is here."""
+        """Convert an error of obstore, whose exceptions have no meaningful common base class."""
         reason = " ".join(str(error).split("\n")[0].split())[:300]
         kinds = obstore.exceptions
         if isinstance(error, (FileNotFoundError, kinds.NotFoundError)):
             return NotFound(f"there is no object {self.url}")
         denied = {kinds.PermissionDeniedError: PermissionDenied, kinds.UnauthenticatedError: Unauthenticated}
         if (refused := denied.get(type(error))) is not None:
-            return refused(f"{self.url} cannot be read: access is denied; check the cloud's credentials here")
+            return refused(f"{self.url} cannot be read: access is denied; check the cloud credentials on this machine")
         if isinstance(error, (kinds.GenericError, OSError)):
             return Unavailable(f"{self.url} cannot be read: {reason}")
         return InvalidArgument(f"{self.url} cannot be read: {reason}")
 
 
 class _Reader(io.RawIOBase):
-    """What obstore reads, as Python's files are read."""
+    """An obstore reader as a Python file."""
 
     def __init__(self, file: ObjectFile, obstore: Any, reader: Any):
         self._file = file
@@ -117,7 +118,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         try:
             content = self._reader.read(len(buffer))
-        except Exception as error:
+        except Exception as error:  # as above
             raise self._file._error(self._obstore, error) from error
         buffer[: len(content)] = memoryview(content)
         return len(content)

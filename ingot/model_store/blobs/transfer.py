@@ -1,4 +1,4 @@
-"""Copies of many blobs: what they tell about themselves on the way, and how they end early."""
+"""Copies of many blobs in several threads: progress and cancellation."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _thread = threading.local()
 
 
 class Cancelled(Exception):
-    """A copy was given up because another blob of the same transfer failed, or the user interrupted it.
+    """A copy was cancelled because another blob of the transfer failed, or the user interrupted it.
 
-    No IngotError, for no caller sees it: what the transfer was given up for is raised.
+    It is not an IngotError, since no caller sees it: the original error is raised.
     """
 
 
 class Transfer:
-    """The state of a copy of many blobs, told by several threads at once.
+    """The progress of a copy of many blobs, updated by several threads.
 
-    ``total`` is all that must be there in the end; ``moved`` are the bytes that were really read and written, and
-    ``skipped`` those that were there already.
+    ``total`` is the expected number of bytes; ``moved`` counts bytes that were read and written, ``skipped`` those that
+    existed already.
 
     Args:
-        report: called after every change, by any thread, one at a time. It must be quick.
+        report: called after every change, by any thread, one at a time. It must be fast.
     """
 
     def __init__(self, report: Callable[[Transfer], None] | None = None):
@@ -48,42 +48,42 @@ class Transfer:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the transfer is given up."""
+        """Whether the transfer was cancelled."""
         return self._cancelled.is_set()
 
     def check(self) -> None:
-        """Raise Cancelled if the transfer is given up."""
+        """Raise Cancelled if the transfer was cancelled."""
         if self._cancelled.is_set():
-            raise Cancelled("the transfer was given up")
+            raise Cancelled("the transfer was cancelled")
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not once the transfer is given up."""
+        """Wait for ``seconds`` or until the transfer is cancelled."""
         self._cancelled.wait(seconds)
 
     def on_cancel(self, break_off: Callable[[], None]) -> None:
-        """Have something called when the transfer is given up, to end what its threads wait for."""
+        """Register a callback for cancellation, to interrupt blocked threads."""
         with self._lock:
             self._break_offs.add(break_off)
 
     def expect(self, count: int) -> None:
-        """Add bytes to those that are to be there in the end."""
+        """Add bytes to the expected total."""
         self._add("total", count)
 
     def advance(self, count: int) -> None:
-        """Count bytes that were moved; a negative number takes back what is moved again.
+        """Count moved bytes; a negative number retracts bytes that will be moved again.
 
         Raises:
-            Cancelled: the transfer is given up.
+            Cancelled: the transfer was cancelled.
         """
         self._add("moved", count)
         self.check()
 
     def skip(self, count: int) -> None:
-        """Count bytes that were there already."""
+        """Count bytes that existed already."""
         self._add("skipped", count)
 
     def each(self, work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
-        """Do some work for each item, in several threads. The first error ends all of it and is raised."""
+        """Call ``work`` for each item in several threads. The first error cancels all of them and is raised."""
         with ThreadPoolExecutor(workers, thread_name_prefix="ingot-transfer") as pool:
             try:
                 futures = [pool.submit(self._work, work, item) for item in items]
@@ -93,7 +93,7 @@ class Transfer:
                     self._cancel()
                     pool.shutdown(cancel_futures=True)
                     _raise_first(future.exception() for future in futures if not future.cancelled())
-            except BaseException:  # Ctrl-C: the threads must end before the folder that they write to is left
+            except BaseException:  # Ctrl-C: threads must end before the destination is cleaned up
                 self._cancel()
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -117,6 +117,6 @@ class Transfer:
 
 
 def _raise_first(errors: Iterable[BaseException | None]) -> None:
-    """Raise the error that the others were given up for."""
+    """Raise the error that caused the cancellation."""
     real = [error for error in errors if error is not None]
     raise next((error for error in real if not isinstance(error, Cancelled)), real[0])

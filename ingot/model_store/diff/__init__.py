@@ -1,4 +1,7 @@
-"""What changed between two archives. See docs/registry.md, "Comparing versions"."""
+"""Comparison of two archives. Start in archives.py, which compares variants; view.py draws the result.
+
+See docs/registry.md, "Comparing versions".
+"""
 
 from ingot.model_store.diff.archives import diff
 from ingot.model_store.diff.records import Diff, VariantDiff

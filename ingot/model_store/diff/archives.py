@@ -1,4 +1,4 @@
-"""``diff``: what differs between two archives, variant by variant."""
+"""``diff``: the differences between two archives, variant by variant."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def diff(
     """Compare two archives. Variants are matched by name; blobs and tensors of equal digests are not read.
 
     Args:
-        before: the archive that the other is compared with.
-        after: the other.
-        variants: names of the variants to compare, whatever they are called; with one name, both archives' variant of
-            that name; with none, all.
-        labels: what messages and the result call the two; by default by name and digest.
-        progress: called with what begins now.
+        before: the archive to compare with.
+        after: the other archive.
+        variants: names of the variants to compare with each other; with one name, the variant of that name in both
+            archives; with none, all variants.
+        labels: names of the two in messages and the result; by default name and digest.
+        progress: called at the beginning of each step.
 
     Raises:
         NotFound: an archive has no variant of that name.
-        InvalidArchive: something that is read of them is missing or damaged.
+        InvalidArchive: a part that is read is missing or damaged.
     """
     names = labels or (f"{before.name}@{before.digest}", f"{after.name}@{after.digest}")
     pairs = list(_pairs(before, after, variants))
@@ -130,7 +130,7 @@ def _graph(
         return {"same_model": True}
     if not (before.has_graphs and after.has_graphs):
         formats = dict.fromkeys((before.serving.format, after.serving.format))
-        notes.append(f"tensors and operators are compared of ONNX graphs; the format is {' and '.join(formats)}")
+        notes.append(f"tensors and operators are compared for ONNX graphs only; the format is {' and '.join(formats)}")
         return {"same_model": False}
     try:
         from ingot.model_store.diff.graphs import read_graph

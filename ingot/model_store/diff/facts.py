@@ -1,4 +1,4 @@
-"""What is written of archives and variants, other than measurements, where it differs."""
+"""Differences in the metadata of archives and variants, except measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVING = {
 
 
 def of_archives(before: Archive, after: Archive, whole: bool) -> Iterator[Change]:
-    """Yield what differs in name and signature and, of ``whole`` archives, in the order of the variants."""
+    """Yield differences in name and signature and, for ``whole`` archives, in the order of the variants."""
     first, second = {"name": before.name}, {"name": after.name}
     first |= _signature(before.signature)
     second |= _signature(after.signature)
@@ -36,7 +36,7 @@ def of_archives(before: Archive, after: Archive, whole: bool) -> Iterator[Change
 
 
 def of_variants(before: Variant, after: Variant) -> Iterator[Change]:
-    """Yield what differs in what two variants are, need and come from."""
+    """Yield differences in the format, requirements and origin of two variants."""
     yield from _changes(_variant(before), _variant(after))
 
 
@@ -72,7 +72,7 @@ def _variant(variant: Variant) -> dict[str, str]:
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a JSON document by their path, as text; nothing for what is empty."""
+    """Yield the leaves of a JSON document by path, as text, without empty ones."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(f"{path}.{key}" if path else key, item)

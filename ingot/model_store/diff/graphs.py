@@ -1,7 +1,7 @@
-"""Reading the ONNX graphs of a variant, in an archive file too, for what they consist of.
+"""Reading the tensors and operators of a variant's ONNX graphs, also from an archive file.
 
-This module needs onnx and onnx_ir, and is imported only where graphs are compared. No tensor outside a graph is read
-here, and none by a path that stands in it.
+This module needs onnx and onnx_ir, and is imported only for comparing graphs. External tensors are not read here, and
+never by a path in the graph.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def read_graph(variant: Variant, where: str) -> Graph:
 
     Args:
         variant: the variant.
-        where: what its archive is called in messages.
+        where: its archive's name in messages.
 
     Raises:
-        InvalidArchive: one is missing or damaged, is no ONNX graph, or a tensor's data is not where the graph says.
+        InvalidArchive: a graph is missing, damaged or not ONNX, or a tensor's data is not where the graph says.
     """
     label = f"{where}: variant '{variant.name}'"
     reader = _Reader(variant, label)
@@ -43,9 +43,9 @@ def read_graph(variant: Variant, where: str) -> Graph:
                 reader.read(onnx.ModelProto.FromString(raw))
             except InvalidArchive:
                 raise
-            except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
+            except Exception as error:  # protobuf and onnx_ir raise many types on a damaged file
                 reason = one_line(" ".join(str(error).split()), 300)
-                raise InvalidArchive(f"graph {descriptor.digest} is no ONNX graph: {reason}") from error
+                raise InvalidArchive(f"graph {descriptor.digest} is not an ONNX graph: {reason}") from error
     return reader.found
 
 
@@ -58,7 +58,7 @@ class _Reader:
         self._names: Counter[str] = Counter()
 
     def read(self, model: onnx.ModelProto) -> None:
-        # The messages themselves are walked: onnx_ir would log the names in a graph that it finds fault with.
+        # Walk the messages directly: onnx_ir would log names from an invalid graph.
         self._graph(model.graph)
         for function in model.functions:
             self._nodes(function.node)
@@ -79,7 +79,7 @@ class _Reader:
                     self._graph(graph)
 
     def _add(self, name: str, tensor: onnx.TensorProto) -> None:
-        # Names in branches are their own: another branch may have them too.
+        # Names in branches are local: another branch may use them too.
         self._names[name] += 1
         unique = name if self._names[name] == 1 else f"{name} ({self._names[name]})"
         self.found.tensors[unique] = self._tensor(unique, ir.serde.deserialize_tensor(tensor, ""))
@@ -87,7 +87,7 @@ class _Reader:
     def _tensor(self, name: str, tensor: ir.TensorProtocol) -> Tensor:
         shape = tuple(int(size) for size in tensor.shape.numpy())
         if any(size < 0 for size in shape):
-            raise InvalidArchive(f"the tensor '{one_line(name)}' has a dimension below zero")
+            raise InvalidArchive(f"the tensor '{one_line(name)}' has a negative dimension")
         if tensor.dtype == ir.DataType.STRING:
             return _text(name, shape, tensor)
         bits, element = tensor.dtype.bitwidth, tensor.dtype.numpy()

@@ -1,4 +1,4 @@
-"""What was measured of two variants, side by side: accuracy, agreement, parity, latency and golden answers."""
+"""Measurements of two variants next to each other: accuracy, agreement, parity, latency and goldens."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ingot.tensors import Array, DType
 
 
 def measures(before: Evidence, after: Evidence) -> Iterator[Measure]:
-    """Yield what was measured of the answers of either."""
+    """Yield the accuracy measurements of either variant."""
     first, second = dict(_numbers(before)), dict(_numbers(after))
     for what in dict.fromkeys((*first, *second)):
         yield Measure(what=what, before=first.get(what), after=second.get(what))
 
 
 def latencies(before: Evidence, after: Evidence) -> Iterator[LatencyChange]:
-    """Yield the time of a call by the number of its rows."""
+    """Yield the duration of a call by batch size."""
     first, second = ({item.rows: item.seconds for item in evidence.latency} for evidence in (before, after))
     for rows in sorted({*first, *second}):
         yield LatencyChange(rows=rows, before=first.get(rows), after=second.get(rows))
 
 
 def doubts(before: Evidence, after: Evidence) -> Iterator[str]:
-    """Yield why the numbers of the two may not be comparable."""
+    """Yield reasons why the measurements may not be comparable."""
     if before.latency and after.latency and before.machine != after.machine:
         machines = " and on ".join(f"'{one_line(item.machine)}'" for item in (before, after))
-        yield f"the latencies were measured on {machines}: their ratio tells of the machines too"
+        yield f"the latencies were measured on {machines}: their ratio includes the difference between the machines"
     one, other = before.metric, after.metric
     if one is not None and other is not None:
         if one.name != other.name:
@@ -42,7 +42,7 @@ def doubts(before: Evidence, after: Evidence) -> Iterator[str]:
 
 
 def goldens(before: Sequence[Golden], after: Sequence[Golden]) -> tuple[int, list[GoldenChange]]:
-    """Return how many golden cases have the same inputs, and how far the answers to them are from the first's."""
+    """Return the number of golden cases with equal inputs, and how much their outputs differ."""
     answers = {_key(case.inputs): case.outputs for case in after}
     worst: dict[str, float] = {}
     count = 0

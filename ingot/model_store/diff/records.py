@@ -1,4 +1,4 @@
-"""What differs between two archives, as records: numbers and short texts, ready for JSON."""
+"""The differences between two archives as records: numbers and short texts, ready for JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Record(BaseModel):
 
 
 class Change(_Record):
-    """A fact that differs; None: there is none on that side."""
+    """A property that differs; None means that it is absent."""
 
     what: str
     before: str | None = None
@@ -20,7 +20,7 @@ class Change(_Record):
 
 
 class Measure(_Record):
-    """A measured number of both; None: it was not measured, or is no finite number."""
+    """A measurement of both; None means not measured, or not finite."""
 
     what: str
     before: float | None = None
@@ -28,7 +28,7 @@ class Measure(_Record):
 
 
 class LatencyChange(_Record):
-    """The median seconds of one engine call with that many rows; None: it was not measured."""
+    """The median seconds of one engine call at a batch size; None means not measured."""
 
     rows: int
     before: float | None = None
@@ -42,10 +42,10 @@ class LatencyChange(_Record):
 
 
 class GoldenChange(_Record):
-    """How far an output is from the first archive's, over the golden cases that both were asked.
+    """The difference of an output, over the golden cases that both have.
 
-    ``difference`` is the largest absolute difference as a share of the output's largest value. None: it is no number,
-    since types, shapes, NaNs, or values that are no floating-point numbers differ.
+    ``difference`` is the largest absolute difference relative to the output's largest value. None means not comparable:
+    types, shapes, NaNs, or values that are not floating-point differ.
     """
 
     tensor: str
@@ -53,7 +53,7 @@ class GoldenChange(_Record):
 
 
 class OperatorChange(_Record):
-    """How many nodes of one operator a graph has, where it is not the same number."""
+    """The number of nodes of one operator, where it differs."""
 
     operator: str
     before: int
@@ -73,12 +73,12 @@ class TensorInfo(_Record):
 
 
 class Values(_Record):
-    """How the values of a tensor differ from those of another of the same type and shape.
+    """The difference of the values of two tensors of the same type and shape.
 
-    ``relative`` is ||after - before|| / ||before||, ``largest`` the largest absolute difference; both over the elements
-    that are finite on both sides, in double precision. None: there is no such number, since the tensor was all zeros,
-    holds text, or its squares are beyond any float. ``count`` is the number of elements that differ, and ``odd`` that
-    of them which are NaN or infinite on either side.
+    ``relative`` is ||after - before|| / ||before||, ``largest`` the largest absolute difference; both over elements
+    that are finite on both sides, in double precision. None means undefined: the tensor was all zeros, holds text, or
+    its squares overflow. ``count`` is the number of elements that differ, and ``odd`` that of those which are NaN or
+    infinite on either side.
     """
 
     relative: float | None = None
@@ -88,7 +88,7 @@ class Values(_Record):
 
 
 class TensorChange(_Record):
-    """A tensor that is in both graphs under one name, but not the same. ``values`` is None if type or shape differ."""
+    """A tensor of both graphs that differs. ``values`` is None if type or shape differ."""
 
     name: str
     before: TensorInfo
@@ -97,16 +97,16 @@ class TensorChange(_Record):
 
 
 class Renamed(_Record):
-    """A tensor that has another name in the second graph, and the same type, shape and values."""
+    """A tensor with another name in the second graph, and the same type, shape and values."""
 
     before: str
     after: str
 
 
 class GraphDiff(_Record):
-    """What differs between two ONNX graphs: tensors (weights and constants) by name, and operators by count.
+    """The differences between two ONNX graphs: tensors (weights and constants) by name, operators by count.
 
-    ``changed`` has those of another type or shape first, then those that changed most.
+    ``changed`` lists tensors of another type or shape first, then in order of change.
     """
 
     unchanged: int = 0
@@ -122,11 +122,11 @@ class GraphDiff(_Record):
 
 
 class VariantDiff(_Record):
-    """What differs between two forms of a model.
+    """The differences between two forms of a model.
 
-    ``size_before`` and ``size_after`` are bytes of graph and weights, and ``shared`` those of the second that the first
-    archive holds too. ``same_model`` tells that graph and weights are the same; None: there is one form alone.
-    ``graph`` is None if they are, and where they were not looked into; ``notes`` then say why.
+    ``size_before`` and ``size_after`` are the bytes of graph and weights; ``shared`` is the part of the second that the
+    first archive has too. ``same_model`` is whether graph and weights are equal; None if there is only one form.
+    ``graph`` is None if they are, and if they were not compared; ``notes`` then give the reason.
     """
 
     name: str
@@ -145,7 +145,7 @@ class VariantDiff(_Record):
 
 
 class Side(_Record):
-    """An archive, or the variant of it that was named; ``size`` is the bytes of its blobs, each counted once."""
+    """An archive or its named variant; ``size`` is the total bytes of its distinct blobs."""
 
     label: str
     digest: str
@@ -153,7 +153,7 @@ class Side(_Record):
 
 
 class Diff(_Record):
-    """What differs between two archives. ``shared`` is how many bytes of the second the first holds too."""
+    """The differences between two archives. ``shared`` is the part of the second, in bytes, that the first has too."""
 
     schema_version: Literal[1] = 1
     before: Side

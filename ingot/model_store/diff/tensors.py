@@ -1,6 +1,6 @@
-"""What differs between the tensors of two graphs, and between the values of two tensors.
+"""Differences between the tensors of two graphs, and between the values of two tensors.
 
-Values are read in blocks, and only where digests differ, so that memory stays small whatever the size of a tensor.
+Values are read in blocks, and only if digests differ, so that memory use is small for tensors of any size.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BLOCK = 3 << 18  # bytes; a multiple of every element's size, of 6 bits too
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a graph, whose bytes are read when they are asked for.
+    """A tensor of a graph, whose bytes are read on demand.
 
-    ``element`` is None for text; ``bits`` is what an element takes in the file.
+    ``element`` is None for text; ``bits`` is the size of an element in the file.
     """
 
     info: TensorInfo
@@ -38,13 +38,13 @@ class Tensor:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...], str]:
-        """The same for tensors of the same type, shape and values."""
+        """Equal for tensors of the same type, shape and values."""
         return self.info.dtype, self.info.shape, self.digest
 
 
 @dataclass
 class Graph:
-    """The tensors of a variant's graphs by name, and how many nodes of each operator they have."""
+    """The tensors of a variant's graphs by name, and the number of nodes per operator."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     operators: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class Graph:
 
 @contextlib.contextmanager
 def about(where: str) -> Iterator[None]:
-    """Say of which archive it is that something is wrong."""
+    """Prefix errors with the name of the archive."""
     try:
         yield
     except InvalidArchive as error:
@@ -60,7 +60,7 @@ def about(where: str) -> Iterator[None]:
 
 
 def compare(before: Graph, after: Graph, progress: Callable[[str], None] = lambda step: None) -> GraphDiff:
-    """Compare the tensors of two graphs by name, and their operators by number.
+    """Compare the tensors of two graphs by name, and their operators by count.
 
     Raises:
         InvalidArchive: the data of a tensor is missing or damaged.
@@ -93,7 +93,7 @@ def _operators(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[
 
 
 def _take_renamed(removed: dict[str, Tensor], added: dict[str, Tensor]) -> list[Renamed]:
-    """Take out of both what is the same tensor under another name."""
+    """Remove tensors from both that are equal under different names."""
     places: dict[object, list[str]] = {}
     for name, tensor in reversed(added.items()):
         places.setdefault(tensor.key, []).append(name)
@@ -108,14 +108,14 @@ def _take_renamed(removed: dict[str, Tensor], added: dict[str, Tensor]) -> list[
 def _change(name: str, before: Tensor, after: Tensor, known: dict[tuple[str, str, str], Values]) -> TensorChange:
     values = None
     if (before.info.dtype, before.info.shape) == (after.info.dtype, after.info.shape):
-        # Many names may stand for one blob, which is read once.
+        # Several names may refer to one blob, which is read once.
         key = before.info.dtype, before.digest, after.digest
         values = known.get(key) or known.setdefault(key, _values(before, after))
     return TensorChange(name=name, before=before.info, after=after.info, values=values)
 
 
 def _rank(change: TensorChange) -> tuple[float, ...]:
-    """Return what sorts tensors of another type or shape first, then those that changed most."""
+    """Return a sort key: tensors of another type or shape first, then in order of change."""
     values = change.values
     if values is None:
         return (-math.inf,)
@@ -129,7 +129,7 @@ def _values(before: Tensor, after: Tensor) -> Values:
     left = math.prod(before.info.shape)
     count = odd = 0
     base = difference = largest = 0.0
-    # Weights may be NaN or beyond what a square can be; the result then says so.
+    # Weights may be NaN, or their squares may overflow; the result then shows it.
     with np.errstate(all="ignore"):
         for blocks in zip(_blocks(before.content()), _blocks(after.content()), strict=True):
             one, other = (_elements(block, before.element, before.bits)[:left] for block in blocks)
@@ -148,7 +148,7 @@ def _values(before: Tensor, after: Tensor) -> Values:
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut a stream anew, into blocks that end between two elements."""
+    """Split a stream into blocks that end between two elements."""
     held = bytearray()
     for chunk in chunks:
         held += chunk
@@ -161,10 +161,10 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _elements(block: bytes, element: np.dtype[Any], bits: int) -> Array:
     raw = np.frombuffer(block, np.uint8)
-    if bits < 8:  # packed, the lowest bits first; in memory each has a byte of its own
+    if bits < 8:  # packed, lowest bits first; numpy uses a byte per element
         single = np.unpackbits(raw, bitorder="little")
         raw = np.packbits(single[: len(single) // bits * bits].reshape(-1, bits), axis=1, bitorder="little").reshape(-1)
-    return raw if element.kind == "b" else raw.view(element)  # nothing checks that bytes of bool are 0 or 1
+    return raw if element.kind == "b" else raw.view(element)  # bytes of bool may be other than 0 or 1
 
 
 def _doubles(array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Draw a diff as text for terminals, and as a page of HTML."""
+"""A diff as text for terminals, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def html(diff: Diff, shown: int = SHOWN) -> str:
 
 
 def verdict(diff: Diff) -> str:
-    """Return in a sentence how far the second archive is from the first."""
+    """Return a one-sentence summary of the difference."""
     if diff.before.digest == diff.after.digest and diff.same:
         return "They are the same archive."
     counts = {state: sum(item.state == state for item in diff.variants) for state in _STATES}

@@ -1,4 +1,4 @@
-"""The archive: one model with its variants, immutable, named by its digest."""
+"""An archive: one model with its variants, immutable, identified by its digest."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Archive:
     """An OCI index of variants, and the blobs that it refers to.
 
     Args:
-        blobs: where the blobs are.
-        descriptor: the archive's index; its digest is the archive's identity.
-        attached: the manifests of what is attached to it, such as signatures. They are no part of its identity.
+        blobs: the source of the blobs.
+        descriptor: the archive's index, whose digest is the archive's identity.
+        attached: the manifests of attachments, such as signatures, which are not part of its identity.
 
     Raises:
-        InvalidArchive: a document is missing, damaged or not of the format.
+        InvalidArchive: a document is missing, damaged or invalid.
     """
 
     def __init__(self, blobs: Blobs, descriptor: Descriptor, attached: Iterable[Descriptor] = ()):
@@ -48,17 +48,17 @@ class Archive:
         self.descriptor = descriptor
         self.attached = tuple(attached)
         if descriptor.media_type != manifest.INDEX:
-            raise InvalidArchive(f"{descriptor.digest} is called '{descriptor.media_type[:80]}', not an index")
+            raise InvalidArchive(f"{descriptor.digest} has the type '{descriptor.media_type[:80]}', not an index")
         index = manifest.decode(Index, read_document(blobs, descriptor), "the archive's index")
         if (
             len({entry.digest for entry in index.manifests}) < len(index.manifests)
             or len(index.manifests) > MAX_VARIANTS
         ):
-            raise InvalidArchive(f"the archive's variants must be each named once, and {MAX_VARIANTS} at most")
+            raise InvalidArchive(f"the archive's variants must be distinct, and {MAX_VARIANTS} at most")
         self.variants = tuple(read_variant(blobs, entry) for entry in index.manifests)
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
-            raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, each named once")
+            raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, with distinct names")
         first = self.variants[0].serving
         for variant in self.variants[1:]:
             if (variant.serving.name, variant.signature) != (first.name, first.signature):
@@ -69,11 +69,11 @@ class Archive:
         """Open an archive file without unpacking it.
 
         Args:
-            path: the file, or the address of one in object storage, such as ``s3://bucket/digits.ingot``.
+            path: the file, or a URL in object storage, such as ``s3://bucket/digits.ingot``.
 
         Raises:
             NotFound: there is no such file.
-            InvalidArchive: it is no archive, or is damaged in the parts that are read here; :meth:`verify` reads all.
+            InvalidArchive: it is not an archive, or the parts that are read here are damaged; :meth:`verify` reads all.
             Unavailable: the object storage cannot be reached.
         """
         if isinstance(path, str) and is_object(path):
@@ -90,7 +90,7 @@ class Archive:
 
     @classmethod
     def create(cls, blobs: BlobFolder, variants: Iterable[Descriptor]) -> Archive:
-        """Make an archive of variants whose blobs are in ``blobs`` already, the preferred one first."""
+        """Create an archive of variants whose blobs are in ``blobs`` already; the first is the preferred one."""
         index = Index(manifests=tuple(variants))
         return cls(blobs, blobs.put(manifest.encode(index), manifest.INDEX))
 
@@ -108,7 +108,7 @@ class Archive:
 
     @property
     def size(self) -> int:
-        """The bytes of all blobs, each counted once."""
+        """The total bytes of all distinct blobs."""
         return sum(descriptor.size for descriptor in self._descriptors.values())
 
     @cached_property
@@ -119,7 +119,7 @@ class Archive:
         """Return a variant by name, or the preferred one.
 
         Raises:
-            NotFound: there is no variant of that name; the message lists those that there are.
+            NotFound: there is no variant of that name; the message lists the names.
         """
         if name is None:
             return self.variants[0]
@@ -130,7 +130,7 @@ class Archive:
         raise NotFound(f"'{self.name}' has no variant '{name}'; it has: {names}")
 
     def descriptors(self) -> Iterator[Descriptor]:
-        """Yield every blob of the archive, those that are referred to before those that refer to them."""
+        """Yield every blob of the archive; blobs precede those that refer to them."""
         for variant in self.variants:
             yield from variant.manifest.layers
             yield variant.manifest.config
@@ -138,17 +138,17 @@ class Archive:
         yield self.descriptor
 
     def all_descriptors(self) -> Iterator[Descriptor]:
-        """Yield every blob of the archive and of what is attached to it."""
+        """Yield every blob of the archive and of its attachments."""
         yield from self.descriptors()
         yield from self.attached_descriptors()
 
     def attached_descriptors(self) -> Iterator[Descriptor]:
-        """Yield the blobs of what is attached, those that are referred to before those that refer to them."""
+        """Yield the blobs of the attachments; blobs precede those that refer to them."""
         for descriptor in self.attached:
             try:
                 document = attachments.load(self.blobs, descriptor, self.descriptor)
-            except InvalidArchive as error:  # anybody can attach something to an archive: it must not spoil it
-                log.warning("something that is attached to %s counts for nothing: %s", self.digest, error)
+            except InvalidArchive as error:  # anyone can attach something to an archive, which must not invalidate it
+                log.warning("an attachment of %s is ignored: %s", self.digest, error)
                 continue
             yield from (*document.layers, document.config, descriptor)
 
@@ -161,19 +161,19 @@ class Archive:
         return tuple(attachments.contents(self.blobs, self.attached, self.descriptor))
 
     def with_signature(self, envelope: bytes, *, replace: bool = False) -> Archive:
-        """Return this archive with a signature attached, for a place's ``attach``, or to be saved.
+        """Return this archive with a signature attached, to save it or for a place's ``attach``.
 
         Args:
             envelope: the signature.
-            replace: leave the others out.
+            replace: drop the other signatures.
 
         Raises:
-            InvalidArgument: it has as many as it can have.
+            InvalidArgument: it has the maximum number of signatures.
         """
         kept = () if replace else self.attached
         if len(kept) >= attachments.MAX_ATTACHMENTS:
             raise InvalidArgument(
-                f"the archive has {len(kept)} signatures already, and can have no more; ingot sign --replace drops them"
+                f"the archive has the maximum of {len(kept)} signatures; ingot sign --replace drops them"
             )
         added = BlobFolder.scratch()
         descriptor = attachments.make(added, self.descriptor, envelope)
@@ -191,9 +191,9 @@ class Archive:
                     pass
 
     def check_own(self) -> None:
-        """Check that no variant's graph refers to a blob other than the variant's own.
+        """Check that no variant's graph refers to blobs of others.
 
-        In a store, whose blobs lie in one folder, it could otherwise read another model's weights.
+        In a store, where all blobs are in one folder, it could otherwise read another model's weights.
 
         Raises:
             InvalidArchive: a graph names a blob that its manifest does not list, or is damaged.
@@ -205,8 +205,8 @@ class Archive:
     def copy_to(self, sink: BlobSink, transfer: Transfer | None = None) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place.
 
-        A blob is copied before those that refer to it, so that whoever finds the archive finds all of it. Of an archive
-        file on disk every blob is read, also those that the sink has already: a damaged file is always told.
+        Blobs are copied before those that refer to them, so that an archive that is found is complete. If the source is
+        a file on disk, every blob is read, even those that the sink has: damage is always reported.
 
         Raises:
             InvalidArchive: a blob is missing or damaged.
@@ -230,7 +230,7 @@ class Archive:
                     for _ in chunks(self.blobs, item):
                         transfer.check()
 
-        # Largest first: the last ones are then small, and no thread is left alone with a large one at the end.
+        # Largest first, so that no thread is left with a large one at the end.
         ordered = sorted(content.values(), key=lambda item: -item.size)
         transfer.each(copy, ordered, sink.workers)
         for descriptor in referring.values():
@@ -239,20 +239,20 @@ class Archive:
         return Archive(sink, self.descriptor, self.attached)
 
     def copy_attached(self, sink: BlobSink) -> None:
-        """Copy the blobs of what is attached, and no others."""
+        """Copy the blobs of the attachments only."""
         for descriptor in self.attached_descriptors():
             sink.copy(self.blobs, descriptor)
         sink.finish()
 
     def unpacked(self) -> Archive:
-        """Return this archive with its blobs as files, as engines need them, in a temporary folder if need be."""
+        """Return this archive with its blobs as files, as engines need them; in a temporary folder if necessary."""
         if isinstance(self.blobs, BlobFolder):
             return self
         with self._named():
             return self.copy_to(BlobFolder.scratch())
 
     def save(self, path: str | os.PathLike[str], transfer: Transfer | None = None) -> None:
-        """Write the archive as one file, an OCI layout in an uncompressed tar. The file appears whole or not at all.
+        """Write the archive as one file, an OCI layout in an uncompressed tar. The file is complete or absent.
 
         Raises:
             InvalidArgument: the folder does not exist or cannot be written.
@@ -288,7 +288,7 @@ class Archive:
 
 
 class _Noting:
-    """A source of blobs that notes whether one was opened at its beginning."""
+    """A source that records whether a blob was read from its beginning."""
 
     def __init__(self, source: Blobs):
         self._source = source
@@ -300,7 +300,7 @@ class _Noting:
 
 
 class _Overlay:
-    """Blobs of one folder, and behind it those of another source."""
+    """Blobs of one folder with priority over those of another source."""
 
     def __init__(self, folder: BlobFolder, behind: Blobs):
         self._folder = folder
@@ -319,7 +319,7 @@ def _named_entry(descriptor: Descriptor, name: str) -> Descriptor:
 
 
 def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | CheckedReader) -> None:
-    # Fixed owner, mode and time: the same archive always gives the same file.
+    # Fixed owner, mode and time: the same archive always produces the same file.
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
     tar.addfile(info, content)
@@ -327,7 +327,7 @@ def _add(tar: tarfile.TarFile, name: str, size: int, content: BinaryIO | Checked
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Put the archive file's name in front of what is wrong with it."""
+    """Prefix errors with the name of the archive file."""
     try:
         yield
     except InvalidArchive as error:

@@ -1,7 +1,7 @@
-"""What is attached to an archive without changing it, such as signatures: OCI manifests whose subject it is.
+"""Attachments of an archive, such as signatures: OCI manifests that refer to it as their subject.
 
-Where a place has no other way to list them, an index under the tag ``sha256-<hex of the archive>`` does: OCI's
-referrers tag schema. Manifests of other kinds, which other tools attach, are left alone.
+Where a place cannot list them otherwise, an index under the tag ``sha256-<hex of the archive>`` does: OCI's referrers
+tag schema. Manifests of other kinds, from other tools, are preserved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ATTACHMENTS = 64
 
 
 class Attachment(OCIDocument):
-    """An OCI image manifest of one layer that says something about its subject."""
+    """An OCI image manifest with one layer and a subject."""
 
     schema_version: Literal[2] = 2
     media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = manifest.MANIFEST
@@ -36,7 +36,7 @@ class Attachment(OCIDocument):
 
 
 def make(blobs: BlobFolder, subject: Descriptor, content: bytes) -> Descriptor:
-    """Put a signature of ``subject`` into a folder and return its manifest's descriptor."""
+    """Store a signature of ``subject`` and return its manifest's descriptor."""
     document = Attachment(
         artifact_type=SIGNATURE,
         config=blobs.put(b"{}", _EMPTY_CONFIG),
@@ -51,16 +51,16 @@ def load(blobs: Blobs, descriptor: Descriptor, subject: Descriptor) -> Attachmen
     """Read an attachment's manifest.
 
     Raises:
-        InvalidArchive: it is damaged, or is attached to something else.
+        InvalidArchive: it is damaged, or attached to another subject.
     """
     document = manifest.decode(Attachment, read_document(blobs, descriptor), f"attachment {descriptor.digest}")
     if document.subject.digest != subject.digest or document.artifact_type != SIGNATURE:
-        raise InvalidArchive(f"attachment {descriptor.digest} is no signature of {subject.digest}")
+        raise InvalidArchive(f"attachment {descriptor.digest} is not a signature of {subject.digest}")
     return document
 
 
 def contents(blobs: Blobs, attached: Iterable[Descriptor], subject: Descriptor) -> Iterator[bytes]:
-    """Yield what each attachment says.
+    """Yield the content of each attachment.
 
     Raises:
         InvalidArchive: one is damaged.
@@ -70,7 +70,7 @@ def contents(blobs: Blobs, attached: Iterable[Descriptor], subject: Descriptor) 
 
 
 def listed(blobs: Blobs, index: Descriptor) -> tuple[Descriptor, ...]:
-    """Return those attachments in an index of referrers that Ingot knows.
+    """Return the known attachments in an index of referrers.
 
     Raises:
         InvalidArchive: the index is damaged.
@@ -80,9 +80,9 @@ def listed(blobs: Blobs, index: Descriptor) -> tuple[Descriptor, ...]:
 
 
 def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Return those of the attachments that Ingot knows, each once, and without what anybody may have written beside.
+    """Return the known attachments without duplicates and without unchecked annotations.
 
-    No more than there can be: whoever lists more has not kept to the format.
+    The number is bounded: lists that exceed the maximum violate the format.
     """
     found = {
         entry.digest: Descriptor(
@@ -95,10 +95,10 @@ def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
 
 
 def merge(before: Iterable[Descriptor], new: Iterable[Descriptor]) -> Index:
-    """Return an index of referrers with some more in it. What was there before comes first, and so is never displaced.
+    """Return an index of referrers with additional entries. Earlier entries come first, and so are never displaced.
 
     Raises:
-        InvalidArgument: an archive cannot have that many.
+        InvalidArgument: there would be too many.
     """
     merged = {entry.digest: entry for entry in known((*before, *new))}
     if len({entry.digest for entry in (*before, *new)}) > MAX_ATTACHMENTS:

@@ -1,4 +1,4 @@
-"""What ``serving.json`` says of how a variant was made, and of what was measured of it."""
+"""The parts of ``serving.json`` about the origin of a variant and its measurements."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from ingot._version import __version__
 from ingot.errors import InvalidArgument
 
-# An archive may come from anybody, and what was measured is computed with: such numbers are finite and bounded.
+# Archives may come from anyone, and measurements are used in computations: bound these numbers.
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of things."""
+"""A number of items."""
 Number = Annotated[float, Field(gt=-1e150, lt=1e150)]
 """A measured value."""
 Seconds = Annotated[float, Field(gt=1e-12, lt=1e9)]
-"""How long something took: more than a picosecond, and less than some years."""
+"""A duration: more than a picosecond, and less than some years."""
 
 
 class Record(BaseModel):
-    """Our own documents: snake_case, unknown fields of the same schema version ignored."""
+    """Documents of Ingot: snake_case; unknown fields of the same schema version are ignored."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
 class ParityEvidence(Record):
-    """The worst error seen when an output was compared with its source, as a share of the output's largest value."""
+    """The largest error of an output compared with its source, relative to the output's largest value."""
 
     tensor: str
     error: float
@@ -45,11 +45,12 @@ class BatchLatency(Record):
 
 
 class Agreement(Record):
-    """How one output agrees with that of the variant it was made from, on the calibration data.
+    """Agreement of one output with that of the variant's origin, on the calibration data.
 
-    ``cosine`` is the mean similarity by row, ``top1`` the share of rows whose largest element is the same one (only for
-    rows of several), ``error`` the largest difference as a share of the largest value, ``sqnr`` the signal to
-    quantization noise over all values, in dB, at most 200; None where that is unknown or the signal is zero.
+    ``cosine`` is the mean similarity per row, ``top1`` the share of rows with the same largest element (only for rows
+    of several), ``error`` the largest difference relative to the largest value, ``sqnr`` the
+    signal-to-quantization-noise ratio over all values, in dB, at most 200. None means unknown, or that the signal is
+    zero.
     """
 
     tensor: str
@@ -66,11 +67,11 @@ def _finite(item: Agreement) -> Agreement:
 
 
 OutputAgreement = Annotated[Agreement, AfterValidator(_finite)]
-"""One that is kept: what is only measured may be infinite."""
+"""A stored agreement; values that are only measured may be infinite."""
 
 
 class Interval(Record):
-    """A measured value and its 95 % interval."""
+    """A measured value with its 95 % interval."""
 
     value: Number
     low: Number
@@ -78,10 +79,10 @@ class Interval(Record):
 
 
 class MetricEvidence(Record):
-    """A task metric of a variant and of the one that it was made from, on the same ``rows``.
+    """A task metric of a variant and of its origin, on the same ``rows``.
 
-    ``drop`` is by how much it is worse, and ``budget`` what was allowed. ``held_out`` tells that nothing was learnt
-    from those rows; ``data`` is their digest, empty where inputs were generated.
+    ``drop`` is the loss, and ``budget`` the allowed loss. ``held_out`` states that these rows were not used for
+    calibration; ``data`` is their digest, empty for generated inputs.
     """
 
     name: str
@@ -95,10 +96,10 @@ class MetricEvidence(Record):
 
 
 class Evidence(Record):
-    """What was measured about a variant, and on which machine.
+    """Measurements of a variant, and the machine they are from.
 
-    ``baseline`` is the latency of the variant that it was made from, measured in the same run. ``holds`` tells whether
-    the accuracy budget was kept that was asked for when it was made; None: none was asked for.
+    ``baseline`` is the latency of the variant's origin, measured in the same run. ``holds`` is whether the requested
+    accuracy budget was kept; None if none was requested.
     """
 
     machine: str = ""
@@ -110,15 +111,15 @@ class Evidence(Record):
     metric: MetricEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
-        """Return how many times faster than the baseline each batch size is."""
+        """Return the speed-up over the baseline for each batch size."""
         before = {item.rows: item.seconds for item in self.baseline}
         return {item.rows: before[item.rows] / item.seconds for item in self.latency if item.rows in before}
 
 
 def now() -> str:
-    """Return this moment as archives write it, in UTC and whole seconds: ``2026-01-31T12:00:00Z``.
+    """Return the current time as in archives, in UTC and whole seconds: ``2026-01-31T12:00:00Z``.
 
-    ``SOURCE_DATE_EPOCH`` (seconds) sets another.
+    ``SOURCE_DATE_EPOCH`` (seconds) overrides it.
 
     Raises:
         InvalidArgument: that variable is not a number of seconds.
@@ -132,7 +133,7 @@ def now() -> str:
 
 
 class Provenance(Record):
-    """Where a variant came from."""
+    """The origin of a variant."""
 
     source: str
     created: str
@@ -141,7 +142,7 @@ class Provenance(Record):
 
     @classmethod
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:
-        """Return a record of this moment and of the installed versions of Ingot and ``packages``.
+        """Return a record with the current time and the installed versions of Ingot and ``packages``.
 
         Raises:
             InvalidArgument: see :func:`now`.

@@ -1,6 +1,6 @@
-"""Golden inputs and outputs: what a variant answered when it was made, so that a server can ask it again.
+"""Golden inputs and outputs: cases that a server replays before a variant is ready.
 
-They are kept as a safetensors file (data, never code). BYTES tensors, which safetensors lacks, are kept as U8 in the
+They are a safetensors file (data, never code). BYTES tensors, which safetensors lacks, are stored as U8 in the
 protocol's raw form, with their shape in the header's metadata.
 """
 
@@ -36,7 +36,7 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 @dataclass(frozen=True)
 class Golden:
-    """One case: inputs by name, and the outputs that they gave."""
+    """One case: inputs by name, and the outputs that they produced."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
@@ -66,10 +66,10 @@ def encode(goldens: Sequence[Golden]) -> bytes:
 
 
 def decode(raw: bytes) -> tuple[Golden, ...]:
-    """Parse what :func:`encode` wrote.
+    """Parse the output of :func:`encode`.
 
     Raises:
-        InvalidArchive: the file is not of that form.
+        InvalidArchive: the file is invalid.
     """
     try:
         (length,) = struct.unpack_from("<Q", raw)

@@ -1,13 +1,13 @@
-"""The documents of an archive: OCI index and manifest, ModelPack configuration, and our own ``serving.json``.
+"""The documents of an archive: OCI index and manifest, ModelPack configuration, and ``serving.json``.
 
-An archive is an OCI index that lists one manifest a variant. A manifest's layers are raw blobs:
+An archive is an OCI index that lists one manifest per variant. A manifest's layers are raw blobs:
 
     index (tag or archive file)
     └── manifest of a variant        artifactType: ModelPack
         ├── config                   ModelPack configuration (schema-strict)
-        ├── model.onnx               the graph; tensors of 1 MiB and more live outside it
-        ├── <hex>, <hex>, ...        one blob a large tensor; the graph names each by its digest
-        ├── serving.json             what ModelPack cannot say: signature, requirements, evidence, provenance
+        ├── model.onnx               the graph, without tensors of 1 MiB and more
+        ├── <hex>, <hex>, ...        one blob per large tensor; the graph refers to it by digest
+        ├── serving.json             signature, requirements, evidence and provenance, which ModelPack lacks
         └── goldens.safetensors      inputs and outputs that the server replays before it reports ready
 
 All are parsed into strict models before anything is allocated or written. Specification: docs/archive-format.md.
@@ -44,10 +44,10 @@ VARIANT = "ai.ingot.variant"
 MAX_LAYERS = 100_000
 
 Format = Literal["onnx", "aoti", "pt2", "partitioned"]
-"""What a variant's first weight layer is: an ONNX graph, an AOTInductor package, a PyTorch program,
-or a :class:`~ingot.model_store.format.partition.PartitionPlan`.
+"""Format of a variant's first weight layer: an ONNX graph, an AOTInductor package, a PyTorch program, or a plan.
 
-All but the first can run code of the file's author where they are loaded.
+See :class:`~ingot.model_store.format.partition.PartitionPlan` for the last. All but the first can run their author's
+code when they are loaded.
 """
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -61,8 +61,8 @@ class OCILayout(OCIDocument):
 class Index(OCIDocument):
     """An OCI image index: the variants of an archive, or the tags of a repository.
 
-    It has only those fields that every registry tool knows: skopeo writes an index anew without the others when it
-    copies, which would change the archive's digest.
+    It only has fields that every registry tool preserves: skopeo drops others when it copies an index, which would
+    change the archive's digest.
     """
 
     schema_version: Literal[2] = 2
@@ -71,7 +71,7 @@ class Index(OCIDocument):
 
 
 class Manifest(OCIDocument):
-    """An OCI image manifest that holds one variant."""
+    """An OCI image manifest of one variant."""
 
     schema_version: Literal[2] = 2
     media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = MANIFEST
@@ -84,14 +84,14 @@ class Manifest(OCIDocument):
 
 
 class ModelDescriptor(OCIDocument):
-    """ModelPack: what the model is called."""
+    """ModelPack: the model's name."""
 
     name: str
     created_at: str
 
 
 class ModelDetails(OCIDocument):
-    """ModelPack: what kind of model it is."""
+    """ModelPack: the model's kind."""
 
     format: str
     precision: str
@@ -99,14 +99,14 @@ class ModelDetails(OCIDocument):
 
 
 class ModelFS(OCIDocument):
-    """ModelPack: the layers; raw ones are their own diff ids."""
+    """ModelPack: the layers; raw layers are their own diff ids."""
 
     type: Literal["layers"] = "layers"
     diff_ids: tuple[Digest, ...]
 
 
 class ModelConfig(OCIDocument):
-    """The ModelPack configuration; its schema allows no field of our own."""
+    """The ModelPack configuration; its schema allows no additional fields."""
 
     descriptor: ModelDescriptor
     config: ModelDetails
@@ -114,7 +114,7 @@ class ModelConfig(OCIDocument):
 
 
 class Serving(Record, populate_by_name=True):
-    """``serving.json``: everything that the runtime must know and ModelPack cannot say.
+    """``serving.json``: the properties that the runtime needs and ModelPack lacks.
 
     ``batchable`` (``joins`` in JSON) is whether requests may share a batch. The signature, which all variants share,
     describes the model; in a variant that computes quantization ranges per call, samples of a call affect each other.
@@ -145,7 +145,7 @@ class Serving(Record, populate_by_name=True):
     @field_validator("features")
     @classmethod
     def _known(cls, features: tuple[str, ...]) -> tuple[str, ...]:
-        # What a reader must understand to serve rightly goes here, so that an old one refuses what it does not.
+        # Lists features that a reader must support, so that an older one refuses the variant.
         if features:
             raise ValueError(f"it needs a newer Ingot, for: {', '.join(features)}")
         return features
@@ -158,7 +158,7 @@ class Serving(Record, populate_by_name=True):
 
 
 def encode(document: BaseModel) -> bytes:
-    """Return a document's JSON; the same document always gives the same bytes, so the same digest."""
+    """Return a document as JSON; equal documents produce equal bytes, and so equal digests."""
     return document.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
@@ -166,7 +166,7 @@ def decode(kind: type[Document], raw: bytes, where: str) -> Document:
     """Parse and validate a document.
 
     Raises:
-        InvalidArchive: it is not a valid document of that kind; the message names ``where`` and the first fault.
+        InvalidArchive: it is not valid; the message names ``where`` and the first fault.
     """
     try:
         return kind.model_validate_json(raw)

@@ -1,6 +1,6 @@
-"""The form that ONNX models have inside an archive: a small graph, and a blob for each large tensor.
+"""The form of ONNX models inside an archive: a small graph, and a blob for each large tensor.
 
-This module and diff/graphs.py alone of the store need the onnx_ir package; they are never imported to serve archives.
+Only this module and diff/graphs.py need the onnx_ir package; serving an archive never imports them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import manifest
 
-# Tensors of this many bytes and more become blobs of their own, shared by every graph that holds the same values.
+# Tensors of this many bytes and more become separate blobs, shared by every graph with the same values.
 EXTERNAL_BYTES = 1 << 20
 
 
@@ -23,7 +23,7 @@ def load(path: Path, called: str | None = None) -> ir.Model:
 
     Args:
         path: the file.
-        called: what messages call it; by default its path.
+        called: its name in messages; by default its path.
 
     Raises:
         NotFound: there is no such file.
@@ -33,16 +33,16 @@ def load(path: Path, called: str | None = None) -> ir.Model:
         raise NotFound(f"there is no file {called or path}")
     try:
         return ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise many kinds on a damaged file
+    except Exception as error:  # protobuf and onnx_ir raise many types on a damaged file
         raise InvalidArgument(f"{called or path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
 def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:
-    """Put each large tensor of a model into ``blobs``, where the model then finds it. Those that are there stay.
+    """Move each large tensor of a model into ``blobs``. Existing blobs are kept.
 
-    Those of ``shared``, whose content is known to have its digest, are linked instead of copied.
+    Tensors in ``shared``, whose content is known to match their digests, are linked instead of copied.
 
-    A tensor's external-data location is its blob's hex digest, so ONNX Runtime maps it straight from the blob folder.
+    The external-data location of a tensor is its blob's hex digest, so ONNX Runtime maps it directly from the folder.
     """
     weights: dict[str, Descriptor] = {}
     for part in (model.graph, *model.graph.subgraphs()):
@@ -51,7 +51,7 @@ def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = 
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
             if tensor.nbytes < EXTERNAL_BYTES:
-                if isinstance(tensor, ir.ExternalTensor):  # beside the source file, where the archive cannot reach
+                if isinstance(tensor, ir.ExternalTensor):  # next to the source file, outside of the archive
                     value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
                 continue
             blob = _stored(tensor, blobs, shared)
@@ -82,12 +82,12 @@ def _stored(tensor: ir.TensorProtocol, blobs: BlobFolder, shared: BlobFolder | N
 def pack(
     model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None
 ) -> tuple[Descriptor, tuple[Descriptor, ...]]:
-    """Put a model into ``blobs``: its graph, and each large tensor by itself. ``model`` is changed on the way.
+    """Store a model in ``blobs``: its graph, and each large tensor separately. ``model`` is modified.
 
     See :func:`externalize` for ``shared``.
 
     Returns:
-        The graph's descriptor, and those of the tensors.
+        The descriptors of the graph and of the tensors.
     """
     weights = externalize(model, blobs, shared)
     _strip(model)
@@ -96,7 +96,7 @@ def pack(
 
 
 def _strip(model: ir.Model) -> None:
-    """Remove what exporters note for debugging: it names files of the user's machine, and can outweigh the model."""
+    """Remove debugging information of exporters, which names files of the user's machine and can be huge."""
     model.metadata_props.clear()
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in bodies:

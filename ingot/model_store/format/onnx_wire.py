@@ -1,9 +1,9 @@
-"""What an ONNX graph calls the files beside it, found in the encoded graph without the onnx package.
+"""The external files that an ONNX graph names, found in the encoded graph without the onnx package.
 
-An engine that loads a graph opens what its tensors' ``external_data`` names, so nothing of a graph is pushed or served
-before it is known. The encoding is that of protobuf (https://protobuf.dev/programming-guides/encoding): a message is a
-row of fields, each a tag, which is its number and wire type, and a value. Engines differ from each other in which
-tensors they read, so every tensor counts, wherever it stands, and whether or not a later field replaces it.
+Engines open the files named in the ``external_data`` of a graph's tensors, so every graph is checked before it is
+pushed or served. The encoding is protobuf (https://protobuf.dev/programming-guides/encoding): a message is a sequence
+of fields, each a tag with number and wire type, and a value. Engines differ in which tensors they read, so every tensor
+counts, wherever it is, and even if a later field replaces it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from ingot.errors import InvalidArchive
 
-MAX_DEPTH = 100  # messages in one another; protobuf itself reads no more
-MAX_FIELDS = 5_000_000  # a bound on work: a few seconds
-# A graph can call a file by no other key, and a string lies in one piece: a message without these bytes names no file.
+MAX_DEPTH = 100  # nested messages; protobuf itself reads no more
+MAX_FIELDS = 5_000_000  # bounds the work to a few seconds
+# No other key names files, and strings are contiguous: a message without these bytes names no file.
 _KEY = b"location"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_TAG_BYTES, _MAX_VARINT_BYTES = 5, 10
@@ -22,7 +22,7 @@ _MAX_TAG_BYTES, _MAX_VARINT_BYTES = 5, 10
 
 @dataclass
 class Message:
-    """What the fields of a message hold, by number: messages with tensors in them, or anything else."""
+    """The fields of a message by number: messages that may contain tensors, and others."""
 
     name: str
     others: frozenset[int]
@@ -43,15 +43,15 @@ MODEL = Message("ModelProto", frozenset({1, 2, 3, 4, 5, 6, 8, 14, 26}), {7: _GRA
 
 
 def locations(graph: bytes) -> tuple[bytes, ...]:
-    """Return every ``location`` of the external data of an ONNX model's tensors, each once. No file is opened.
+    """Return the distinct ``location`` values in the external data of a model's tensors. No file is opened.
 
-    What names no file is not looked at, so that a graph that is damaged elsewhere passes.
+    Parts that name no file are skipped, so a graph that is damaged elsewhere passes.
 
     Args:
         graph: the encoded ``ModelProto``.
 
     Raises:
-        InvalidArchive: it is damaged, or too complex, or has fields that ONNX does not define, where files are named.
+        InvalidArchive: where files are named, it is damaged, too complex, or has fields that ONNX does not define.
     """
     walk = _Walk(graph)
     walk.message(MODEL, 0, len(graph), 1)
@@ -59,17 +59,17 @@ def locations(graph: bytes) -> tuple[bytes, ...]:
 
 
 class _Walk:
-    """One pass over a graph, from its first byte to the last that names a file. What is not of interest is skipped."""
+    """One pass over a graph, from its first byte to the last that names a file. Irrelevant parts are skipped."""
 
     def __init__(self, graph: bytes):
         self.found: dict[bytes, None] = {}
         self._graph = graph
-        self._key = -1  # where the next of the keys is, as far as is known
+        self._key = -1  # position of the next key, if known
         self._fields = 0
 
     def message(self, kind: Message, start: int, end: int, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise InvalidArchive(f"it has more than {MAX_DEPTH} messages in one another")
+            raise InvalidArchive(f"it has more than {MAX_DEPTH} nested messages")
         at = start
         while at < end and self._names_file(at, end):
             tag, at = self._varint(at, end, _MAX_TAG_BYTES)
@@ -85,12 +85,12 @@ class _Walk:
             self.message(inner, start, end, depth + 1)
         elif number not in kind.others:
             raise InvalidArchive(
-                f"field {number} of a {kind.name}, at byte {start}, is not of ONNX as this version of Ingot knows it, "
+                f"field {number} of a {kind.name}, at byte {start}, is unknown to this version of Ingot, "
                 "and may name files; update Ingot, or remove the field"
             )
 
     def _entry(self, start: int, end: int) -> None:
-        # Either field may be there more than once: the last counts, as far as parsers agree. All are taken.
+        # Either field may occur repeatedly, and parsers differ in which one counts: collect all.
         texts: dict[int, list[bytes]] = {1: [], 2: []}
         at = start
         while at < end:
@@ -102,10 +102,10 @@ class _Walk:
             self.found.update(dict.fromkeys(texts[2] or [b""]))
 
     def _value(self, tag: int, at: int, end: int) -> tuple[int, int]:
-        """Return where the value of a field begins, and where it ends."""
+        """Return the start and end of a field's value."""
         self._fields += 1
         if self._fields > MAX_FIELDS:
-            raise InvalidArchive(f"it has more than {MAX_FIELDS} fields before the last that names a file")
+            raise InvalidArchive(f"it has more than {MAX_FIELDS} fields before the last file name")
         wire = tag & 7
         begin = after = at
         if wire == _BYTES:
@@ -116,13 +116,13 @@ class _Walk:
         elif wire in (_FIXED32, _FIXED64):
             after = at + (4 if wire == _FIXED32 else 8)
         else:
-            raise InvalidArchive(f"it has a field of wire type {wire} at byte {at}, and ONNX has none of those")
+            raise InvalidArchive(f"it has a field of wire type {wire} at byte {at}, which ONNX does not use")
         if not 8 <= tag < 1 << 32 or after > end:
             raise InvalidArchive(f"its encoding is damaged at byte {at}")
         return begin, after
 
     def _varint(self, at: int, end: int, limit: int) -> tuple[int, int]:
-        """Return an integer of 7 bits a byte, the lowest first, and where it ends."""
+        """Return an integer in base 128, lowest digit first, and the position after it."""
         if at < end and self._graph[at] < 0x80:  # as most are
             return self._graph[at], at + 1
         value = shift = 0
@@ -135,7 +135,7 @@ class _Walk:
         raise InvalidArchive(f"its encoding is damaged at byte {at}")
 
     def _names_file(self, start: int, end: int) -> bool:
-        """Whether the key is between two positions. ``start`` never decreases, so that the graph is searched once."""
+        """Return whether the key occurs in a range. ``start`` never decreases, so the graph is searched once."""
         if self._key < start:
             found = self._graph.find(_KEY, start)
             self._key = len(self._graph) if found < 0 else found

@@ -1,4 +1,4 @@
-"""Documents inside model files: the plan of a model in parts, and what PyTorch's files must be told to remember."""
+"""Documents inside model files: the plan of a partitioned model, and the header of PyTorch files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class _Record(BaseModel):
 
 
 class TorchHeader(_Record):
-    """Lies in a file that PyTorch wrote: PyTorch's own formats keep neither the names of tensors nor their ranges.
+    """A header in files of PyTorch, whose formats preserve neither the names of tensors nor their ranges.
 
-    ``operators`` are those that the file needs beside PyTorch's own, such as ``acme::norm``.
+    ``operators`` are the required operators outside of PyTorch, such as ``acme::norm``.
     """
 
     torch: str
@@ -25,7 +25,7 @@ class TorchHeader(_Record):
 
 
 class Segment(_Record):
-    """One step of a :class:`PartitionPlan`: a model of its own, and the values that it takes and gives."""
+    """One step of a :class:`PartitionPlan`: a model, and the names of its input and output values."""
 
     format: Literal["onnx", "pt2"]
     blob: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -36,8 +36,8 @@ class Segment(_Record):
 class PartitionPlan(_Record):
     """A model in parts that run one after the other.
 
-    A value is called as the model's input that it is, or by a name of the plan's own. ``outputs`` are the values that
-    are the model's outputs, in the order of the signature.
+    A value has the name of a model input, or a name that the plan defines. ``outputs`` are the values of the model's
+    outputs, in the order of the signature.
     """
 
     schema_version: Literal[1] = 1
@@ -50,9 +50,9 @@ class PartitionPlan(_Record):
         known = {spec.name for spec in self.signature.inputs}
         for segment in self.segments:
             if not known.issuperset(segment.inputs):
-                raise ValueError("a segment takes a value that none before it gives")
+                raise ValueError("a segment uses a value that no earlier segment produces")
             if known.intersection(segment.outputs):
-                raise ValueError("a segment gives a value that is there already")
+                raise ValueError("a segment produces a value that exists already")
             known.update(segment.outputs)
         if not known.issuperset(self.outputs) or len(self.outputs) != len(self.signature.outputs):
             raise ValueError("its outputs are not values of its segments, one for each output of the signature")

@@ -18,9 +18,9 @@ from ingot.model_store.blobs.descriptor import MAX_DOCUMENT_BYTES, Descriptor
 _BUFFER_BYTES = 4096
 MAX_MEMBERS = 200_000
 _MAX_HEADER_BYTES = 1 << 20
-"""What the headers of one member may have, its long name and extended attributes included."""
+"""Limit for the headers of one member, including long names and extended attributes."""
 _MAX_HEADERS_BYTES = MAX_MEMBERS * 2048
-"""What the headers of all members may have together: an extended header each, and some to spare."""
+"""Limit for the headers of all members: an extended header each, with a margin."""
 _MAX_RECORDS = 256
 """Extended attributes of one member; bsdtar writes about ten."""
 _MAX_ALL_RECORDS = MAX_MEMBERS * 16
@@ -31,11 +31,11 @@ _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS + 1))
 
 
 class TarSource(Protocol):
-    """A file of bytes that can be read anywhere: on disk, or an object in a bucket."""
+    """A random-access file: on disk, or an object in a bucket."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
         ...
 
     def size(self) -> int:
@@ -43,7 +43,7 @@ class TarSource(Protocol):
 
         Raises:
             NotFound: there is no such file.
-            InvalidArgument: it is no file, or cannot be read.
+            InvalidArgument: it is not a file, or cannot be read.
         """
         ...
 
@@ -85,8 +85,8 @@ class LocalFile:
 class TarBlobs:
     """The blobs of an archive file: an OCI layout in an uncompressed tar, read in place.
 
-    Only what an OCI layout consists of is accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
-    regular file, once. Nothing is extracted by name, so no path in the file can reach outside.
+    Only the parts of an OCI layout are accepted: ``oci-layout``, ``index.json`` and ``blobs/sha256/<hex>``, each a
+    regular file without duplicates. Nothing is extracted by name, so no path in the file can reach outside.
     """
 
     def __init__(self, source: TarSource):
@@ -104,7 +104,7 @@ class TarBlobs:
         except OSError as error:
             raise InvalidArgument(f"{name} cannot be read: {error.strerror or error}") from error
         except (tarfile.TarError, EOFError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-            # The last three are what tarfile makes of long chains and lying sizes of extension headers.
+            # The last three are raised for long chains and false sizes of extension headers.
             raise InvalidArchive(f"{name} is not an Ingot archive, or is damaged") from error
         for needed in ("oci-layout", "index.json"):
             if needed not in self._spans:
@@ -117,9 +117,9 @@ class TarBlobs:
         digest = name.removeprefix("blobs/sha256/")
         is_blob = digest != name and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
         if not (is_blob or name in ("oci-layout", "index.json")):
-            raise InvalidArchive(f"{self.name} holds '{name}', which is no part of an archive")
+            raise InvalidArchive(f"{self.name} holds '{name}', which is not part of an archive")
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-            raise InvalidArchive(f"{self.name} holds '{name}' as a link or special file; only plain files may be")
+            raise InvalidArchive(f"{self.name} holds '{name}' as a link or special file; only regular files may be")
         if name in self._spans:
             raise InvalidArchive(f"{self.name} holds '{name}' twice")
         if not 0 <= member.size <= file_size - member.offset_data:
@@ -128,7 +128,7 @@ class TarBlobs:
 
     @property
     def on_disk(self) -> bool:
-        """Whether reading it costs no network."""
+        """Whether reading it needs no network."""
         return isinstance(self._source, LocalFile)
 
     def open_member(self, name: str, skip: int = 0) -> BinaryIO:
@@ -158,23 +158,23 @@ def members(stream: BinaryIO, name: str) -> Iterator[tarfile.TarInfo]:
 
     Args:
         stream: the file, at its beginning.
-        name: what messages call it.
+        name: its name in messages.
 
     Raises:
-        InvalidArchive: its headers are larger than those of any archive.
-        tarfile.TarError, EOFError, ValueError, RecursionError, OverflowError: it is no tar, or is damaged.
+        InvalidArchive: its headers exceed the limits.
+        tarfile.TarError, EOFError, ValueError, RecursionError, OverflowError: it is not a tar, or is damaged.
     """
     headers = _Headers(stream, name)
-    with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload] # reads, seeks and tells
+    with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload] # as much of a file as tarfile uses
         while (member := tar.next()) is not None:
             headers.start_member()
             yield member
-            # tarfile keeps every member, and what global headers say for all of them.
+            # tarfile would keep every member, and the global headers for all of them.
             tar.members, tar.pax_headers = [], {}
 
 
 def span(source: TarSource, start: int, size: int) -> BinaryIO:
-    """Open a stretch of a file, as a file."""
+    """Open a range of a file as a file."""
     return io.BufferedReader(_Span(source, start, size), CHUNK_BYTES)
 
 
@@ -245,7 +245,7 @@ class _Headers:
 
 
 class _Span(io.RawIOBase):
-    """A read-only stretch of a file, as a file."""
+    """A read-only range of a file, as a file."""
 
     def __init__(self, source: TarSource, start: int, size: int):
         self._name = source.name
@@ -260,7 +260,7 @@ class _Span(io.RawIOBase):
         view = memoryview(buffer)[: self._left]
         count = self._file.readinto(view) or 0
         if not count and self._left:
-            raise InvalidArchive(f"{self._name} was cut short while it was read")
+            raise InvalidArchive(f"{self._name} was truncated while it was read")
         self._left -= count
         return count
 

@@ -1,4 +1,4 @@
-"""One runnable form of a model: its manifest, what it consists of, and how one is written."""
+"""One runnable form of a model: its manifest and content, and how to write one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.model_store.format.partition import PartitionPlan
 from ingot.report.text import one_line
 from ingot.tensors import Signature, check_inputs
 
-_MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger ones
+_MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger messages
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def executable(self) -> bool:
-        """Whether it can run code of whoever made it where it is loaded: all formats but ONNX can."""
+        """Whether loading it can run its author's code: all formats but ONNX can."""
         return self.serving.format != "onnx"
 
     @property
@@ -54,17 +54,17 @@ class Variant:
 
     @property
     def weights(self) -> tuple[Descriptor, ...]:
-        """The layers that the graph refers to: one large tensor each, or a part of the model."""
+        """The layers that the graph refers to: one per large tensor or part of the model."""
         weights = (layer for layer in self.manifest.layers if layer.media_type == manifest.WEIGHT)
         return tuple(layer for layer in weights if layer is not self.graph)
 
     @property
     def has_graphs(self) -> bool:
-        """Whether it consists of ONNX graphs, wholly or in part."""
+        """Whether it consists of ONNX graphs, entirely or in part."""
         return self.serving.format in ("onnx", "partitioned")
 
     def graphs(self) -> Iterator[Descriptor]:
-        """Yield the layers that are ONNX graphs: the model, or those of its parts that are, each once.
+        """Yield the distinct layers that are ONNX graphs: the model, or its parts.
 
         Raises:
             InvalidArchive: the plan is damaged, or names a part that the manifest does not list.
@@ -87,17 +87,17 @@ class Variant:
         """Return one of :meth:`graphs`, with its digest checked.
 
         Raises:
-            InvalidArchive: it is missing or damaged, or has 2 GiB or more, which no ONNX graph has.
+            InvalidArchive: it is missing or damaged, or has 2 GiB or more, which exceeds any ONNX graph.
         """
         if graph.size >= _MAX_GRAPH_BYTES:
-            raise InvalidArchive(f"graph {graph.digest} has {graph.size} bytes; no ONNX graph has 2 GiB")
+            raise InvalidArchive(f"graph {graph.digest} has {graph.size} bytes; ONNX graphs are smaller than 2 GiB")
         return read(self.blobs, graph)
 
     def check_own(self) -> None:
-        """Check that its graphs, and its plan, refer to no other blobs or files than its own layers.
+        """Check that its graphs, and its plan, refer only to its own layers.
 
         Raises:
-            InvalidArchive: a graph or the plan names what the manifest does not list, or is damaged.
+            InvalidArchive: a graph or the plan refers to something else, or is damaged.
         """
         own = {layer.hex.encode() for layer in self.weights}
         for graph in self.graphs():
@@ -114,7 +114,8 @@ class Variant:
                     )
 
     def path(self) -> Path:
-        """Return the graph's file, with its weights beside it. It lasts as long as the variant or its archive is held.
+        """Return the graph's file, with its weights in the same folder, valid while the variant or its archive is
+        referenced.
 
         Raises:
             InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
@@ -124,17 +125,17 @@ class Variant:
         return self.blobs.path(self.graph)
 
     def document(self, name: str) -> bytes | None:
-        """Return a file for people that the variant carries, such as ``report.json``, or None."""
+        """Return a document of the variant, such as ``report.json``, or None."""
         for layer in self.manifest.layers:
             if layer.media_type == manifest.DOCUMENT and layer.annotations.get(manifest.FILEPATH) == name:
                 return read(self.blobs, layer)
         return None
 
     def goldens(self) -> tuple[Golden, ...]:
-        """Return the golden cases; none when the archive carries none.
+        """Return the golden cases, possibly none.
 
         Raises:
-            InvalidArchive: they are damaged, or are no cases of this model.
+            InvalidArchive: they are damaged, or do not match the signature.
         """
         layer = self.manifest.layer(manifest.GOLDENS)
         cases = goldens.decode(read(self.blobs, layer)) if layer else ()
@@ -142,9 +143,9 @@ class Variant:
             try:
                 check_inputs(self.signature, case.inputs)
             except InvalidArgument as error:
-                raise InvalidArchive(f"the goldens are no cases of this model: {error}") from error
+                raise InvalidArchive(f"the goldens do not match this model: {error}") from error
             if set(case.outputs) != {spec.name for spec in self.signature.outputs}:
-                raise InvalidArchive(f"the goldens are no cases of this model: their outputs are {list(case.outputs)}")
+                raise InvalidArchive(f"the goldens do not match this model: their outputs are {list(case.outputs)}")
         return cases
 
 
@@ -159,15 +160,15 @@ def add_variant(
     """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
 
     Args:
-        blobs: the folder, which holds the blobs of ``graph`` and ``weights`` already.
-        serving: what the runtime must know.
-        graph: what an engine opens, such as the ONNX model, which names the blobs of ``weights`` by their hex digests.
-        weights: one descriptor a large tensor or part.
-        cases: what the variant answered to some inputs.
+        blobs: the folder, which contains the blobs of ``graph`` and ``weights`` already.
+        serving: the properties for the runtime.
+        graph: the file that an engine opens, such as the ONNX model, which refers to ``weights`` by hex digest.
+        weights: one descriptor per large tensor or part.
+        cases: golden cases.
         documents: files for people, by name, such as ``report.json``.
 
     Raises:
-        InvalidArchive: ``graph`` refers to a file that is not one of ``weights``: no store would take the variant.
+        InvalidArchive: ``graph`` refers to a file outside of ``weights``, which no store would accept.
     """
     layers = [graph, *weights]
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
@@ -194,11 +195,11 @@ def read_variant(blobs: Blobs, entry: Descriptor) -> Variant:
     """Return the variant of a manifest.
 
     Raises:
-        InvalidArchive: a document is missing or damaged, or it is no variant.
+        InvalidArchive: a document is missing or damaged, or it is not a variant.
     """
     document = manifest.decode(Manifest, read_document(blobs, entry), f"manifest {entry.digest}")
     layer = document.layer(manifest.SERVING)
     if layer is None or document.layer(manifest.WEIGHT) is None:
-        raise InvalidArchive(f"manifest {entry.digest} lacks a serving.json or a model: it is no variant of Ingot's")
+        raise InvalidArchive(f"manifest {entry.digest} lacks a serving.json or a model: it is not an Ingot variant")
     serving = manifest.decode(Serving, read_document(blobs, layer), "serving.json")
     return Variant(serving, document, entry, blobs)

@@ -1,4 +1,7 @@
-"""OCI registries as places for archives. It imports httpx, so it is imported only where a registry is meant."""
+"""OCI registries as places for archives. It needs httpx, so import it only where a registry is used.
+
+Start in registry.py; client.py sends the requests, auth.py and credentials.py log in.
+"""
 
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.registry import Registry

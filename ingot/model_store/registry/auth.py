@@ -1,4 +1,4 @@
-"""Authorization as registries ask for it: ``WWW-Authenticate: Basic`` or ``Bearer``, the latter by a token server."""
+"""Authorization for registries: ``WWW-Authenticate: Basic`` or ``Bearer``, the latter with a token server."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from ingot.model_store.registry.credentials import Credentials
 Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
 """Sends (method, URL, headers, content) and returns (status, content)."""
 
-# Nothing begins within a word, so that a long one is gone over once.
+# No match starts within a word, so that long words are scanned once.
 _PART = re.compile(
     r'(?<![\w-])(?:([A-Za-z]++)[ \t]++(?=[\w-]++=)|([\w-]++)=(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]*+))|(Basic)\b)',
     re.IGNORECASE,
 )
 TOKEN_HOSTS: Final = "INGOT_TOKEN_HOSTS"
-"""The variable that lists hosts of token servers, with commas between: credentials of any registry may go there."""
-# Large registries whose token servers have another host than the registry.
+"""Environment variable with hosts of token servers, separated by commas, that may receive any credentials."""
+# Large registries with a token server on another host.
 _TOKEN_SERVERS = dict.fromkeys(HUB, "auth.docker.io") | {"registry.gitlab.com": "gitlab.com"}
 _MAX_CHALLENGE = 4096  # characters
-_DEFAULT_SECONDS = 60  # what the specification of tokens says where an answer names no time
+_DEFAULT_SECONDS = 60  # the token specification's default
 _MARGIN_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a request wants to do: with a repository (``name``), or with the registry itself.
+    """The repository (``name``) and actions of a request; without a name, the registry itself.
 
-    ``source`` is another repository that a blob is mounted from. ``purpose`` is what all of it is for, such as
-    ``push``, which messages name: access is asked for the actions.
+    ``source`` is another repository that a blob is mounted from. ``purpose`` is the overall operation, such as
+    ``push``, for messages; access is requested for ``actions``.
     """
 
     name: str = ""
@@ -65,7 +65,7 @@ DELETE: Final = "pull,delete"
 
 
 class _Token(BaseModel):
-    """What a token server answers."""
+    """The response of a token server."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
@@ -75,11 +75,11 @@ class _Token(BaseModel):
 
 
 class Authorizer:
-    """Gives each request its ``Authorization``, asking for tokens as the registry demands them. For many threads.
+    """Provides the ``Authorization`` of requests and requests tokens on demand. Thread-safe.
 
     Args:
-        registry: the credentials go there, and to its token server if that has the same host or is listed.
-        credentials: gives those for a repository by its name, or None.
+        registry: credentials are sent to it, and to its token server if that has the same host or is listed.
+        credentials: returns those for a repository by name, or None.
         ask: sends a request to a token server.
     """
 
@@ -88,25 +88,26 @@ class Authorizer:
         self._credentials = credentials
         self._ask = ask
         self._lock = threading.Lock()
-        self._headers: dict[Scope, tuple[str, float]] = {}  # with the moment that they end
+        self._headers: dict[Scope, tuple[str, float]] = {}  # with their expiry time
         self._sent: dict[str, Credentials] = {}
 
     def header(self, scope: Scope) -> str | None:
-        """Return the ``Authorization`` for a request, as far as one is known."""
+        """Return the ``Authorization`` for a request, or None if none is known."""
         header, end = self._headers.get(scope, (None, 0.0))
         return header if time.monotonic() < end else None
 
     def sent(self, name: str) -> Credentials | None:
-        """Return the credentials that were sent for a repository, for messages; None if access was anonymous."""
+        """Return the credentials that were sent for a repository, for messages; None for anonymous access."""
         return self._sent.get(name)
 
     def renew(self, challenges: Sequence[str], scope: Scope, refused: str | None) -> str | None:
-        """Return another ``Authorization`` than the one that was refused with these challenges, or None.
+        """Return a new ``Authorization`` after one was refused with these challenges, or None.
 
         Raises:
-            InvalidArgument: the credentials are damaged or refused, or would have to be sent to where they must not go.
+            InvalidArgument: the credentials are damaged, or would be sent to an untrusted host.
+            PermissionDenied: the token server refuses access.
         """
-        with self._lock:  # several threads are refused at once, and one asks for all of them
+        with self._lock:  # several threads may be refused at once; one renews for all
             known = self.header(scope)
             if known is not None and known != refused:
                 return known
@@ -126,7 +127,7 @@ class Authorizer:
             return header
 
     def _token(self, challenge: Mapping[str, str], scope: Scope, credentials: Credentials | None) -> tuple[str, float]:
-        """Return a token's header and the seconds that it lasts."""
+        """Return a token's header and its lifetime in seconds."""
         realm = challenge.get("realm", "")
         self._check(realm, credentials)
         fields = {"service": challenge.get("service", ""), "scope": challenge.get("scope") or str(scope)}
@@ -137,7 +138,7 @@ class Authorizer:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             url = realm
         else:
-            # A token server takes several scopes as one parameter each.
+            # Token servers expect one parameter per scope.
             query = [("service", fields["service"]), *(("scope", part) for part in fields["scope"].split())]
             if credentials is not None:
                 headers["Authorization"] = _basic(credentials)
@@ -148,7 +149,7 @@ class Authorizer:
         if status in (400, 401, 403):
             raise (PermissionDenied if status == 403 else Unauthenticated)(
                 f"{host}, which guards {self._registry}, refuses {credentials or 'access'} "
-                f"({status}); docker login {self._registry.netloc} writes them"
+                f"({status}); log in with docker login {self._registry.netloc}"
             )
         try:
             token = _Token.model_validate_json(answer)
@@ -162,7 +163,7 @@ class Authorizer:
     def _check(self, realm: str, credentials: Credentials | None) -> None:
         """Raise InvalidArgument if a token server must not be asked, or not with credentials."""
         try:
-            url = httpx.URL(realm)  # as it is read where it is sent to
+            url = httpx.URL(realm)  # parsed as by the client that sends it
         except (httpx.InvalidURL, ValueError):
             url = httpx.URL("")
         if not self._registry.may_lead_to(url.scheme, url.host, url.userinfo.decode()):
@@ -176,7 +177,7 @@ class Authorizer:
             )
 
     def _trusts(self, host: str) -> bool:
-        """Tell whether the registry's credentials may be sent to a host."""
+        """Return whether the registry's credentials may be sent to a host."""
         listed = {item.strip().lower() for item in os.environ.get(TOKEN_HOSTS, "").split(",")}
         return host in (self._registry.host, _TOKEN_SERVERS.get(self._registry.host)) or host in listed
 

@@ -1,4 +1,4 @@
-"""The blobs of one repository of a registry: a source of blobs, and a place that they are copied to."""
+"""The blobs of one repository of a registry: a source and a destination."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from ingot.model_store.registry.upload import Upload
 
 DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
-# All kinds are accepted: otherwise a registry may turn one into another, with another digest.
+# Accept all kinds: otherwise a registry may convert a manifest, which changes its digest.
 ACCEPT = ", ".join((manifest.INDEX, manifest.MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
 DIGEST_HEADER = "Docker-Content-Digest"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# What is said of a manifest whose blobs another client uploads in this moment: they are there, but for their names.
+# Error codes while another client uploads the blobs of the same manifest: the blobs are about to appear.
 _RACES = ("DIGEST_INVALID", "MANIFEST_BLOB_UNKNOWN")
 _REMEMBERED_BYTES = 16 << 20
 
 
 class RegistryBlobs:
-    """Blobs below ``https://host/v2/<name>/``. Manifests lie apart from other blobs there, which callers do not see.
+    """Blobs below ``https://host/v2/<name>/``. Manifests have separate URLs there, which callers do not see.
 
     Args:
         client: the registry.
         name: the repository.
-        chunk_bytes: send blobs in pieces of that size; None sends each in one, which every registry takes.
-        purpose: what is done with it, such as ``push``, for messages.
+        chunk_bytes: size of the requests that upload a blob; None sends each blob whole, which every registry supports.
+        purpose: the operation, such as ``push``, for messages.
     """
 
-    workers = 4  # each waits for the other side most of the time
+    workers = 4  # each mostly waits for the network
 
     def __init__(self, client: Client, name: str, chunk_bytes: int | None = None, purpose: str = ""):
         self.client = client
         self.name = name
         self._purpose = purpose
         self.subjects: set[str] = set()
-        """What the registry says that it lists attachments of."""
+        """Manifests whose attachments the registry says it lists."""
         self._chunk_bytes = chunk_bytes
         self._documents: dict[str, bytes] = {}
 
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
-        """Open a blob at a byte. A connection that breaks while it is read is made anew, from where it broke.
+        """Open a blob at a byte. If a connection breaks while it is read, another one continues from there.
 
         Raises:
             InvalidArchive: the registry lacks the blob, or has one of another size.
@@ -64,7 +64,7 @@ class RegistryBlobs:
         return open_download(self.client, url, Scope(self.name), descriptor, start)
 
     def has(self, descriptor: Descriptor) -> bool:
-        """Tell whether the repository has a blob of this digest.
+        """Return whether the repository has a blob of this digest.
 
         Raises:
             InvalidArchive: it has another size there.
@@ -85,12 +85,12 @@ class RegistryBlobs:
         return True
 
     def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
-        """Copy a blob, its digest checked on the way. One that is there already is skipped.
+        """Copy a blob and check its digest. Existing blobs are skipped.
 
-        One of another repository of the same registry is not moved: the registry is told to show it here, too.
+        A blob of another repository of the same registry is mounted, not transferred.
 
         Raises:
-            InvalidArchive: the source lacks the blob, or what it has is damaged.
+            InvalidArchive: the source lacks the blob, or its content is damaged.
             InvalidArgument: the registry refuses it.
             Unavailable: the registry cannot be reached.
         """
@@ -106,13 +106,13 @@ class RegistryBlobs:
             upload.run()
 
     def finish(self) -> None:
-        """Do nothing: what a registry has taken, it keeps."""
+        """Do nothing: registries store blobs durably."""
 
     def get_manifest(self, reference: str) -> tuple[Descriptor, bytes] | None:
-        """Return what a tag or a digest names, its digest checked; None if there is no such thing.
+        """Return the manifest of a tag or digest, with its digest checked; None if there is none.
 
         Raises:
-            InvalidArchive: its content has another digest than the registry says, or than is asked for.
+            InvalidArchive: its digest differs from the requested one, or from the registry's header.
         """
         answer = self.client.call(self._request("GET", reference, {"Accept": ACCEPT}), allow=(404,))
         if answer.status == 404:
@@ -155,11 +155,11 @@ class RegistryBlobs:
             )
 
     def delete_manifest(self, reference: str, allow: tuple[int, ...] = ()) -> int:
-        """Delete a tag, or all tags of a digest, and return the answer's status."""
+        """Delete a tag, or all tags of a digest; return the status of the response."""
         return self.client.call(self._request("DELETE", reference, {}), allow).status
 
     def _neighbour(self, source: Blobs) -> str:
-        """Return the name of a source that is another repository of the same registry, or an empty string."""
+        """Return the repository name of a source in the same registry, or an empty string."""
         if isinstance(source, RegistryBlobs) and source.client.address == self.client.address:
             return source.name
         return ""

@@ -1,4 +1,4 @@
-"""Bodies of responses, read no further than what they can be worth."""
+"""Response bodies, read with limits on size and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.model_store.references import RegistryAddress
 
 DOCUMENT_SECONDS = 120.0
 MAX_TEXT = 300
-"""Characters of a registry's own words that are shown."""
+"""Number of characters shown of a registry's own messages."""
 _MAX_ERROR_BYTES = 16 << 10
 
 
@@ -22,7 +22,7 @@ def read_document(response: httpx.Response, address: RegistryAddress) -> bytes:
     """Return a response's body.
 
     Raises:
-        InvalidArgument: it is longer than a document can be.
+        InvalidArgument: it exceeds the size of a document.
         Transient: it takes too long.
     """
     content, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
@@ -38,7 +38,7 @@ def read_document(response: httpx.Response, address: RegistryAddress) -> bytes:
 
 
 def _begin(response: httpx.Response, limit: int) -> bytes:
-    """Return the beginning of a response's body, whatever comes of the rest."""
+    """Return the beginning of a response's body, ignoring network errors."""
     content, end = bytearray(), time.monotonic() + DOCUMENT_SECONDS
     with contextlib.suppress(httpx.TransportError):
         for chunk in response.iter_raw():
@@ -49,13 +49,13 @@ def _begin(response: httpx.Response, limit: int) -> bytes:
 
 
 def discard(response: httpx.Response) -> None:
-    """Read what little there is, so that the connection can be used again, and close the response."""
+    """Read a short remainder, so that the connection can be reused, and close the response."""
     _begin(response, _MAX_ERROR_BYTES)
     response.close()
 
 
 def error_of(response: httpx.Response) -> tuple[str, str]:
-    """Return the code of an error, such as ``DIGEST_INVALID``, and what is said of it, cut to what a person reads."""
+    """Return an error's code, such as ``DIGEST_INVALID``, and its shortened message."""
     text, code = _begin(response, _MAX_ERROR_BYTES).decode(errors="replace"), ""
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         first = json.loads(text)["errors"][0]
@@ -65,6 +65,6 @@ def error_of(response: httpx.Response) -> tuple[str, str]:
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Return how many seconds a response asks to wait; 0 where it names a date or nothing."""
+    """Return the seconds that a response asks to wait; 0 if it has a date or nothing."""
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isdecimal() and len(text) < 10 else 0.0

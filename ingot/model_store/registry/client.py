@@ -1,4 +1,4 @@
-"""HTTP to one registry: authorization, redirects, retries, and what its refusals mean to a user."""
+"""HTTP to one registry: authorization, redirects, retries, and meaningful errors."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ Content = bytes | Callable[[], Iterable[bytes]] | None
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request. ``content`` is called anew for each time that the body is sent.
+    """One HTTP request. If ``content`` is callable, it is called for every attempt.
 
-    ``passing`` are codes of refusals that may pass, beside those that may always.
+    ``passing`` are error codes to treat as transient, in addition to those that always are.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RegistryResponse:
-    """A response that was read whole."""
+    """A response whose body was read."""
 
     status: int
     headers: httpx.Headers
@@ -67,12 +67,12 @@ class RegistryResponse:
 
 
 class Client:
-    """HTTP to one registry, for many threads. Its connections are closed when nothing refers to it any more.
+    """HTTP to one registry, thread-safe. Its connections are closed with the last reference to it.
 
     Args:
         address: the registry.
-        credentials: gives those for a repository by its name, or None for anonymous access.
-        retries: how often a call is tried.
+        credentials: returns those for a repository by name, or None for anonymous access.
+        retries: how calls are retried.
     """
 
     def __init__(
@@ -81,42 +81,44 @@ class Client:
         self.address = address
         self.retries = retries or Retries()
         self.has_referrers = True
-        """Whether the registry lists what is attached to a manifest; False once it is known not to."""
+        """Whether the registry lists attachments of manifests; False once it is known not to."""
         self._connections = Connections()
         self._base = httpx.URL(address.url)
         self._authorizer = Authorizer(address, credentials, self._ask)
         self._http = httpx.Client(
             verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
-            # A compressed answer could be a bomb, and its digest would be another one.
+            # A compressed response could be a decompression bomb, and its digest would not match.
             headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
-            # This machine's own servers are not reached through a proxy.
+            # Servers on this machine are not reached through a proxy.
             mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None,
         )
-        # Harbor takes a cookie for a browser and then asks for a form's token.
+        # Harbor treats a client with cookies as a browser, and requires a CSRF token:
+        # https://github.com/goharbor/harbor/issues/12676
         self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         weakref.finalize(self, self._http.close)
 
     def url(self, path: str) -> str:
-        """Return the address of something below ``/v2/``."""
+        """Return the URL of a path below ``/v2/``."""
         return str(self._base.copy_with(raw_path=f"/v2/{path}".encode()))
 
     def call(self, request: Request, allow: Collection[int] = ()) -> RegistryResponse:
-        """Make a request, again and again if need be, and read the response.
+        """Send a request, with retries, and read the response.
 
         Args:
-            request: it must do no harm to send it twice.
-            allow: statuses that are answers too, beside 2xx.
+            request: must be idempotent.
+            allow: statuses to return in addition to 2xx.
 
         Raises:
             Unavailable: the registry cannot be reached, or fails.
-            InvalidArgument: it refuses the request, or its answer makes no sense.
-            NotFound: it has no such thing.
+            InvalidArgument: it refuses the request, or its response is invalid.
+            PermissionDenied: it refuses access.
+            NotFound: it does not have the resource.
         """
         return self.retries.run(lambda: self.once(request, allow))
 
     def once(self, request: Request, allow: Collection[int] = ()) -> RegistryResponse:
-        """Make a request once and read the response.
+        """Send a request once and read the response.
 
         Raises:
             Transient: it may succeed later.
@@ -130,7 +132,7 @@ class Client:
             response.close()
 
     def open(self, request: Request, allow: Collection[int] = ()) -> httpx.Response:
-        """Make a request once and return the response with its body unread; close it.
+        """Send a request once and return the response with its body unread; the caller closes it.
 
         Raises:
             Transient: it may succeed later.
@@ -146,13 +148,13 @@ class Client:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn what goes wrong on the network into errors that name the registry.
+        """Convert network errors into errors that name the registry.
 
         Raises:
-            Cancelled: this thread's transfer is given up.
-            Transient: it may pass.
+            Cancelled: this thread's transfer was cancelled.
+            Transient: the failure may pass.
             Unavailable: it will not.
-            InvalidArgument: the two sides cannot understand each other.
+            InvalidArgument: the two sides are incompatible.
         """
         transfer = Transfer.of_this_thread()
         try:
@@ -165,21 +167,21 @@ class Client:
                 raise Cancelled("the transfer was given up") from error
             raise _network_error(self.address, error) from error
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise InvalidArgument(f"{self.address} leads to an address that makes no sense: {error}") from error
+            raise InvalidArgument(f"{self.address} redirects to an invalid URL: {error}") from error
 
     def target(self, base: str, location: str) -> str:
-        """Return where a registry's answer leads.
+        """Return the URL of a redirect or ``Location``.
 
         Raises:
-            InvalidArgument: it is not a place that a registry may lead to: HTTPS, or plain HTTP where that is allowed.
+            InvalidArgument: registries may not redirect there: only to HTTPS, or to plain HTTP where that is allowed.
         """
         try:
             url = httpx.URL(base).join(location)
         except (httpx.InvalidURL, ValueError) as error:
-            raise InvalidArgument(f"{self.address} leads to an address that makes no sense") from error
+            raise InvalidArgument(f"{self.address} redirects to an invalid URL") from error
         if not self.address.may_lead_to(url.scheme, url.host, url.userinfo.decode()):
             raise InvalidArgument(
-                f"{self.address} leads to '{location[:MAX_TEXT]}', which is not followed: only HTTPS is, and "
+                f"{self.address} redirects to '{location[:MAX_TEXT]}', which is not followed: only HTTPS is, and "
                 f"plain HTTP from oci+http://{self.address.netloc}"
             )
         return str(url)
@@ -194,15 +196,15 @@ class Client:
             discard(response)
             if request.method not in ("GET", "HEAD"):
                 raise InvalidArgument(
-                    f"{self.address} sends what is written to it on to '{location[:MAX_TEXT]}'; use that address itself"
+                    f"{self.address} redirects uploads to '{location[:MAX_TEXT]}'; use that address directly"
                 )
             url = self.target(url, location)
-        raise InvalidArgument(f"{self.address} leads from one address to the next, more than {MAX_REDIRECTS} times")
+        raise InvalidArgument(f"{self.address} redirects more than {MAX_REDIRECTS} times")
 
     def _authorized(self, request: Request, url: str) -> httpx.Response:
         target = httpx.URL(url)
         own = (target.scheme, target.host, target.port) == (self._base.scheme, self._base.host, self._base.port)
-        if not own:  # storage that the registry leads to has its own authorization in the URL
+        if not own:  # external storage has its authorization in the URL
             return self._send(request, url, None)
         header = self._authorizer.header(request.scope)
         response = self._send(request, url, header)
@@ -225,7 +227,7 @@ class Client:
         return self._http.send(sent, stream=True, follow_redirects=False)
 
     def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
-        """Send a request of the authorizer's: nothing is added to it, and no redirect is followed."""
+        """Send a request of the authorizer: without additions, and without following redirects."""
 
         def ask() -> tuple[int, bytes]:
             with self.errors():
@@ -254,17 +256,17 @@ class Client:
             refused = Unauthenticated if status == 401 else PermissionDenied
             if sent is not None:
                 return refused(
-                    f"{self.address} refuses {sent} for {what} ({said}); {login} writes others, which must allow to "
+                    f"{self.address} refuses {sent} for {what} ({said}); log in with {login}, as a user who may "
                     f"{request.scope.verb}"
                 )
             return refused(
-                f"{self.address} refuses access to {what} ({said}); {login} writes the credentials, which must allow "
-                f"to {request.scope.verb}"
+                f"{self.address} refuses access to {what} ({said}); log in with {login}, as a user who may "
+                f"{request.scope.verb}"
             )
         if status == 404:
-            return NotFound(f"{self.address} has no such thing ({said})")
+            return NotFound(f"{self.address} does not have it ({said})")
         if "HTTPS server" in text:
-            return InvalidArgument(f"{self.address} speaks HTTPS; write oci+https://{self.address.netloc}")
+            return InvalidArgument(f"{self.address} requires HTTPS; write oci+https://{self.address.netloc}")
         if status > 500:
             return Unavailable(f"{self.address} answers {said}")
         return InvalidArgument(f"{self.address} refuses {request.method} {httpx.URL(request.url).path} ({said})")
@@ -272,14 +274,14 @@ class Client:
 
 @functools.cache
 def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Return the authorities whose certificates are believed: httpx's, the system's, or those of the environment.
+    """Return the trusted certificate authorities: those of httpx, of the system, or of the environment.
 
     Raises:
-        InvalidArgument: what the environment names cannot be read.
+        InvalidArgument: the paths in the environment cannot be read.
     """
     try:
         context = httpx.create_ssl_context()
-        context.load_default_certs()  # a company's own authority is among the system's, as Docker has it
+        context.load_default_certs()  # include a company's own authority in the system's, as Docker does
     except OSError as error:
         raise InvalidArgument(f"SSL_CERT_FILE={file or ''} (or SSL_CERT_DIR={folder or ''}) cannot be read") from error
     return context
@@ -292,16 +294,16 @@ def _network_error(address: RegistryAddress, error: httpx.TransportError) -> Ing
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return InvalidArgument(
-                f"{address} cannot prove that it is that host: {cause.verify_message}; if it has its own certificate "
-                "authority, SSL_CERT_FILE=authority.pem makes it known"
+                f"{address} has an untrusted certificate: {cause.verify_message}; if it has its own certificate "
+                "authority, set SSL_CERT_FILE=authority.pem"
             )
         if isinstance(cause, ssl.SSLError) and address.url.startswith("https:"):
             return InvalidArgument(
-                f"{address} does not speak HTTPS ({cause.reason}); if it speaks plain HTTP, write "
+                f"{address} does not support HTTPS ({cause.reason}); if it uses plain HTTP, write "
                 f"oci+http://{address.netloc}"
             )
         if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-            return Unavailable(f"{address} cannot be found: there is no host of that name; check the spelling")
+            return Unavailable(f"{address} cannot be found: the host name does not resolve; check the spelling")
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.ConnectError):
         return Transient(f"{address} cannot be reached ({error}); check the address and the network")

@@ -1,4 +1,4 @@
-"""The open connections of a client, so that a transfer that is given up need not wait for any of them."""
+"""The open connections of a client, so that a cancelled transfer does not wait for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _OPENED = (".connect_tcp.complete", ".start_tls.complete")
 
 
 class Connections:
-    """The sockets of a client of httpx, which tells of them by its ``trace`` extension. For many threads."""
+    """The sockets of an httpx client, reported by its ``trace`` extension. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take in a connection that was just made for this thread's request."""
+        """Register a connection that was opened for this thread's request."""
         if not event.endswith(_OPENED):
             return
         opened = info["return_value"].get_extra_info("socket")
@@ -30,15 +30,15 @@ class Connections:
             with self._lock:
                 self._sockets.add(opened)
             transfer = Transfer.of_this_thread()
-            if transfer is not None and transfer.cancelled:  # while it was being made
+            if transfer is not None and transfer.cancelled:  # cancelled meanwhile
                 self.break_off()
 
     def break_off(self) -> None:
-        """End whatever waits on a connection, with an error of the network."""
+        """Interrupt every thread that waits on a connection, with a network error."""
         with self._lock:
             sockets = list(self._sockets)
         for each in sockets:
-            # A close would leave those who wait on it waiting; and one that is closed already cannot be shut down. TLS
-            # says no farewell: another thread is in the middle of it.
+            # Closing would not wake blocked threads; shutdown does, but fails on sockets that are closed. TLS closure
+            # alerts are skipped, since another thread is using the connection.
             with contextlib.suppress(OSError, ValueError):
                 socket.socket.shutdown(each, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Credentials as ``docker login``, ``podman login`` and ``skopeo login`` leave them: files and helper programs."""
+"""Credentials of ``docker login``, ``podman login`` and ``skopeo login``: files and credential helpers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ingot.model_store.references import HUB
 
 HELPER_SECONDS = 60.0
 _MAX_FILE_BYTES = 1 << 20
-_TOKEN_USER = "<token>"  # what Docker's helpers write in place of a user's name
+_TOKEN_USER = "<token>"  # Docker's helpers use it in place of a user name
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user's name and password, or a token that gives tokens (``identity``: OAuth2 calls it a refresh token).
+    """A user name and password, or a refresh token for OAuth2 (``identity``).
 
-    ``source`` is what messages call the file or the helper program that they are from.
+    ``source`` names the file or credential helper that they are from, for messages.
     """
 
     user: str
@@ -61,23 +61,23 @@ class _File(_Stored):
 
 
 class _Answer(_Stored):
-    """What a helper program prints."""
+    """The output of a credential helper."""
 
     username: str = Field("", alias="Username")
     secret: SecretStr = Field(SecretStr(""), alias="Secret")
 
 
 def find(host: str, name: str) -> Credentials | None:
-    """Return the credentials for a repository, or None: then access is anonymous.
+    """Return the credentials for a repository, or None for anonymous access.
 
-    Looked into in this order: ``$REGISTRY_AUTH_FILE``, podman's and skopeo's file, Docker's.
+    Searched in this order: ``$REGISTRY_AUTH_FILE``, the file of podman and skopeo, and Docker's.
 
     Args:
         host: the registry's, with its port if it has one.
-        name: the repository's; an entry for ``host/team`` goes before one for ``host``.
+        name: the repository's; an entry for ``host/team`` takes precedence over one for ``host``.
 
     Raises:
-        InvalidArgument: a file is damaged, or a helper program fails; the message names it and no secret.
+        InvalidArgument: a file is damaged, or a helper fails; the message contains no secret.
     """
     for path in _paths():
         stored = _load(path)
@@ -95,14 +95,14 @@ def _paths() -> Iterator[Path]:
     if docker := os.environ.get("DOCKER_CONFIG"):
         yield Path(docker) / "config.json"
     else:
-        with contextlib.suppress(RuntimeError):  # a container's user without a home
+        with contextlib.suppress(RuntimeError):  # a container's user may have no home
             yield Path.home() / ".docker" / "config.json"
 
 
 def _load(path: Path) -> _File | None:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise InvalidArgument(f"{path} is too large for a file of credentials")
+            raise InvalidArgument(f"{path} is too large for a credential file")
         return _File.model_validate_json(path.read_bytes() or b"{}")
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -112,8 +112,8 @@ def _load(path: Path) -> _File | None:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise InvalidArgument(
-            f"{path} is no file of credentials{f' (at {where})' if where else ''}: {fault['msg']}; "
-            "mend it, or write it anew by docker login"
+            f"{path} is not a credential file{f' (at {where})' if where else ''}: {fault['msg']}; "
+            "repair it, or write it again with docker login"
         ) from error
 
 
@@ -137,7 +137,7 @@ def _find(stored: _File, path: Path, host: str, name: str) -> Credentials | None
 
 
 def _plain(key: str) -> str:
-    """Return a key as newer tools write it: ``https://index.docker.io/v1/`` is ``index.docker.io``."""
+    """Return a key as newer tools write it: ``https://index.docker.io/v1/`` becomes ``index.docker.io``."""
     if "://" in key:
         key = re.sub(r"/v[12]/?$", "", key.split("://", 1)[1])
     return key.rstrip("/").lower()
@@ -151,10 +151,10 @@ def _read(login: _Login, key: str, path: Path) -> Credentials | None:
         except (binascii.Error, UnicodeDecodeError):
             colon = ""
         if not colon:
-            # Without its cause, which quotes the secret.
+            # Without its cause, which contains the secret.
             raise InvalidArgument(
                 f"{path} has damaged credentials for '{key}': 'auth' must be user:password in base64; "
-                f"write it anew by docker login {key}"
+                f"write it again with docker login {key}"
             ) from None
         secret = secret.rstrip("\0")
     if token := login.identitytoken.get_secret_value():
@@ -163,11 +163,11 @@ def _read(login: _Login, key: str, path: Path) -> Credentials | None:
 
 
 def _ask(helper: str, server: str, path: Path) -> Credentials | None:
-    """Return what a helper program keeps for a server."""
+    """Return the credentials that a helper keeps for a server."""
     program = f"docker-credential-{helper}"
     if re.fullmatch(r"[A-Za-z0-9_.-]+", helper) is None:
-        raise InvalidArgument(f"{path} names a helper program for credentials that cannot be one: '{helper[:100]}'")
-    failed = f"{program}, which {path} names, gives no credentials for {server}"
+        raise InvalidArgument(f"{path} has an invalid name of a credential helper: '{helper[:100]}'")
+    failed = f"{program}, which {path} names, returned no credentials for {server}"
     try:
         result = subprocess.run(
             [program, "get"], input=server.encode(), capture_output=True, timeout=HELPER_SECONDS, check=False
@@ -187,7 +187,7 @@ def _ask(helper: str, server: str, path: Path) -> Credentials | None:
     try:
         answer = _Answer.model_validate_json(result.stdout)
     except ValidationError as error:
-        raise InvalidArgument(f"{failed}: it does not answer as a helper program does") from error
+        raise InvalidArgument(f"{failed}: its output is invalid") from error
     secret = answer.secret.get_secret_value()
     if not secret:
         return None

@@ -1,4 +1,4 @@
-"""A blob as it comes from a registry: a stream that goes on by itself where a connection broke."""
+"""Blob downloads: a stream that resumes by itself when a connection breaks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 PROGRESS_BYTES = 1 << 20
-"""So much must come between two failures for the second one to count as the first again."""
+"""Bytes between two failures after which retries start over."""
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 def open_download(client: Client, url: str, scope: Scope, descriptor: Descriptor, start: int = 0) -> BinaryIO:
-    """Return a blob's bytes from ``start`` on. Errors of the network are raised as it is read.
+    """Return a blob's bytes from ``start``. Network errors are raised while it is read.
 
     Raises:
         InvalidArchive: the registry lacks the blob, or has one of another size.
@@ -85,18 +85,18 @@ class _Download(io.RawIOBase):
         return chunk
 
     def _finish(self) -> None:
-        """Take the end of the response in, so that its connection can be used again."""
+        """Read the end of the response, so that its connection can be reused."""
         try:
             with self._client.errors():
                 surplus = next(self._chunks, b"")
-        except Transient:  # all that was wanted is here
+        except Transient:  # everything was received
             surplus = b""
         self._disconnect()
         if surplus:
             raise self._wrong_size("more")
 
     def _fail(self, error: Transient) -> None:
-        """Wait before the next try, or raise if there have been enough without progress."""
+        """Wait before the next attempt, or raise after too many without progress."""
         self._disconnect()
         if self._at - self._failed_at >= PROGRESS_BYTES:
             self._failed = 0
@@ -135,14 +135,14 @@ class _Download(io.RawIOBase):
         match = _RANGE.fullmatch(text)
         if match is None or int(match[1]) != self._at:
             raise InvalidArchive(
-                f"{self._client.address} was asked for blob {self._descriptor.digest} from byte {self._at} on and "
-                f"gives '{text[:100]}'"
+                f"{self._client.address} was asked for blob {self._descriptor.digest} from byte {self._at} and "
+                f"returned '{text[:100]}'"
             )
         if match[3] not in ("*", str(self._descriptor.size)):
             raise self._wrong_size(match[3])
 
     def _skip(self, count: int) -> None:
-        """Read what is here already: the registry does not know how to begin in the middle."""
+        """Skip bytes that were received already, for registries that ignore ranges."""
         with self._client.errors():
             while count:
                 chunk = next(self._chunks, b"")

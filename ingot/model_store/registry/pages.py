@@ -1,4 +1,4 @@
-"""Lists that a registry gives page by page: each names the next one in its ``Link`` header."""
+"""Paginated lists of a registry: each page names the next one in its ``Link`` header."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
 
 
 def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iterator[RegistryResponse]:
-    """Yield the answers to a request and to those for the pages after it.
+    """Yield the response to a request and to those for the following pages.
 
     Raises:
-        InvalidArgument: a page lies in another place than the first one, or they do not end.
+        InvalidArgument: a page has another path than the first one, or there are too many.
     """
     first = httpx.URL(request.url)
     for _ in range(MAX_PAGES):
@@ -34,16 +34,17 @@ def pages(client: Client, request: Request, allow: Collection[int] = ()) -> Iter
             return
         url = httpx.URL(client.target(request.url, link[1]))
         if (url.host, url.port, url.path) != (first.host, first.port, first.path):
-            raise InvalidArgument(f"{client.address} leads to a next page that lies elsewhere: '{link[1][:200]}'")
+            raise InvalidArgument(f"{client.address} links to a next page elsewhere: '{link[1][:200]}'")
         request = replace(request, url=str(url))
-    raise InvalidArgument(f"{client.address} gives a list of more than {MAX_PAGES} pages")
+    raise InvalidArgument(f"{client.address} returned a list of more than {MAX_PAGES} pages")
 
 
 def names(client: Client) -> list[str] | None:
-    """Return the names of a registry's repositories, as far as they can name models; None if it does not list them.
+    """Return the registry's repositories that are valid model names; None if it does not list them.
 
     Raises:
-        InvalidArgument: it refuses to, lists too many, or what it gives is no list.
+        InvalidArgument: it lists too many, or its response is not a list.
+        PermissionDenied: it refuses access.
     """
     request = Request("GET", client.url("_catalog?n=1000"), Scope())
     found = _items(client, request, "repositories", allow=(404, 405, 501))
@@ -51,10 +52,11 @@ def names(client: Client) -> list[str] | None:
 
 
 def tags(client: Client, name: str) -> list[str]:
-    """Return a repository's tags, the versions first; without those that hold attachments.
+    """Return a repository's tags, versions first, without those of attachments.
 
     Raises:
-        InvalidArgument: the registry refuses to list them, lists too many, or what it gives is no list.
+        InvalidArgument: the registry lists too many, or its response is not a list.
+        PermissionDenied: it refuses access.
     """
     request = Request("GET", client.url(f"{name}/tags/list?n=1000"), Scope(name))
     found = _items(client, request, "tags", allow=(404,)) or ()
@@ -70,7 +72,7 @@ def _is_reference(text: str) -> bool:
 
 
 def _items(client: Client, request: Request, key: str, allow: Collection[int]) -> list[str] | None:
-    """Return the texts that a registry lists under ``key``; None if the answer is one of the statuses in ``allow``."""
+    """Return the texts listed under ``key``; None if the status of the response is in ``allow``."""
     found: dict[str, None] = {}
     for answer in pages(client, request, allow):
         if answer.status in allow:
@@ -78,9 +80,9 @@ def _items(client: Client, request: Request, key: str, allow: Collection[int]) -
         try:
             content = json.loads(answer.content)[key]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise InvalidArgument(f"{client.address} gives something else where {key} are asked for") from error
+            raise InvalidArgument(f"{client.address} returned something other than a list of {key}") from error
         if content is not None and not isinstance(content, list):
-            raise InvalidArgument(f"{client.address} gives something else where {key} are asked for")
+            raise InvalidArgument(f"{client.address} returned something other than a list of {key}")
         found.update((item, None) for item in content or () if isinstance(item, str))
         if len(found) > MAX_ITEMS:
             raise InvalidArgument(f"{client.address} lists more than {MAX_ITEMS} {key}")

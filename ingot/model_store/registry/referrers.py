@@ -1,4 +1,4 @@
-"""What is attached to an archive in a registry: its referrers API, or else an index under a tag of its own.
+"""Attachments of archives in a registry: its referrers API, or an index under a reserved tag.
 
 Entries of other tools are neither shown nor lost.
 """
@@ -27,10 +27,10 @@ _SETTLE_SECONDS = 0.1
 
 
 def attached(blobs: RegistryBlobs, digest: str) -> tuple[Descriptor, ...]:
-    """Return those attachments of an archive that Ingot knows.
+    """Return the attachments of an archive that Ingot knows.
 
     Raises:
-        InvalidArchive: there are more than there can be.
+        InvalidArchive: there are too many.
         Unavailable: the registry cannot be reached.
     """
     entries = _from_api(blobs, digest)
@@ -40,29 +40,29 @@ def attached(blobs: RegistryBlobs, digest: str) -> tuple[Descriptor, ...]:
 
 
 def check_replaceable(blobs: RegistryBlobs, digest: str) -> None:
-    """Check that what is attached to an archive can be taken out of its list.
+    """Check that attachments can be removed from an archive's list.
 
     Raises:
-        Unsupported: the registry makes the list itself.
+        Unsupported: the registry maintains the list itself.
     """
     if _from_api(blobs, digest) is not None:
         raise Unsupported(
-            f"{blobs.client.address} lists by itself what is attached to '{blobs.name}@{digest}': delete the "
+            f"{blobs.client.address} maintains the list of attachments of '{blobs.name}@{digest}' itself: delete the "
             "signatures there (oras discover shows their digests), then sign without --replace"
         )
 
 
 def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...], *, replace: bool = False) -> None:
-    """List attachments, whose manifests are there already, beside those that are listed.
+    """Add attachments, whose manifests exist already, to the list.
 
-    A registry with the referrers API does so by itself. Otherwise an index is read, added to and written again; as
-    registries have no compare-and-swap, it is read once more afterwards, and written again if somebody else wrote it.
+    A registry with the referrers API does so itself. Otherwise an index is read, extended and written. Since registries
+    have no compare-and-swap, it is read once more, and written again if another client wrote meanwhile.
 
     Args:
         blobs: the repository.
         digest: the archive's.
-        added: what is listed.
-        replace: list it instead of all signatures that are listed at first.
+        added: the attachments.
+        replace: drop all signatures that are listed at first.
 
     Raises:
         Unavailable: others write it all the time, or the registry cannot be reached.
@@ -84,39 +84,39 @@ def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...], *, 
         entries += [json.loads(manifest.encode(item)) for item in missing]
         index = {"schemaVersion": 2, "mediaType": manifest.INDEX, "manifests": entries}
         blobs.put_manifest(attachments_tag(digest), json.dumps(index).encode(), manifest.INDEX)
-        time.sleep(_SETTLE_SECONDS * random.uniform(1, 2))  # whoever read it before we wrote has written by then
+        time.sleep(_SETTLE_SECONDS * random.uniform(1, 2))  # a client that read it before our write has written by then
     raise Unavailable(
-        f"what is attached to {digest} could not be listed in {blobs.client.address}/{blobs.name}: "
-        "others change the list all the time; try again"
+        f"the attachments of {digest} could not be listed in {blobs.client.address}/{blobs.name}: "
+        "other clients keep changing the list; try again"
     )
 
 
 def _from_api(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]] | None:
-    """Return what the referrers API lists; None where the registry has none."""
+    """Return the entries of the referrers API; None if the registry lacks it."""
     if not blobs.client.has_referrers:
         return None
     url = blobs.client.url(f"{blobs.name}/referrers/{digest}")
     request = Request("GET", url, Scope(blobs.name), headers={"Accept": manifest.INDEX})
     entries: list[dict[str, Any]] = []
-    # Registries without it answer by all kinds of refusals.
+    # Registries without the API respond with various errors.
     for answer in pages(blobs.client, request, allow=(400, 403, 404, 405, 406, 501)):
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
         if answer.status != 200 or kind != manifest.INDEX:
-            blobs.client.has_referrers = answer.status == 403  # which may be said of this repository alone
+            blobs.client.has_referrers = answer.status == 403  # which may concern this repository only
             return None
-        entries += _entries(answer.content, f"what {blobs.client.address} lists as attached to {digest}")
+        entries += _entries(answer.content, f"{blobs.client.address}'s list of attachments of {digest}")
         if len(entries) > MAX_ITEMS:
-            raise InvalidArchive(f"{blobs.client.address} lists more than {MAX_ITEMS} things attached to {digest}")
+            raise InvalidArchive(f"{blobs.client.address} lists more than {MAX_ITEMS} attachments of {digest}")
     return entries
 
 
 def _from_tag(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]]:
     found = blobs.get_manifest(attachments_tag(digest))
-    return _entries(found[1], f"the index of what is attached to {digest}") if found else []
+    return _entries(found[1], f"the index of attachments of {digest}") if found else []
 
 
 def _entries(content: bytes, what: str) -> list[dict[str, Any]]:
-    """Return an index's entries as they are: those of other tools may have fields and digests that we do not know."""
+    """Return an index's raw entries: those of other tools may have unknown fields and digests."""
     try:
         entries = json.loads(content)["manifests"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -131,7 +131,7 @@ def _parsed(entries: list[dict[str, Any]]) -> Iterator[Descriptor]:
         if entry.get("artifactType") == attachments.SIGNATURE:
             try:
                 yield Descriptor.model_validate(entry)
-            except ValidationError:  # such as one with a digest of another kind
+            except ValidationError:  # such as a digest of another algorithm
                 continue
 
 

@@ -1,4 +1,4 @@
-"""An OCI registry as a place for archives: any server that speaks the distribution specification."""
+"""An OCI registry as a place for archives: any server that implements the distribution specification."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _WORKERS = 8
 class Registry:
     """Archives in an OCI registry.
 
-    Registries have no compare-and-swap: what a tag is expected to be is looked at just before it is moved, and of two
-    who move it in the same moment the last one wins.
+    Registries have no compare-and-swap: the expected value of a tag is checked just before it is moved, and if two
+    clients move it simultaneously, the last one wins.
 
     Args:
         address: such as ``oci://registry.local:5000``.
-        credentials: for all repositories; by default those that ``docker login`` and the like left.
-        chunk_bytes: send blobs in pieces of that size, which can be gone on with; by default each in one, which every
-            registry takes.
-        retries: how often calls are tried.
+        credentials: for all repositories; by default those of ``docker login`` and similar tools.
+        chunk_bytes: size of upload requests, which can be resumed; by default each blob is sent whole, which every
+            registry supports.
+        retries: how calls are retried.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Registry:
         self._client = Client(self.address, self._credentials(credentials), retries)
 
     def names(self) -> list[str]:
-        """Return the names of all repositories, sorted. They may hold other things than archives.
+        """Return the names of all repositories, sorted. They may hold other artifacts than archives.
 
         Raises:
-            Unsupported: the registry does not list them, as large ones do not.
+            Unsupported: the registry does not list them, like most large ones.
         """
         try:
             found = pages.names(self._client)
@@ -75,7 +75,7 @@ class Registry:
         return sorted(found)
 
     def tags(self, name: str) -> dict[str, str]:
-        """Return tag -> digest of a model; empty when there is no such model."""
+        """Return tag -> digest of a model; empty if there is no such model."""
         blobs = self._blobs(name)
         tags = pages.tags(self._client, blobs.name)
         digests: dict[str, str | None] = {}
@@ -87,21 +87,21 @@ class Registry:
         return {tag: digest for tag in tags if (digest := digests[tag]) is not None}
 
     def digest_of(self, name: str, tag: str) -> str | None:
-        """Return the digest that a model's tag points to; None if there is no such tag. Other tags are not listed.
+        """Return the digest that a model's tag points to; None if there is no such tag. Other tags are not read.
 
         Raises:
-            InvalidArgument: ``tag`` is no tag.
+            InvalidArgument: ``tag`` is not a tag.
         """
         return self._blobs(name).digest_of(str(alias_of(name, tag).tag))
 
     def find(self, reference: str | Reference) -> tuple[Archive, Reference]:
-        """Return the archive, with what is attached to it, and the reference with its tag and digest filled in.
+        """Return the archive with its attachments, and the reference with its tag and digest filled in.
 
-        A reference by digest alone gets a tag only if one points to that digest now.
+        A reference by digest alone gets a tag only if one points to that digest.
 
         Raises:
-            NotFound: there is no such name, tag or digest; the message lists what there is.
-            InvalidArchive: it names something else than an archive, or the registry gives what has another digest.
+            NotFound: there is no such name, tag or digest; the message lists those that exist.
+            InvalidArchive: it is not an archive, or its content does not match its digest.
         """
         ref = self._parse(reference)
         blobs = self._blobs(ref.name)
@@ -122,18 +122,18 @@ class Registry:
     def push(
         self, archive: Archive, reference: str | Reference, *, expect: str = ANY, transfer: Transfer | None = None
     ) -> Reference:
-        """Copy an archive to the registry, with what is attached to it, and point a tag at it.
+        """Copy an archive with its attachments to the registry, and point a tag at it.
 
         Args:
-            archive: from anywhere. From another repository of this registry no weights are moved.
+            archive: from any place. From another repository of this registry no weights are transferred.
             reference: ``name:tag``, with or without this registry's address.
-            expect: the digest that the tag must have, ``"none"`` for a new tag; looked at before the tag is moved,
-                but not in one step with it.
-            transfer: is told of what is copied.
+            expect: the digest that the tag must have, ``"none"`` for a new tag; checked before the tag is moved, but
+                not atomically.
+            transfer: counts copied bytes.
 
         Raises:
             AlreadyExists: the version holds another archive.
-            TagMoved: the tag is not what is expected.
+            TagMoved: the tag differs from ``expect``.
             InvalidArchive: a blob of the archive is damaged; no tag is moved.
             InvalidArgument: the registry refuses it.
             Unavailable: the registry cannot be reached.
@@ -149,13 +149,13 @@ class Registry:
         return self._move(blobs, ref.tag, archive.descriptor, expect)
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
-        """Point an alias, such as ``prod``, at what a reference names.
+        """Point an alias, such as ``prod``, at the archive of a reference.
 
         Raises:
-            InvalidArgument: ``alias`` is no tag.
+            InvalidArgument: ``alias`` is not a tag.
             NotFound: there is no such name, tag or digest.
             AlreadyExists: ``alias`` is a version that holds another archive.
-            TagMoved: the alias is not what is expected.
+            TagMoved: the alias differs from ``expect``.
         """
         target = alias_of(self._parse(reference).name, alias)
         archive, found = self.find(reference)
@@ -164,12 +164,11 @@ class Registry:
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag.
 
-        Many registries cannot: they delete what a tag points to, and all tags that point to it. Then this is done only
-        where no other tag does.
+        Many registries can only delete a manifest with all its tags. That is done only if it has no other tag.
 
         Raises:
             NotFound: there is no such tag, or it points to another digest than the reference's.
-            TagMoved: the tag is not what is expected.
+            TagMoved: the tag differs from ``expect``.
             Unsupported: the registry deletes nothing, or would delete other tags too.
         """
         ref = self._parse(reference)
@@ -186,11 +185,11 @@ class Registry:
         return Reference(ref.name, ref.tag, digest, registry=self.address)
 
     def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
-        """Store what is attached to an archive that is there already, beside or instead of what was attached before.
+        """Store the attachments of an existing archive, in addition to or instead of earlier ones.
 
         Raises:
             NotFound: the archive is not there.
-            Unsupported: others are to be replaced, and the registry has the referrers API: it lists what it holds.
+            Unsupported: with ``replace``, the registry has the referrers API, which lists every attachment.
             Unavailable: the registry cannot be reached.
         """
         blobs = self._blobs(name, "push")
@@ -231,7 +230,7 @@ class Registry:
     def _tag_of(self, digest: str, name: str) -> str | None:
         try:
             return next((tag for tag, there in self.tags(name).items() if there == digest), None)
-        except (InvalidArgument, PermissionDenied):  # some give what is asked for and list nothing
+        except (InvalidArgument, PermissionDenied):  # some registries serve manifests but list nothing
             return None
 
     def _missing(self, blobs: RegistryBlobs, ref: Reference) -> NotFound:
@@ -243,7 +242,7 @@ class Registry:
         return NotFound(f"{self.address} has no '{ref}'; '{ref.name}' has: {some(tags)}")
 
     def _listed(self, blobs: RegistryBlobs) -> list[str] | None:
-        """Return a model's tags to help with a message; None where listing them is refused."""
+        """Return a model's tags for a message; None if listing them is refused."""
         try:
             return pages.tags(self._client, blobs.name)
         except (InvalidArgument, PermissionDenied):
@@ -251,18 +250,18 @@ class Registry:
 
     def _archive(self, blobs: RegistryBlobs, descriptor: Descriptor, content: bytes, ref: Reference) -> Archive:
         if descriptor.media_type != manifest.INDEX:
-            raise InvalidArchive(f"'{ref}' is no archive of Ingot's, but {_kind(descriptor, content)}")
+            raise InvalidArchive(f"'{ref}' is not an Ingot archive, but {_kind(descriptor, content)}")
         try:
             return Archive(blobs, descriptor, referrers.attached(blobs, descriptor.digest))
         except InvalidArchive as error:
-            raise InvalidArchive(f"'{ref}' is no archive of Ingot's, or is damaged: {error}") from error
+            raise InvalidArchive(f"'{ref}' is not an Ingot archive, or is damaged: {error}") from error
 
     def _check_tag(self, blobs: RegistryBlobs, tag: str, digest: str, expect: str) -> str | None:
-        """Return what a tag points to now, if it may be moved to another digest.
+        """Return the current digest of a tag if it may be moved to another.
 
         Raises:
             AlreadyExists: it is a version that holds another archive.
-            TagMoved: it is not what is expected.
+            TagMoved: it differs from ``expect``.
         """
         there = blobs.digest_of(tag)
         check_expected(f"{blobs.name}:{tag}", there, expect)
@@ -287,15 +286,15 @@ class Registry:
         sharing = [other for other, there in self.tags(blobs.name).items() if there == digest and other != tag]
         if sharing:
             raise Unsupported(
-                f"{self.address} deletes no single tag: with '{blobs.name}:{tag}' it would delete "
+                f"{self.address} cannot delete a single tag: with '{blobs.name}:{tag}' it would delete "
                 f"{some(sharing)}, which is the same archive"
             )
         if blobs.delete_manifest(digest, refusals) in refusals:
-            raise Unsupported(f"{self.address} deletes nothing: whoever runs it must allow it to")
+            raise Unsupported(f"{self.address} does not allow deletion; its administrator can enable it")
 
 
 def _kind(descriptor: Descriptor, content: bytes) -> str:
-    """Return what a manifest is of, as it says itself."""
+    """Return the kind of a manifest, as it declares itself."""
     try:
         document = json.loads(content)
         kind = document.get("artifactType") or document["config"]["mediaType"]
@@ -305,4 +304,4 @@ def _kind(descriptor: Descriptor, content: bytes) -> str:
         return "a container image"
     if "manifest.list" in str(kind):
         return "a list of container images"
-    return f"'{str(kind)[:100]}'" if kind else "something of no known kind"
+    return f"'{str(kind)[:100]}'" if kind else "something unknown"

@@ -1,4 +1,4 @@
-"""When a call to a registry is tried again: after what may pass, a few times, ever more slowly."""
+"""Retries of registry calls: transient failures are retried a few times, at growing intervals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ingot.model_store.blobs.transfer import Transfer
 Result = TypeVar("Result")
 
 LONGEST_RETRY_AFTER = 60.0
-"""Seconds; a registry that asks for more is given up."""
+"""Seconds; calls are not retried if the registry asks for a longer wait."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a call is made, and how long is waited in between: ``first`` seconds, then twice as long each time.
+    """Number of attempts, and the waits between them: ``first`` seconds, doubling up to ``longest``.
 
-    Waits are cut by up to a half at random, so that many clients do not come back at the same moment.
+    Waits are randomly shortened by up to a half, so that many clients do not return simultaneously.
     """
 
     tries: int = 5
@@ -32,7 +32,7 @@ class Retries:
         """Make a call until it succeeds.
 
         Raises:
-            Unavailable: it failed each time.
+            Unavailable: it failed every time.
         """
         failed = 0
         while True:
@@ -43,15 +43,15 @@ class Retries:
                 self.wait(failed, error)
 
     def wait(self, failed: int, error: Transient) -> None:
-        """Wait after so many failures in a row.
+        """Wait after ``failed`` failures in a row.
 
         Raises:
-            Unavailable: it was the last try, or the registry asks for too long a wait.
+            Unavailable: it was the last attempt, or the registry asks for too long a wait.
         """
         if failed >= self.tries:
             raise Unavailable(f"{error} (tried {failed} times)") from error
         if error.after > LONGEST_RETRY_AFTER:
-            raise Unavailable(f"{error}; it asks to come back in {error.after:.0f} seconds") from error
+            raise Unavailable(f"{error}; it asks to retry in {error.after:.0f} seconds") from error
         pause = min(self.longest, self.first * 2 ** (failed - 1))
         transfer = Transfer.of_this_thread()
         sleep = time.sleep if transfer is None else transfer.pause

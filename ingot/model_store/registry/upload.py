@@ -1,4 +1,4 @@
-"""A blob on its way to a registry: in one piece, or in chunks that go on where a connection broke."""
+"""Blob uploads: in one request, or in chunks that resume when a connection breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.model_store.registry.client import Client, Content, RegistryResponse,
 
 _RECEIVED = re.compile(r"(?:bytes=)?0-(\d{1,19})")
 _BINARY = "application/octet-stream"
-# The registry has lost the upload, or has come to another end of it than we: it must begin anew.
+# The registry lost the upload, or disagrees about its end: start over.
 _LOST = (404, 416)
 
 
@@ -25,11 +25,11 @@ class Upload:
 
     Args:
         client: the registry.
-        scope: the repository; its ``source`` is another one of the same registry that has the blob, or empty.
-        source: where the blob comes from.
+        scope: the repository; its ``source`` is another repository of the registry that has the blob, or empty.
+        source: where the blob is read.
         descriptor: the blob.
-        transfer: is told of each chunk, and again where it is taken back.
-        chunk_bytes: send pieces of that size; None sends all in one, which every registry takes.
+        transfer: counts sent bytes; resent bytes are retracted first.
+        chunk_bytes: size of requests; None sends the blob whole, which every registry supports.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Upload:
         """Send the blob.
 
         Raises:
-            InvalidArchive: the source's content has not the digest; the registry does not get the end of it.
+            InvalidArchive: the source's content does not match the digest; the registry does not receive its end.
             Unavailable: the registry fails.
         """
         self._client.retries.run(self._attempt)
@@ -86,10 +86,10 @@ class Upload:
         url = f"{location}{'&' if '?' in location else '?'}digest={quote(self._descriptor.digest, safe='')}"
         answer = self._client.once(Request("PUT", url, self._scope, headers=headers, content=content), allow=_LOST)
         if answer.status in _LOST:
-            raise Transient(f"{self._client.address} has lost the upload of blob {self._descriptor.digest}")
+            raise Transient(f"{self._client.address} lost the upload of blob {self._descriptor.digest}")
 
     def _send_chunks(self, location: str, size: int) -> str:
-        """Send all content and return where the upload is to be finished."""
+        """Send all content and return the URL for finishing the upload."""
         at, failed = 0, 0
         self._take_back(0)
         while at < self._descriptor.size:
@@ -97,7 +97,7 @@ class Upload:
             try:
                 answer = self._client.once(self._chunk(location, at, end), allow=_LOST)
                 if answer.status in _LOST or _received(answer, end) != end:
-                    raise Transient(f"{self._client.address} has lost a part of blob {self._descriptor.digest}")
+                    raise Transient(f"{self._client.address} lost a part of blob {self._descriptor.digest}")
                 at, failed = end, 0
             except Transient as error:
                 failed += 1
@@ -107,7 +107,7 @@ class Upload:
                     raise
                 at = _received(answer, 0)
                 if at > self._sent:
-                    raise InvalidArgument(f"{self._client.address} says that it received more than was sent") from error
+                    raise InvalidArgument(f"{self._client.address} reports more bytes than were sent") from error
                 self._take_back(at)
             location = self._location(answer, location)
         return location
@@ -125,11 +125,11 @@ class Upload:
         if location is None and before is not None:
             return before
         if not location:
-            raise InvalidArgument(f"{self._client.address} does not say where to upload to: it is no registry")
+            raise InvalidArgument(f"{self._client.address} returned no upload location: it is not a registry")
         return self._client.target(answer.url, location)
 
     def _bytes(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield a part of the blob; the last chunk of the blob only if the digest is right."""
+        """Yield a part of the blob; its last chunk only if the digest matches."""
         self._take_back(start)
         if start == 0:
             self._sha, self._hashed = hashlib.sha256(), 0
@@ -150,13 +150,13 @@ class Upload:
                 yield chunk
 
     def _take_back(self, at: int) -> None:
-        """Go back to a byte, and tell that what was sent behind it is sent again."""
+        """Go back to a byte, and retract the bytes after it from the progress."""
         back, self._sent = self._sent - at, at
         if back:
             self._transfer.advance(-back)
 
 
 def _received(answer: RegistryResponse, otherwise: int) -> int:
-    """Return how much of an upload has arrived, if the registry says so. It writes ``0-0`` for nothing, too."""
+    """Return the number of received bytes if the registry reports it. For zero bytes it also reports ``0-0``."""
     match = _RECEIVED.fullmatch(answer.headers.get("Range", ""))
     return int(match[1]) + 1 if match and int(match[1]) else otherwise

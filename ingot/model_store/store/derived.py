@@ -1,12 +1,12 @@
-"""The derived cache: what a runtime computed from an archive and would compute again at each start.
+"""The derived cache: data that a runtime computed from an archive and would otherwise compute at each start.
 
 STORE/derived/<manifest>/<key>/
   ...             the runtime's files, read-only
-  entry.json      their sizes and digests; its time of modification is that of the entry's last use
-STORE/derived/<manifest>/.<key>.lock    held while the entry is made
+  entry.json      their sizes and digests; its modification time is that of the entry's last use
+STORE/derived/<manifest>/.<key>.lock    held while the entry is built
 
-An entry appears whole or not at all, is never changed, and may be removed at any time: a process that has mapped its
-files keeps them. Nothing here is part of an archive, and nothing is lost with it.
+An entry is complete or absent, never changes, and may be removed at any time: processes that mapped its files keep
+them. Nothing here is part of an archive, and everything can be rebuilt.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import manifest
 from ingot.model_store.store.leases import is_locked
 
-# Files of up to this size are hashed whenever the entry is used. Hashing gigabytes would take longer than it saves.
+# Files up to this size are hashed at every use. Hashing gigabytes would take longer than the cache saves.
 _HASHED_BYTES = 4 << 20
 
 
 class _File(BaseModel):
-    """``modified`` is in whole seconds, which copies of a store keep."""
+    """``modified`` is in whole seconds, which copies of a store preserve."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -58,7 +58,7 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One entry of the cache, which may or may not be there."""
+    """One entry of the cache, which may or may not exist."""
 
     path: Path
 
@@ -68,32 +68,32 @@ class CacheEntry:
 
     @property
     def manifest_hex(self) -> str:
-        """The hex of the digest of the manifest of its variant."""
+        """The hex digest of the manifest of its variant."""
         return self.path.parent.name
 
     @property
     def size(self) -> int:
-        """The bytes of its files; zero where it is not there."""
+        """The bytes of its files; zero if it does not exist."""
         record = self._read()
         return sum(file.size for file in record.files) if record else 0
 
     @property
     def record(self) -> Path:
-        """The file that says what the others are; its time of modification is that of the entry's last use."""
+        """The file that lists the others; its modification time is that of the entry's last use."""
         return self.path / "entry.json"
 
     def find(self) -> bool:
-        """Tell whether the entry is there and looks whole, and note its use. One that is damaged is removed.
+        """Return whether the entry exists and looks complete, and record its use. Damaged entries are removed.
 
-        Small files are compared with their digests; large ones with their size and time of modification, which tells of
-        truncation and of writing, and not of a disk that changes bits: :meth:`verify` does.
+        Small files are compared with their digests, large ones by size and modification time. That detects truncation
+        and writes, but not bit flips on the disk; :meth:`verify` does.
         """
         record = self._read()
         if record is None or not all(self._looks_whole(file) for file in record.files):
             if self.path.exists():
                 self.remove()
             return False
-        with contextlib.suppress(OSError):  # a store that is read-only serves all the same
+        with contextlib.suppress(OSError):  # read-only stores work too
             os.utime(self.record)
         return True
 
@@ -116,11 +116,11 @@ class CacheEntry:
                 raise InvalidArchive(f"derived entry {self.path}: {file.name} is missing or damaged; it may be removed")
 
     def build(self, fill: Callable[[Path], None], room: int) -> bool:
-        """Make the entry, unless it is there. Of several processes one makes it, and the others wait for that.
+        """Build the entry unless it exists. Of several processes one builds it while the others wait.
 
         Args:
             fill: writes the files into an empty folder.
-            room: about how many bytes they take. As many again must stay free on the disk.
+            room: approximate size of the files in bytes. As much again must remain free on the disk.
 
         Returns:
             Whether ``fill`` was called.
@@ -134,7 +134,7 @@ class CacheEntry:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.find():
                 return False
-            for left in self._asides():  # by a process that was killed: none but this one builds now
+            for left in self._asides():  # left by a killed process: only the lock holder builds
                 shutil.rmtree(left, ignore_errors=True)
             if shutil.disk_usage(folder).free < 2 * room:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
@@ -151,14 +151,14 @@ class CacheEntry:
         return True
 
     def remove(self) -> None:
-        """Remove the entry; nothing happens where it is not there, or cannot be removed."""
+        """Remove the entry, if it exists and can be removed."""
         aside = self._aside()
         with contextlib.suppress(OSError):
-            self.path.rename(aside)  # at once, so that nobody meets half of it
+            self.path.rename(aside)  # atomically, so that no reader finds half of it
             shutil.rmtree(aside, ignore_errors=True)
 
     def leftovers(self) -> list[Path]:
-        """Return what a killed process left, and the next to build the entry will remove; none if one builds it now."""
+        """Return files left by a killed builder; none while another process builds the entry."""
         return [] if is_locked(self._lock) else self._asides()
 
     @property
@@ -194,10 +194,10 @@ class CacheEntry:
 
 
 class DerivedCache:
-    """The entries beside a store.
+    """The cache entries of a store.
 
     Args:
-        root: the folder; it is made with the first entry.
+        root: the folder; created with the first entry.
     """
 
     def __init__(self, root: Path):
@@ -205,17 +205,17 @@ class DerivedCache:
 
     @classmethod
     def beside(cls, blobs: Blobs) -> DerivedCache | None:
-        """Return the cache of the store whose blobs these are; None if they are of no store."""
+        """Return the cache of the store that holds these blobs; None if no store does."""
         if not isinstance(blobs, BlobFolder) or not (blobs.root.parent / "repos").is_dir():
             return None
         return cls(blobs.root.parent / "derived")
 
     def entry(self, manifest_hex: str, key: str) -> CacheEntry:
-        """Return the entry of a variant, by the hex of its manifest's digest, and of a runtime's key."""
+        """Return the entry of a variant, by the hex digest of its manifest, and a runtime's key."""
         return CacheEntry(self.root / manifest_hex / key)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Yield the entries that are there or were begun, damaged ones included."""
+        """Yield all entries, including incomplete and damaged ones."""
         for folder in sorted(self.root.glob("*")):
             names = {path.name for path in folder.glob("*")}
             locks = {

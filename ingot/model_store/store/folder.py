@@ -1,4 +1,4 @@
-"""The folder of a store: its schema, the names in it, and what cannot lie there."""
+"""The folder of a store: its schema, the model names in it, and checks of its content."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Schema(BaseModel):
 
 
 class StoreFolder:
-    """The folder of a store. Others may write to it too, so what lies there is looked at before it is used.
+    """The folder of a store. Others may write to it too, so its content is checked before use.
 
     Args:
-        root: the folder; it is made by the first write.
+        root: the folder; created by the first write.
     """
 
     def __init__(self, root: Path):
@@ -52,12 +52,12 @@ class StoreFolder:
                     found.append(Path(folder).relative_to(repos).as_posix())
         except FileNotFoundError:
             return []
-        except OSError as error:  # what cannot be seen must not be taken for absent: its blobs would be collected
+        except OSError as error:  # unreadable folders must not count as absent: their blobs would be collected
             raise InvalidArgument(f"the store's {error.filename} cannot be read: {error.strerror}") from error
         return sorted(found)
 
     def tags_of(self, name: str) -> Tags:
-        """Return the tags of a model as they are kept.
+        """Return the stored tags of a model.
 
         Raises:
             InvalidArgument: their folder is a link.
@@ -69,7 +69,7 @@ class StoreFolder:
         return Tags(name, folder)
 
     def check(self) -> None:
-        """Raise InvalidArgument if the store is no folder, or is of a newer schema."""
+        """Raise InvalidArgument if the store is not a folder, or has a newer schema."""
         if self.root.exists() and not self.root.is_dir():
             raise InvalidArgument(f"the store at {self.root} cannot be read: it is not a folder")
         for name in ("blobs", "blobs/sha256", "repos", "tmp", "leases", "derived", "damaged"):
@@ -79,7 +79,7 @@ class StoreFolder:
             with open_plain(path) as stream:
                 manifest.decode(_Schema, stream.read(MAX_DOCUMENT_BYTES), str(path))
         except FileNotFoundError:
-            return  # of a version that wrote none, or not made yet
+            return  # by a version without this file, or not created yet
         except OSError as error:
             raise InvalidArgument(f"the store at {self.root} cannot be read: {error.strerror}") from error
         except InvalidArchive as error:
@@ -89,7 +89,7 @@ class StoreFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make sure that the store can be written, and say so where it cannot."""
+        """Create the store if needed, and report why it cannot be written."""
         self.check()
         try:
             path = self.root / "store.json"
@@ -103,9 +103,9 @@ class StoreFolder:
 
 
 def _check_no_link(path: Path) -> None:
-    """Raise InvalidArgument if a folder of the store is a link: it could lead to files that are none of the store's."""
+    """Raise InvalidArgument if a folder of the store is a link, which could lead outside of the store."""
     if os.path.islink(path):  # noqa: PTH114 - Path.is_symlink raises on names that are too long
-        raise InvalidArgument(f"{path} is a link, which a folder of a store cannot be; move the whole store instead")
+        raise InvalidArgument(f"{path} is a link, which is not allowed inside a store; move the whole store instead")
 
 
 def _raise(error: OSError) -> None:

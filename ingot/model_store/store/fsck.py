@@ -1,4 +1,4 @@
-"""Checking a store: whether every tag's archive is whole, and every blob what its name says."""
+"""Checking a store: whether every archive is complete and every blob matches its digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Kind = Literal["index", "log", "archive", "blob"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong: with a model's index or its log, an archive that a tag names, or a blob's content."""
+    """A problem with a model's index or log, with an archive that a tag names, or with a blob's content."""
 
     kind: Kind
     subject: str
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found. ``size`` counts the bytes that were read."""
+    """The result of a check. ``size`` is the number of bytes that were read."""
 
     problems: tuple[Problem, ...]
     archives: int
@@ -53,13 +53,14 @@ def check(store: Store, *, quick: bool = False, repair: bool = False, transfer: 
 
     Args:
         store: the store.
-        quick: look at documents, names and sizes, but do not read the blobs.
-        repair: put damaged blobs, and damaged lines of logs, aside into the store's folder ``damaged``, so that
-            pushing or pulling an archive again brings the blobs back.
-        transfer: is told of what is read.
+        quick: check documents, names and sizes, but do not read the blobs.
+        repair: move damaged blobs, and damaged lines of logs, into the store's folder ``damaged``, so that pushing or
+            pulling an archive again restores the blobs.
+        transfer: counts the bytes that are read.
 
     Raises:
         InvalidArgument: the store cannot be read, or not be written to repair it.
+        StorageFull: the disk is too full to repair it.
     """
     transfer = transfer or Transfer()
     problems: list[Problem] = []
@@ -85,7 +86,7 @@ def check(store: Store, *, quick: bool = False, repair: bool = False, transfer: 
 def _archive(
     store: Store, name: str, tag: str, entries: dict[str, Descriptor], needed: dict[str, list[str]]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the archive of a tag, and note which blobs it needs."""
+    """Yield problems of the archive of a tag, and record which blobs it needs."""
     entry = entries[tag]
     for item in (entry, entries.get(attachments_tag(entry.digest))):
         if item is not None:
@@ -101,13 +102,13 @@ def _archive(
         faults = [fault for item in descriptors.values() if (fault := _fault(store, item))]
         faults += _attachment_faults(store, entry, entries.get(attachments_tag(entry.digest)))
     for fault in faults:
-        moved = store.of(name).read().get(tag) != entry  # while it was looked at; its blobs may have been collected
+        moved = store.of(name).read().get(tag) != entry  # moved during the check; its blobs may have been collected
         if not moved:
             yield Problem("archive", f"{name}:{tag}", fault)
 
 
 def _attachment_faults(store: Store, entry: Descriptor, listing: Descriptor | None) -> Iterator[str]:
-    """Yield what is wrong with what is attached to an archive: readers of the archive pass over it."""
+    """Yield problems of an archive's attachments, which readers of the archive skip."""
     if listing is None:
         return
     try:
@@ -153,7 +154,7 @@ def _blobs(
         users = tuple(dict.fromkeys(needed.get(f"sha256:{path.name}", ())))
         try:
             digest = _digest(path, transfer)
-        except OSError as error:  # whether it is damaged is not known
+        except OSError as error:  # it may be intact
             problems.append(
                 Problem("blob", f"sha256:{path.name}", f"it cannot be read: {error.strerror}", needed_by=users)
             )
@@ -171,7 +172,7 @@ def _blobs(
 
 
 def _digest(path: Path, transfer: Transfer) -> str | None:
-    """Return the digest of a file in hex; None if it is gone. Raises OSError if it cannot be read."""
+    """Return the hex digest of a file; None if it is gone. Raises OSError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with path.open("rb") as stream:

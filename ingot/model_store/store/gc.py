@@ -1,4 +1,4 @@
-"""Collecting what nothing refers to any more: blobs, what interrupted copies left, and derived files."""
+"""Garbage collection of a store: unreferenced blobs, remains of interrupted copies, and derived files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ingot.model_store.store.tags import Move, Tags, targets
 GRACE = timedelta(days=1)
 KEPT_MOVES = 10
 UNUSED = timedelta(days=30)
-"""How long before the grace derived files of an archive that is kept were used last if they go, too."""
+"""Additional time after the grace for which derived files of kept archives may be unused."""
 
 
 class Store(Protocol):
-    """What is used here of a store, which itself calls :func:`discard`."""
+    """The required interface of a store, which itself calls :func:`discard`."""
 
     root: Path
     tmp: Path
@@ -44,9 +44,9 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What a collection removed, or with ``dry_run`` would have: files and their bytes; and how many blobs it kept.
+    """The result of a collection: removed files (with ``dry_run``: candidates), their bytes, and kept blobs.
 
-    ``waiting`` files of ``waiting_size`` bytes are needed by nothing either, and go when the grace is over.
+    ``waiting`` unneeded files of ``waiting_size`` bytes are still within the grace time.
     """
 
     files: tuple[Path, ...]
@@ -60,16 +60,16 @@ class Collected:
 def collect(
     store: Store, *, grace: timedelta = GRACE, keep_moves: int = KEPT_MOVES, dry_run: bool = False
 ) -> Collected:
-    """Remove what no tag, no recent move of a tag, and no push under way refers to.
+    """Remove everything that no tag, no recent move of a tag, and no running push refers to.
 
     Args:
         store: the store.
-        grace: what was written, or what a tag pointed to, within this time stays: somebody may be about to use it.
-        keep_moves: how many of an alias's last targets stay, so that it can be rolled back.
+        grace: files written, and targets of tags, within this time are kept: they may be about to be used.
+        keep_moves: number of previous targets of each alias to keep for rollbacks.
         dry_run: remove nothing.
 
     Raises:
-        InvalidArchive: a tag's archive is damaged, so that what it needs is unknown; nothing is removed.
+        InvalidArchive: a tag's archive is damaged, so that its blobs are unknown; nothing is removed.
         InvalidArgument: the store cannot be written.
     """
     since = datetime.now(UTC) - grace
@@ -107,7 +107,7 @@ def discard(store: Store, descriptors: Iterable[Descriptor]) -> None:
     """Remove the blobs and partial files of a failed push, except those that are still referenced.
 
     Raises:
-        InvalidArchive: a tag's archive is damaged, so that what it needs is unknown; nothing is removed.
+        InvalidArchive: a tag's archive is damaged, so that its blobs are unknown; nothing is removed.
         OSError: the store cannot be written.
     """
     with store.leases.closed() as leased:
@@ -124,9 +124,9 @@ def discard(store: Store, descriptors: Iterable[Descriptor]) -> None:
 def _reachable(
     store: Store, name: str, since: datetime, keep_moves: int, leased: set[str], *, dry_run: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the digests of all blobs that one model needs, and of those that it lately needed.
+    """Return the digests of all blobs that a model needs, and of those that it needed recently.
 
-    What is attached to archives that are gone, and that nobody is pushing, is forgotten.
+    Attachments of archives that are gone and not being pushed are dropped.
     """
     tags = store.of(name)
     with contextlib.nullcontext() if dry_run else tags.locked() as change:
@@ -138,14 +138,14 @@ def _reachable(
                 marked |= _blobs(store, descriptor, there)
             except InvalidArchive as error:
                 raise InvalidArchive(
-                    f"nothing was collected, for it is unknown what '{name}@{descriptor.digest}' needs: {error}; "
+                    f"nothing was collected, as the blobs of '{name}@{descriptor.digest}' are unknown: {error}; "
                     "see ingot fsck, then push the archive again or remove its tags"
                 ) from error
         history = tags.history()
         graced: set[str] = set()
         for digests, found in ((_earlier(history, there, keep_moves), marked), (_recent(history, since), graced)):
             for digest in set(digests) - set(archives):
-                with contextlib.suppress(InvalidArchive):  # collected before, when less was kept than now
+                with contextlib.suppress(InvalidArchive):  # collected earlier with a shorter grace
                     descriptor = store.descriptor(digest)
                     found |= _blobs(store, descriptor, there)
                     archives[digest] = descriptor
@@ -155,7 +155,8 @@ def _reachable(
                 continue
             hexadecimal = tag.removeprefix("sha256-")
             if (store.blobs.folder / hexadecimal).exists() or f"sha256:{hexadecimal}" in leased:
-                # It comes before its archive and goes after it, which may be brought back, or be another model's too.
+                # Attachments arrive before their archive and leave after it. The archive may be restored, or belong to
+                # another model.
                 marked |= _attached(store, tag, there[tag])
             elif change is not None:
                 change.replace(tag, None, "remove")
@@ -163,7 +164,7 @@ def _reachable(
 
 
 def _recent(history: list[Move], since: datetime) -> Iterator[str]:
-    """Yield digests that tags pointed to lately."""
+    """Yield digests that tags pointed to recently."""
     yield from (move.old for move in history if move.time >= since and move.old is not None)
 
 
@@ -180,7 +181,7 @@ def _blobs(store: Store, descriptor: Descriptor, there: dict[str, Descriptor]) -
 
 
 def _attached(store: Store, tag: str, listing: Descriptor) -> set[str]:
-    """Return the digests of what is attached to an archive that no tag points to, and of the list of it."""
+    """Return the digests of the attachments of an archive without a tag, and of their list."""
     found = {listing.digest}
     subject = Descriptor(media_type=manifest.INDEX, digest=tag.replace("-", ":", 1), size=0)
     with contextlib.suppress(InvalidArchive):
@@ -196,20 +197,20 @@ def _garbage(store: Store, marked: set[str], leased: set[str], before: float) ->
 
 
 def _loose(store: Store, marked: set[str], leased: set[str], before: float) -> Iterator[Path]:
-    """Yield blobs that nothing needs, and what interrupted copies left."""
+    """Yield unneeded blobs, and remains of interrupted copies."""
     for path in _files(store.blobs.folder):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
     unfinished = [*_files(store.tmp), *store.root.glob(".tmp-*"), *(store.root / "repos").rglob(".tmp-*")]
     for path in unfinished:
-        # A push that holds a lease may be about to go on with a part.
+        # A push that holds a lease may be about to resume a part.
         wanted = path.suffix == ".part" and f"sha256:{path.stem}" in leased
         if path.is_file() and not path.is_symlink() and not wanted and _old(path, before) and not is_locked(path):
             yield path
 
 
 def _derived(cache: DerivedCache, marked: set[str], before: float) -> Iterator[Path]:
-    """Yield derived files, which can be made again: they go with their archive, or when nobody uses them any more."""
+    """Yield derived files of archives that are gone, or that have not been used for long; they can be rebuilt."""
     for path in _files(cache.root):
         if f"sha256:{path.name}" not in marked and _old(path, before):
             yield path
@@ -226,7 +227,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _old(path: Path, before: float) -> bool:
-    """Tell whether a file was written before a moment; False if there is none."""
+    """Return whether a file was written before a time; False if it does not exist."""
     try:
         return path.stat().st_mtime <= before
     except FileNotFoundError:
@@ -234,7 +235,7 @@ def _old(path: Path, before: float) -> bool:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all in a folder; of what has gone meanwhile none."""
+    """Return the bytes of a file or folder; files that disappear meanwhile count as zero."""
     total = 0
     for item in path.rglob("*") if path.is_dir() else (path,):
         with contextlib.suppress(FileNotFoundError):
@@ -244,9 +245,9 @@ def _size(path: Path) -> int:
 
 
 def _remove(path: Path, before: float) -> bool:
-    """Remove a file or folder and tell whether it is gone.
+    """Remove a file or folder; return whether it is gone.
 
-    A list of signatures may come back into use, and is then written anew, after it was found to be garbage.
+    A list of signatures may be written again after it was found to be garbage.
     """
     if path.is_file() and not _old(path, before):
         return False

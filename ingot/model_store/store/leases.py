@@ -1,7 +1,7 @@
-"""What keeps blobs that no tag refers to yet from being collected: the leases of pushes under way.
+"""Leases of running pushes, which protect blobs from collection before a tag refers to them.
 
-A lease is a file that lists digests, locked as long as its owner lives: the kernel lets go of the lock of a process
-that was killed, so that no lease needs an end of its own.
+A lease is a file that lists digests, locked while its owner lives: the kernel releases the lock of a killed process, so
+leases need no expiry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leases:
 
     @contextmanager
     def hold(self, digests: Iterable[str]) -> Iterator[None]:
-        """Keep blobs from being collected, those that are there and those that are yet to come.
+        """Protect blobs from collection, including those that do not exist yet.
 
         Raises:
             OSError: the store cannot be written.
@@ -37,7 +37,7 @@ class Leases:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / secrets.token_hex(8)
         with contextlib.ExitStack() as stack:
-            # Within the gate: a collector must either see the lease, locked and written, or have swept before it.
+            # Inside the gate: a collector either sees the lease locked and complete, or has swept before it.
             with open_plain(self._gate, "ab+") as gate:
                 fcntl.flock(gate, fcntl.LOCK_SH)
                 lease = stack.enter_context(path.open("x"))
@@ -49,7 +49,7 @@ class Leases:
 
     @contextmanager
     def closed(self) -> Iterator[set[str]]:
-        """Let no new lease be taken, and yield the digests that are leased. Leases of dead processes are removed.
+        """Block new leases, and yield the leased digests. Leases of dead processes are removed.
 
         Raises:
             OSError: the store cannot be written.
@@ -65,7 +65,7 @@ class Leases:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a living process holds the lock of a file; False too if the file is gone."""
+    """Return whether a living process holds the lock of a file; False if the file is gone."""
     try:
         with open_plain(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,14 +1,14 @@
 """The local store: a folder of archives under names and tags, safe for many processes.
 
 STORE/
-  store.json                    the schema's version
+  store.json                    the schema version
   blobs/sha256/<hex>            every blob, once, read-only
   repos/<name>/index.json       tag -> archive
-  repos/<name>/reflog.jsonl     what each tag pointed to, when, and by whom
+  repos/<name>/reflog.jsonl     the previous targets of each tag, with time and user
   repos/<name>/.lock            held only while index.json is replaced; readers take no lock
   tmp/                          blobs that are being written
-  leases/                       what pushes under way need
-  derived/                      what engines made of archives, to load faster; can be deleted at any time
+  leases/                       blobs that running pushes need
+  derived/                      data computed from archives to load faster; may be deleted at any time
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Store:
     """Archives by name and tag.
 
     Args:
-        root: the folder; by default ``$INGOT_HOME``, else ``~/.ingot``. It is made by the first push.
+        root: the folder; by default ``$INGOT_HOME``, else ``~/.ingot``. It is created by the first push.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None):
@@ -73,26 +73,27 @@ class Store:
         transfer: Transfer | None = None,
         recheck: bool = False,
     ) -> Reference:
-        """Copy an archive into the store, with what is attached to it, and point a tag at it.
+        """Copy an archive with its attachments into the store, and point a tag at it.
 
-        A version tag (``1``, ``1.2.0``, ``v2``) is never moved; pushing the same archive again changes nothing.
-        Any other tag is an alias and moves.
+        A version tag (``1``, ``1.2.0``, ``v2``) is never moved; pushing the same archive again changes nothing. Any
+        other tag is an alias and moves.
 
         Args:
-            archive: from anywhere.
+            archive: from any place.
             reference: ``name:tag``.
             expect: the digest that the tag must have now, ``"none"`` for a new tag; by default anything.
-            transfer: is told of what is copied.
-            recheck: read the blobs that are here already, instead of trusting their names and sizes.
+            transfer: counts copied bytes.
+            recheck: verify existing blobs instead of trusting their names and sizes.
 
         Returns:
             The reference with the archive's digest.
 
         Raises:
             InvalidArgument: the reference has no tag, or the store cannot be written.
+            StorageFull: the disk is full; the copied part is removed.
             InvalidArchive: a blob of the archive is damaged; no tag is moved.
             AlreadyExists: the version holds another archive.
-            TagMoved: the tag is not what is expected.
+            TagMoved: the tag differs from ``expect``.
         """
         ref = _parse(reference)
         if ref.tag is None or not ref.pushable:
@@ -101,16 +102,16 @@ class Store:
             self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self._nothing_left_of(archive), self.leases.hold(_digests(archive)):
                 sink = self.blobs.doubting() if recheck else self.blobs
-                # First: nobody finds the archive without its signatures, even if this process ends now.
+                # First, so that the archive never appears without its signatures, even if this process dies.
                 self._attach(archive, ref.name, sink)
-                archive.copy_to(sink, transfer).check_own()  # of the copy: its blobs are on this disk, and checked
+                archive.copy_to(sink, transfer).check_own()  # of the copy, whose blobs are local and checked
                 return self._move(ref.name, ref.tag, archive, "push", expect)
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
-        """Point an alias, such as ``prod``, at what a reference names. One step: readers see the old or the new.
+        """Point an alias, such as ``prod``, at the archive of a reference. Readers see the old or the new one.
 
         Args:
-            reference: what is promoted.
+            reference: the archive to promote.
             alias: a tag of the same model.
             expect: the digest that the alias must have now, ``"none"`` for a new one; by default anything.
 
@@ -118,9 +119,9 @@ class Store:
             The alias with the digest.
 
         Raises:
-            NotFound: the store holds no such name, tag or digest.
+            NotFound: the store has no such name, tag or digest.
             AlreadyExists: ``alias`` is a version that holds another archive.
-            TagMoved: the alias is not what is expected; it is left alone.
+            TagMoved: the alias differs from ``expect``; it is not changed.
         """
         archive, found = self.find(reference)
         target = alias_of(found.name, alias)
@@ -128,11 +129,11 @@ class Store:
             return self._move(found.name, str(target.tag), archive, "promote", expect)
 
     def rollback(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
-        """Point an alias at what it pointed to before. A second rollback goes one further back.
+        """Point an alias at its previous target. A second rollback goes one further back.
 
         Raises:
-            NotFound: nothing is known of before, or it was collected.
-            InvalidArgument: the reference is no alias; a version never changes.
+            NotFound: no previous target is known, or it was collected.
+            InvalidArgument: the reference is not an alias; versions never change.
         """
         ref = _parse(reference)
         tags = self.of(ref.name)
@@ -141,20 +142,20 @@ class Store:
         *earlier, now = targets(tags.history(), ref.tag) or [None]
         before = [digest for digest in earlier if digest is not None]
         if not before:
-            raise NotFound(f"'{ref}' has nothing to go back to; ingot history {ref.name} shows what is known")
+            raise NotFound(f"'{ref}' has no previous target; ingot history {ref.name} shows its moves")
         try:
             archive = self.open(self.descriptor(before[-1]), tags.read())
         except InvalidArchive as error:
-            raise NotFound(f"'{ref}' pointed to {before[-1]} before, which is not whole any more: {error}") from error
+            raise NotFound(f"'{ref}' pointed to {before[-1]} before, which is now incomplete: {error}") from error
         if not archive.attached:
             archive = self._with_attached_elsewhere(archive, ref.name)
         with self._holding(archive):
             self._attach(archive, ref.name, self.blobs)
-            # What it is taken back from is what was looked at, or else somebody else's move would be undone.
+            # Expect the target that was read, so that no concurrent move is undone.
             return self._move(ref.name, ref.tag, archive, "rollback", (now or NONE) if expect == ANY else expect)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
-        """Remove a tag. Its blobs stay until they are collected, and :meth:`rollback` brings the tag back until then.
+        """Remove a tag. Its blobs are kept until they are collected; until then :meth:`rollback` restores the tag.
 
         Raises:
             NotFound: there is no such tag.
@@ -168,7 +169,7 @@ class Store:
         return Reference(ref.name, tag, entry.digest)
 
     def attach(self, archive: Archive, name: str, *, replace: bool = False) -> None:
-        """Store what is attached to an archive that is here already, beside or instead of what was attached before.
+        """Store the attachments of an existing archive, in addition to or instead of earlier ones.
 
         Raises:
             NotFound: the archive is not here.
@@ -179,10 +180,10 @@ class Store:
             self._attach(archive, name, self.blobs, replace=replace)
 
     def get(self, reference: str | Reference) -> Archive:
-        """Return the archive that a reference names; without a tag, the highest version, or the only tag.
+        """Return the archive of a reference; without a tag, the highest version, or the only tag.
 
         Raises:
-            NotFound: the store holds no such name, tag or digest; the message lists what there is.
+            NotFound: the store has no such name, tag or digest; the message lists those that exist.
         """
         return self.find(reference)[0]
 
@@ -190,7 +191,7 @@ class Store:
         """Return the reference with its tag and digest filled in.
 
         Raises:
-            NotFound: the store holds no such name, tag or digest.
+            NotFound: the store has no such name, tag or digest.
         """
         return self.find(reference)[1]
 
@@ -198,7 +199,7 @@ class Store:
         """Return the archive and the resolved reference, both from one reading of the tags.
 
         Raises:
-            NotFound: the store holds no such name, tag or digest.
+            NotFound: the store has no such name, tag or digest.
         """
         ref = _parse(reference)
         self._folder.check()
@@ -215,19 +216,19 @@ class Store:
         return self._folder.names()
 
     def tags(self, name: str) -> dict[str, str]:
-        """Return tag -> digest of a model; empty when there is no such model."""
+        """Return tag -> digest of a model; empty if there is no such model."""
         return {tag: entry.digest for tag, entry in self._entries(name).items()}
 
     def digest_of(self, name: str, tag: str) -> str | None:
         """Return the digest that a model's tag points to; None if there is no such tag.
 
         Raises:
-            InvalidArgument: ``tag`` is no tag.
+            InvalidArgument: ``tag`` is not a tag.
         """
         return self.tags(name).get(str(alias_of(name, tag).tag))
 
     def history(self, name: str) -> list[Move]:
-        """Return what the tags of a model pointed to, the oldest move first.
+        """Return the moves of a model's tags, oldest first.
 
         Raises:
             NotFound: the store has no such model.
@@ -237,15 +238,15 @@ class Store:
         if not moves and not self.root.exists():
             raise NotFound(f"there is no store at {self.root} yet")
         if not moves:
-            raise NotFound(f"the store at {self.root} knows nothing of '{name}'; ingot list shows what it holds")
+            raise NotFound(f"the store at {self.root} has no model '{name}'; ingot list shows its models")
         return moves
 
     def next_version(self, name: str) -> str:
-        """Return the lowest whole version above all that a model has, or had; ``1`` for a new one."""
+        """Return the lowest integer version above all current and former versions; ``1`` for a new model."""
         return next_version({*self.tags(name), *(move.tag for move in self.of(name).history())})
 
     def of(self, name: str) -> Tags:
-        """Return the tags of a model as they are kept.
+        """Return the stored tags of a model.
 
         Raises:
             InvalidArgument: their folder is a link.
@@ -265,7 +266,7 @@ class Store:
             raise InvalidArchive(f"blob {digest} is missing") from None
 
     def open(self, descriptor: Descriptor, entries: Mapping[str, Descriptor]) -> Archive:
-        """Return an archive with what is attached to it, as the entries of a model list it.
+        """Return an archive with the attachments that the entries of a model list.
 
         Raises:
             InvalidArchive: one of its documents is missing or damaged.
@@ -273,15 +274,15 @@ class Store:
         return Archive(self.blobs, descriptor, self._listed(entries.get(attachments_tag(descriptor.digest))))
 
     def _listed(self, listing: Descriptor | None) -> tuple[Descriptor, ...]:
-        """Return what an entry lists as attached: nothing where it is damaged, so that the archive can still be had."""
+        """Return the attachments in an entry; none if it is damaged, so that the archive remains usable."""
         try:
             return attachments.listed(self.blobs, listing) if listing is not None else ()
         except InvalidArchive as error:
-            log.warning("what is attached to an archive cannot be read, and counts for nothing: %s", error)
+            log.warning("attachments of an archive cannot be read and are ignored: %s", error)
             return ()
 
     def _locate(self, ref: Reference, entries: Mapping[str, Descriptor]) -> tuple[str, Descriptor]:
-        """Return which tag a reference names, and its archive's descriptor.
+        """Return the tag that a reference names, and its archive's descriptor.
 
         Raises:
             NotFound: it names none.
@@ -307,9 +308,9 @@ class Store:
         return Reference(name, tag, archive.digest)
 
     def _attach(self, archive: Archive, name: str, sink: BlobFolder, *, replace: bool = False) -> None:
-        """Copy what is attached to an archive, and list it with what was attached before, unless that is replaced.
+        """Copy an archive's attachments, and add them to those listed before, unless these are replaced.
 
-        A list that is damaged is made anew of what the archive carries.
+        A damaged list is rebuilt from the archive's own attachments.
         """
         if not archive.attached and not replace:
             return
@@ -322,22 +323,22 @@ class Store:
             change.replace(tag, listing, "push")
 
     def _with_attached_elsewhere(self, archive: Archive, name: str) -> Archive:
-        """Return an archive with what another model lists as attached to it.
+        """Return an archive with the attachments that another model lists.
 
-        It was forgotten here when the archive was collected, which came back when it was pushed to another model.
+        They were dropped here when the archive was collected, which returned when it was pushed to another model.
         """
         tag = attachments_tag(archive.digest)
         for other in self.names():
-            with contextlib.suppress(InvalidArchive):  # another model's damage is none of this one's
+            with contextlib.suppress(InvalidArchive):  # damage of another model does not matter here
                 if other != name and (listing := self.of(other).read().get(tag)) is not None:
                     return Archive(self.blobs, archive.descriptor, self._listed(listing))
         return archive
 
     @contextmanager
     def _nothing_left_of(self, archive: Archive) -> Iterator[None]:
-        """Remove what was copied of an archive where the disk was full: it would keep it full until it is collected.
+        """Remove the copied part of an archive if the disk was full, which it would otherwise keep full.
 
-        After any other failure it stays, so that the next push goes on with it.
+        After any other failure it is kept, so that the next push resumes it.
         """
         new = [item for item in archive.all_descriptors() if not self.blobs.has(item)]
         try:
@@ -350,21 +351,21 @@ class Store:
 
     @contextmanager
     def _holding(self, archive: Archive) -> Iterator[None]:
-        """Keep an archive that is here from being collected.
+        """Protect an existing archive from collection.
 
         Raises:
-            NotFound: it has been already.
+            NotFound: it was collected already.
         """
         with self._folder.writing(), self.leases.hold(_digests(archive)):
             if not all(self.blobs.has(item) for item in archive.descriptors()):
-                raise NotFound(f"'{archive.name}@{archive.digest}' is not whole here, or was collected a moment ago")
+                raise NotFound(f"'{archive.name}@{archive.digest}' is not complete here, or was just collected")
             yield
 
     def _check_free(self, name: str, tag: str, digest: str, expect: str) -> None:
-        """Check that a tag may be moved, which is done before blobs are copied and once more when it is.
+        """Check that a tag may be moved, before blobs are copied and again when it is moved.
 
         Raises:
-            TagMoved: it is not what is expected.
+            TagMoved: it differs from ``expect``.
             AlreadyExists: it is a version that holds, or held before it was removed, another archive.
         """
         entries = self._entries(name)
@@ -385,7 +386,7 @@ class Store:
 def _parse(reference: str | Reference) -> Reference:
     ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
     if ref.registry is not None:
-        raise InvalidArgument(f"'{ref}' is in a registry, not in the local store; ingot pull brings it here")
+        raise InvalidArgument(f"'{ref}' is in a registry, not in the local store; ingot pull copies it here")
     return ref
 
 

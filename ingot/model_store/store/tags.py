@@ -1,7 +1,7 @@
 """The tags of one model in a store, and the log of their moves.
 
-``index.json`` is replaced whole, under a lock that readers do not take. ``reflog.jsonl`` is written after it; what a
-process that was killed in between did not log, the next one logs, as ``recover``.
+``index.json`` is replaced atomically, under a lock that readers do not take. ``reflog.jsonl`` is written afterwards; if
+a process is killed in between, the next one logs its move as ``recover``.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ingot.model_store.references import is_attachments_tag, is_tag
 Action = Literal["push", "promote", "rollback", "remove", "recover"]
 
 ANY: Final = "any"
-"""Where a digest is expected: whatever there is."""
+"""Expected value of a tag: anything."""
 NONE: Final = "none"
-"""Where a digest is expected: nothing yet."""
+"""Expected value of a tag: no archive."""
 MAX_TAGS = 10_000
-# Moments that every time zone can show.
+# Times that every time zone can represent.
 _FIRST, _LAST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 log = logging.getLogger(__name__)
 
 
 class Move(BaseModel):
-    """What one tag pointed to before and after, each a digest, or None for nothing."""
+    """The target of one tag before and after: a digest, or None for nothing."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
@@ -56,7 +56,7 @@ class Tags:
 
     Args:
         name: the model's.
-        folder: where they are kept; made by the first change.
+        folder: where they are stored; created by the first change.
     """
 
     def __init__(self, name: str, folder: Path):
@@ -66,7 +66,7 @@ class Tags:
         self.reflog = folder / "reflog.jsonl"
 
     def read(self) -> dict[str, Descriptor]:
-        """Return tag -> archive, in the order in which they were added; empty when there is no such model.
+        """Return tag -> archive, in the order in which tags were added; empty if there is no such model.
 
         Raises:
             InvalidArchive: the index is damaged.
@@ -77,7 +77,7 @@ class Tags:
                 raw = stream.read()
         except FileNotFoundError:
             if self.reflog.exists():
-                raise InvalidArchive(f"{self.index} is missing, though tags were moved") from None
+                raise InvalidArchive(f"{self.index} is missing, although tags were moved") from None
             return {}
         except OSError as error:
             raise InvalidArgument(f"the store's {self.index} cannot be read: {error.strerror}") from error
@@ -85,11 +85,11 @@ class Tags:
         tags = {entry.annotations.get(manifest.REF_NAME, ""): entry for entry in entries}
         for tag in tags:
             if not is_tag(tag):
-                raise InvalidArchive(f"{self.index} names a tag that cannot be one: {tag[:40]!r}")
+                raise InvalidArchive(f"{self.index} contains an invalid tag: {tag[:40]!r}")
         return tags
 
     def history(self) -> list[Move]:
-        """Return all moves, the oldest first.
+        """Return all moves, oldest first.
 
         Raises:
             InvalidArchive: the log is damaged.
@@ -105,26 +105,26 @@ class Tags:
         return [move for number, line in enumerate(lines, 1) if (move := self.parse(line, number)) is not None]
 
     def parse(self, line: bytes, number: int) -> Move | None:
-        """Return what a line of the log says; None if it was cut short, by a full disk or a crash.
+        """Return the move in a line of the log; None if the line was truncated by a full disk or a crash.
 
         Raises:
             InvalidArchive: it is damaged.
         """
         if not line.endswith(b"}"):
-            return None  # the move was logged anew
+            return None  # the move was logged again
         try:
             return Move.model_validate_json(line)
         except ValidationError as error:
             raise InvalidArchive(
-                f"line {number} of {self.reflog} is damaged; ingot fsck --repair puts such lines aside"
+                f"line {number} of {self.reflog} is damaged; ingot fsck --repair moves such lines away"
             ) from error
 
     @contextmanager
     def locked(self, *, recover: bool = True) -> Iterator[Change]:
-        """Keep other processes from changing the tags, and yield what changes them.
+        """Lock the tags against other processes, and yield an object that changes them.
 
         Args:
-            recover: first log what a process did not that was killed.
+            recover: first log the move of a process that was killed.
 
         Raises:
             OSError: the folder cannot be written.
@@ -140,11 +140,11 @@ class Tags:
 
 
 class Change:
-    """Changes tags that are locked; see :meth:`Tags.locked`.
+    """Changes locked tags; see :meth:`Tags.locked`.
 
     Args:
         tags: the tags.
-        lock: the lock file. It holds a mark while the index may have been written, and the log not yet.
+        lock: the lock file. It contains a mark while the index may have been written, but the log not yet.
     """
 
     def __init__(self, tags: Tags, lock: IO[bytes]):
@@ -159,19 +159,19 @@ class Change:
         *,
         expect: str = ANY,
     ) -> Descriptor | None:
-        """Point a tag at an archive, or at nothing, if it points to what is expected.
+        """Point a tag at an archive, or at nothing, if its current value is as expected.
 
         Args:
-            tag: which.
-            new: the archive.
-            action: what the log calls it.
+            tag: the tag.
+            new: the archive, or None to remove the tag.
+            action: its name in the log.
             expect: a digest, ``ANY`` or ``NONE``.
 
         Returns:
-            What it pointed to before.
+            The previous target.
 
         Raises:
-            TagMoved: it points to something else than expected; nothing is changed.
+            TagMoved: the tag differs from ``expect``; nothing is changed.
             InvalidArgument: there are too many tags.
             OSError: the folder cannot be written.
         """
@@ -195,13 +195,13 @@ class Change:
             try:
                 self._log(move)
             except OSError as error:  # the tag has moved; the mark makes the next writer log it
-                log.warning("%s could not be written, and will be later: %s", self.tags.reflog, error)
+                log.warning("%s could not be written, and will be completed later: %s", self.tags.reflog, error)
                 return old
         self._lock.truncate(0)
         return old
 
     def mend_log(self, aside: Path) -> int:
-        """Take damaged lines out of the log, which is kept as it was as ``aside``, and return how many they were."""
+        """Remove damaged lines from the log, whose original is kept as ``aside``; return their number."""
         lines = self.tags.reflog.read_bytes().split(b"\n")
         sound = [line for number, line in enumerate(lines, 1) if self._sound(line, number)]
         aside.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ class Change:
             return False
 
     def recover(self) -> None:
-        """Log the moves that were made, but not logged, by a process that was killed."""
+        """Log the moves of a killed process that were made but not logged."""
         logged: dict[str, str | None] = {}
         for move in self.tags.history():
             logged[move.tag] = move.new
@@ -244,22 +244,22 @@ class Change:
             start = b""
             if stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)
-                start = b"" if stream.read(1) == b"\n" else b"\n"  # the last line was cut short
+                start = b"" if stream.read(1) == b"\n" else b"\n"  # the last line is truncated
             stream.write(start + move.model_dump_json().encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
 
 
 def check_expected(tag: str, there: str | None, expect: str) -> None:
-    """Raise TagMoved if a tag (``name:tag``) points to something else than a digest, ``NONE`` or ``ANY``."""
+    """Raise TagMoved if the target of a tag (``name:tag``) is not as expected: a digest, ``NONE`` or ``ANY``."""
     if expect not in (ANY, there or NONE):
-        raise TagMoved(f"'{tag}' is {there or NONE}, not {expect}: somebody else has moved it")
+        raise TagMoved(f"'{tag}' is {there or NONE}, not {expect}: it was moved meanwhile")
 
 
 def targets(history: list[Move], tag: str) -> list[str | None]:
-    """Return what a tag points to and, before it, what it can be rolled back to in turn; the last is what it is now.
+    """Return the targets of a tag in the order of rollbacks; the last is the current one.
 
-    A rollback takes the newest one off, so that a second rollback goes one further back.
+    A rollback removes the newest, so that a second rollback goes one further back.
     """
     stack: list[str | None] = []
     for move in history:
@@ -279,5 +279,5 @@ def _now() -> dict[str, object]:
 def _user() -> str:
     try:
         return getpass.getuser()[:200]
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a container's user may have no name
         return str(os.getuid())

@@ -1,6 +1,6 @@
-"""Keys that sign archives: ECDSA on the curve P-256, kept as PEM files.
+"""Keys that sign archives: ECDSA on the curve P-256, in PEM files.
 
-``cryptography`` is imported where it is first used: nothing that does not sign or verify pays for it.
+``cryptography`` is imported on first use, so that only signing and verifying pay for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 class PublicKey:
-    """What signatures are verified by."""
+    """A key that verifies signatures."""
 
     def __init__(self, key: EllipticCurvePublicKey):
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -45,7 +45,7 @@ class PublicKey:
 
     @classmethod
     def parse(cls, pem: bytes, where: str) -> PublicKey:
-        """Read a public key.
+        """Parse a public key.
 
         Raises:
             InvalidArgument: it is something else; the message says what, and calls it ``where``.
@@ -60,7 +60,7 @@ class PublicKey:
         return cls(_on_p256(key, where))
 
     def verify(self, signature: bytes, message: bytes) -> bool:
-        """Tell whether the owner of the private key signed this message."""
+        """Return whether the owner of the private key signed this message."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -73,7 +73,7 @@ class PublicKey:
 
 
 class PrivateKey:
-    """What archives are signed with."""
+    """A key that signs archives."""
 
     def __init__(self, key: EllipticCurvePrivateKey):
         self._key = key
@@ -87,15 +87,15 @@ class PrivateKey:
 
     @classmethod
     def parse(cls, pem: bytes, where: str, password: Callable[[], str]) -> PrivateKey:
-        """Read a private key.
+        """Parse a private key.
 
         Args:
             pem: the file's content.
-            where: what messages call it.
-            password: is asked for one if the key is encrypted; an empty one is none.
+            where: its name in messages.
+            password: called for the password of an encrypted key; an empty one means none.
 
         Raises:
-            InvalidArgument: it is no private key of the right kind, or the password is wrong or missing.
+            InvalidArgument: it is not a private key of the right kind, or the password is wrong or missing.
         """
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -109,7 +109,7 @@ class PrivateKey:
                     raise InvalidArgument(f"{where} is encrypted; set INGOT_KEY_PASSWORD to its password") from None
                 key = load_pem_private_key(pem, secret.encode())
         except UnsupportedAlgorithm as error:
-            raise InvalidArgument(f"{where} is {_kind(pem)} of a kind that Ingot does not use; {_REMEDY}") from error
+            raise InvalidArgument(f"{where} is {_kind(pem)} of an unsupported kind; {_REMEDY}") from error
         except ValueError as error:
             if b"ENCRYPTED" in pem:
                 raise InvalidArgument(f"{where} cannot be decrypted: the password is wrong") from error
@@ -131,14 +131,14 @@ class PrivateKey:
         return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
     def sign(self, message: bytes) -> bytes:
-        """Return a signature in DER; the same one for the same message, where the library can."""
+        """Return a signature in DER, deterministic if the library supports that."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA256
 
         try:
             return self._key.sign(message, ECDSA(SHA256(), deterministic_signing=True))
-        except UnsupportedAlgorithm:  # built with an OpenSSL before 3.2
+        except UnsupportedAlgorithm:  # OpenSSL older than 3.2
             return self._key.sign(message, ECDSA(SHA256()))
 
 
@@ -147,15 +147,15 @@ def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) 
 
     Args:
         path: the file.
-        trusted: what it says decides what is trusted, so nobody else may be able to write it.
-        limit: the most bytes that it can have.
+        trusted: the file decides what is trusted, so other users must not be able to write it.
+        limit: largest accepted number of bytes.
 
     Raises:
         NotFound: there is no such file.
-        InvalidArgument: it is too large, no plain file, or cannot be read; or everybody can write it.
+        InvalidArgument: it is too large, not a regular file, or unreadable; or every user can write it.
     """
     try:
-        # Opening a pipe would wait for its writer.
+        # Without O_NONBLOCK, opening a pipe would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             mode = os.fstat(descriptor).st_mode
@@ -172,7 +172,7 @@ def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) 
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(content) > limit:
-        raise InvalidArgument(f"{path} has over {limit >> 10} KiB: it is not what it should be")
+        raise InvalidArgument(f"{path} has over {limit >> 10} KiB, too much for a key or policy")
     return content
 
 
@@ -187,4 +187,4 @@ def _on_p256(key: object, where: str) -> EllipticCurvePublicKey:
 def _kind(pem: bytes) -> str:
     """Return what a file seems to be, by its first line."""
     found = re.match(rb"\s*-----BEGIN ([A-Z0-9 ]{1,40})-----", pem)
-    return _KINDS.get(found[1].decode(), "something else") if found else "no PEM file"
+    return _KINDS.get(found[1].decode(), "something else") if found else "not a PEM file"

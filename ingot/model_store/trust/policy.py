@@ -1,8 +1,8 @@
 """Trust policies: whose signatures are accepted for which models.
 
-A policy is a TOML file. The first rule that names a model counts, and no other; what no rule names must be signed and
-so is refused, unless the policy says otherwise. A field that is not known is an error, so that a slip of the pen does
-not switch a check off. The file's form is described in docs/registry.md.
+A policy is a TOML file. Only the first rule that matches a model applies. Models without a rule must be signed and so
+are refused, unless the policy says otherwise. Unknown fields are errors, so that a typo does not disable a check. The
+format is described in docs/registry.md.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _PolicyTable(_Table):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a policy says of an archive that it lets pass.
+    """A policy's decision to accept an archive.
 
-    ``signed_by`` is the id of the accepted key that signed it, at the time ``created``; None: the policy asks for none.
-    ``result`` is what its signatures are worth, ``rule`` which rule counted, empty if none names it.
+    ``signed_by`` is the id of the accepted key that signed it, at the time ``created``; None if no signature is
+    required. ``result`` describes its signatures; ``rule`` is the rule that applied, empty if none matched.
     """
 
     result: Result
@@ -65,17 +65,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """Who may sign the models of some names.
+    """The accepted signers of the models that match a pattern.
 
     Args:
-        label: what messages call it; empty if it stands in no file.
-        names: matches the names that it is for.
-        registry: the registry that it is for, as host and port; None: anywhere, the local store and files too.
-        keys: those that are accepted, by key id.
-        titles: what the policy calls each key.
-        allow_code: whether variants of formats that can run code may be loaded if one of the keys signed them.
-        require_signature: whether what is not signed by one of them is refused.
-        title: what the policy calls the names that it is for, and the registry.
+        label: its name in messages; empty if it is not from a file.
+        names: pattern of model names.
+        registry: host and port of the registry that it is restricted to; None: anywhere, including store and files.
+        keys: the accepted keys, by key id.
+        titles: the policy's names of the keys, by key id.
+        allow_code: whether a valid signature permits variants of formats that can run code.
+        require_signature: whether models without an accepted signature are refused.
+        title: the policy's text of name pattern and registry.
     """
 
     label: str
@@ -93,17 +93,17 @@ class Rule:
         return self.registry in (None, registry) and self.names.fullmatch(reference.name) is not None
 
     def accepted(self) -> str:
-        """Return the keys as people read them."""
+        """Return the keys for messages."""
         return ", ".join(f"{keyid[:16]}... ({title})" for keyid, title in self.titles.items()) or "none"
 
 
 class Policy:
-    """Rules, of which the first that names a model counts.
+    """A list of rules, of which the first match applies.
 
     Args:
-        title: what messages call the policy.
-        rules: in their order.
-        require_signature: whether what no rule names is refused.
+        title: its name in messages.
+        rules: in order.
+        require_signature: whether models without a rule are refused.
     """
 
     def __init__(self, title: str, rules: Sequence[Rule], *, require_signature: bool = True):
@@ -113,11 +113,11 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """Read a policy file, and the key files that it names, which lie beside it.
+        """Read a policy file and the key files that it names, relative to it.
 
         Raises:
             NotFound: there is no such file, or a key file is missing.
-            InvalidArgument: a file is not what it should be, or everybody can write it; the message says which.
+            InvalidArgument: a file is invalid, or every user can write it; the message names it.
         """
         path = path.expanduser()
         content = read_file(path, trusted=True, limit=MAX_POLICY_BYTES)
@@ -132,11 +132,11 @@ class Policy:
 
     @classmethod
     def of_keys(cls, paths: Sequence[Path]) -> Policy:
-        """Return a policy by which everything must be signed by one of some keys.
+        """Return a policy that requires a signature by one of some keys for everything.
 
         Raises:
             NotFound: a key file is missing.
-            InvalidArgument: one is no public key.
+            InvalidArgument: one is not a public key.
         """
         found = {str(path): PublicKey.parse(read_file(path.expanduser()), str(path)) for path in paths}
         titles = {key.keyid: title for title, key in found.items()}
@@ -144,31 +144,30 @@ class Policy:
         return cls(" and ".join(found), [rule])
 
     def rule(self, reference: Reference) -> Rule:
-        """Return the rule that counts for a model.
+        """Return the rule that applies to a model.
 
         Raises:
-            InvalidArgument: it has no name that a model can have, such as one with ``..`` in it.
+            InvalidArgument: its name is invalid, such as one with ``..`` in it.
         """
         valid_name(reference.name)
         default = Rule("", re.compile(""), require_signature=self.require_signature)
         return next((rule for rule in self.rules if rule.covers(reference)), default)
 
     def covers(self, reference: Reference) -> bool:
-        """Tell whether a rule names a model."""
+        """Return whether a rule matches a model."""
         return any(rule.covers(reference) for rule in self.rules)
 
     def check(self, archive: Archive, reference: Reference, *, file: str = "") -> Verdict:
-        """Tell whether an archive is trusted as what it was found as. Reads its signatures, not its blobs.
+        """Return the verdict on an archive under the name by which it was found. Blobs are not read.
 
         Args:
-            archive: with what is attached to it.
-            reference: what it was found as: its name, and the registry if it was found in one. Of a file,
-                ``Reference(archive.name)``.
+            archive: with its attachments.
+            reference: its name, and the registry if it was found in one. For a file, ``Reference(archive.name)``.
             file: the file that it was found in, for messages.
 
         Raises:
-            Untrusted: it is not; the message says what was found, which keys are accepted, and what to do.
-            InvalidArgument: the reference has no name that a model can have.
+            Untrusted: it is not trusted; the message has the findings, the accepted keys, and the remedy.
+            InvalidArgument: the reference has an invalid name.
         """
         rule = self.rule(reference)
         finding = signing.check(archive, reference.name, rule.keys)
@@ -184,33 +183,33 @@ class Policy:
         )
 
     def check_self_named(self, archive: Archive, name: str, *, file: str = "") -> Verdict:
-        """Tell whether an archive that was found under no name but its own is trusted as what it is served as.
+        """Return the verdict on an archive file that is served under a name of the user's choice.
 
-        A signature is for the archive's own name. That this name needs none lets in nothing, since whoever made the
-        file chose it: then the other name must need none either, or the signature be for that.
+        A signature is for the archive's own name. If that name needs none, this proves nothing, since the file's author
+        chose it: then the served name must need none either, or have a matching signature.
 
         Args:
-            archive: with what is attached to it, from a file.
-            name: what it is served as.
+            archive: with its attachments, from a file.
+            name: the served name.
             file: the file, for messages.
 
         Raises:
-            Untrusted: it is not.
+            Untrusted: it is not trusted.
         """
         verdict = self.check(archive, Reference(archive.name), file=file)
         return verdict if verdict.result == "valid" else self.check(archive, Reference(stored_name(name)), file=file)
 
     def check_copy(self, archive: Archive, source: Reference, target: Reference | None, *, file: str = "") -> None:
-        """Tell whether an archive may be copied: it must be trusted as what it is found as, and as what it becomes.
+        """Check that an archive may be copied: it must be trusted under its source and under its target.
 
-        What comes from elsewhere, a registry or a file, is held against the rule for its name there. What goes into the
-        local store, or to a name that a rule is for, is held against the rule for that name: a name that needs no
-        signature is not the way to one that does. What is neither is held against the rule for its own name.
+        An archive from a registry or a file is checked under its name there. An archive that goes into the local store,
+        or to a name with a rule, is checked under that name, so that a name without a required signature is no way
+        around one with it. Any other archive is checked under its source name.
 
         Args:
-            archive: with what is attached to it.
-            source: what it was found as; of a file, ``Reference(archive.name)``.
-            target: what it becomes; None, a file.
+            archive: with its attachments.
+            source: its name where it was found; for a file, ``Reference(archive.name)``.
+            target: its new name; None for a file.
             file: the file that it was found in.
 
         Raises:
@@ -220,15 +219,15 @@ class Policy:
         if file or source.registry is not None or not lands:
             self.check(archive, source, file=file)
         if target is not None and lands:
-            # A rule for a registry is for what comes from there, whatever it is called here.
+            # Rules for a registry apply to its archives under any local name.
             becomes = Reference(target.name, registry=target.registry or source.registry)
             self.check(archive, becomes, file=file or str(replace(source, digest=None, variant=None)))
 
     def check_bare(self, name: str, path: Path) -> Verdict:
-        """Tell whether a file that cannot carry a signature is trusted under a name.
+        """Return the verdict on a file that cannot carry a signature, under a name.
 
         Raises:
-            Untrusted: it is not.
+            Untrusted: it is not trusted.
         """
         rule = self.rule(Reference(stored_name(name)))
         if rule.require_signature:
@@ -243,15 +242,15 @@ class Policy:
         shown = f"'{Reference(reference.name, reference.tag, archive.digest, registry=reference.registry)}'"
         if file:
             shown = f"{file} ({archive.digest[:19]}...), as '{reference.name}',"
-        if not rule.keys:  # a rule that requires a signature has some
+        if not rule.keys:  # rules that require a signature have keys
             there = ", ".join(rule.title for rule in self.rules[:_SHOWN_RULES])
             more = f" and {len(self.rules) - _SHOWN_RULES} more" if len(self.rules) > _SHOWN_RULES else ""
             rules = f"the rules are for: {there}{more}" if there else "it has no rules"
             return f"{shown} is not trusted by {self._place(rule)}: no rule names '{reference.name}'; {rules}"
         found = "it is unsigned" if finding.result == "unsigned" else "; ".join(finding.faults[:4])
         return (
-            f"{shown} is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. Whoever "
-            "holds one of them can sign it: ingot sign"
+            f"{shown} is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}. The "
+            "holder of one of them can sign it: ingot sign"
         )
 
     def _place(self, rule: Rule) -> str:
@@ -263,10 +262,10 @@ def _rule(table: _RuleTable, number: int, path: Path) -> Rule:
     where = f"{path}, {label}"
     if _NAMES.fullmatch(table.names) is None:
         raise InvalidArgument(
-            f"{where}: that is no pattern of model names; write names with *, ? and, for any number of parts, **"
+            f"{where}: that is not a pattern of model names; write names with *, ? and, for any number of parts, **"
         )
     if not table.keys and (table.require_signature or table.allow_code):
-        need = "a signature is required" if table.require_signature else "allow_code counts for signed models alone"
+        need = "a signature is required" if table.require_signature else "allow_code applies to signed models only"
         raise InvalidArgument(f"{where}: {need}, and no keys are accepted; add keys = ['team.pub']")
     keys: dict[str, PublicKey] = {}
     titles: dict[str, str] = {}
@@ -294,11 +293,11 @@ def _key(text: str, position: int, path: Path, where: str) -> tuple[PublicKey, s
     try:
         return PublicKey.parse(read_file(file, trusted=True), str(file)), text
     except NotFound as error:
-        raise NotFound(f"{where}: {error}; keys are files beside the policy, or the text of one") from error
+        raise NotFound(f"{where}: {error}; keys are files relative to the policy, or PEM text") from error
 
 
 def _pattern(names: str) -> re.Pattern[str]:
-    """Return what matches names part by part: ``*`` and ``?`` stay inside one, ``**`` is one part or more."""
+    """Return a pattern that matches names by component: ``*`` and ``?`` within one, ``**`` for one or more."""
     parts = []
     for part in names.split("/"):
         inside = "".join({"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)) for char in part)
@@ -318,7 +317,7 @@ def _endpoint(address: RegistryAddress) -> tuple[str, int]:
 
 
 def _fault(error: ValidationError) -> str:
-    """Say what is wrong with a policy, in terms of the file."""
+    """Describe the first fault of a policy in terms of the file."""
     first: Any = error.errors(include_url=False, include_input=False)[0]
     loc = first["loc"]
     inside = len(loc) > 2 and loc[0] == "rule"

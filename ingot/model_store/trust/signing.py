@@ -1,12 +1,12 @@
-"""Signatures of archives: who vouches that a digest is the model of a name.
+"""Signatures of archives: a statement by a key's owner that a digest is the model of a name.
 
-A signature is a DSSE v1 envelope around an in-toto v1 statement of one subject: the last part of the model's name, and
-the archive's digest. It is attached to the archive and is not a part of it;
-:mod:`ingot.model_store.trust.policy` decides which signers are accepted.
+A signature is a DSSE v1 envelope around an in-toto v1 statement with one subject: the last component of the model's
+name, and the archive's digest. It is attached to the archive and not part of it; :mod:`ingot.model_store.trust.policy`
+decides which signers are accepted.
 
-Whoever writes to a registry can attach anything. So all that is read is bounded and parsed strictly before it is looked
-at, what was not signed by an accepted key says nothing, and one that was suffices whatever else is there.
-Specification: docs/archive-format.md.
+Anyone who can write to a registry can attach anything. So attachments are bounded and parsed strictly before use,
+statements without an accepted signature are ignored, and one accepted signature suffices. Specification:
+docs/archive-format.md.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ PREDICATE_TYPE: Final = "urn:ingot:signature:v1"
 MAX_ENVELOPE_BYTES = 64 << 10
 
 Result = Literal["valid", "unsigned", "untrusted", "invalid"]
-"""What a look at an archive's signatures gave: one of an accepted key holds; there are none; there are only others'; or
-one that claims to be of an accepted key, or that nobody can read, is wrong."""
+"""The result of checking an archive's signatures.
+
+An accepted key signed it (``valid``); it has no signatures; it has only those of other keys; or one that claims an
+accepted key, or is unreadable, is invalid.
+"""
 
 _Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
-# These are shown before anybody vouches for them: they must not drive a terminal.
+# Shown before verification: they must not contain terminal escapes.
 _Name = Annotated[str, Field(pattern=r"\A[a-z0-9][a-z0-9._-]{0,254}\z")]
 _Time = Annotated[str, Field(pattern=r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\z")]
 _Tool = Annotated[str, Field(pattern=r"\A[A-Za-z0-9.+_-]{1,64}\z")]
@@ -47,7 +50,7 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class _Strict(BaseModel):
-    # An unknown field is refused: one that restricts what is signed must not be overlooked by an old reader.
+    # Unknown fields are refused: an older reader must not overlook one that restricts the signature.
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
@@ -57,7 +60,7 @@ class _Signature(_Strict):
 
 
 class _Envelope(_Strict):
-    """DSSE. Several signers attach an envelope each, so one has one signature, and their number bounds the work."""
+    """DSSE. Each signer attaches one envelope with one signature, so their number bounds the work."""
 
     payload: str
     payload_type: Literal["application/vnd.in-toto+json"]
@@ -87,7 +90,7 @@ class _Statement(_Strict):
 
 @dataclass(frozen=True)
 class Claim:
-    """What one attached signature says of itself, whether it is true or not; ``fault`` is why it cannot be read."""
+    """The unverified content of one signature; ``fault`` is why it cannot be read."""
 
     keyid: str = ""
     name: str = ""
@@ -97,10 +100,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a look at an archive's signatures gave.
+    """The result of checking an archive's signatures.
 
-    ``signed_by`` is the key id and ``created`` the time of the one that holds. ``faults`` tells what is wrong with
-    those that do not, in the order in which they are attached.
+    ``signed_by`` and ``created`` are key id and time of the valid one. ``faults`` are the problems of the others, in
+    the order of attachment.
     """
 
     result: Result
@@ -110,19 +113,19 @@ class Finding:
 
 
 def subject_name(name: str) -> str:
-    """Return what a signature calls a model: the last part of its name, the same wherever it is copied to."""
+    """Return the name of a model in signatures: the last component of its name, which copies preserve."""
     return name.rpartition("/")[2]
 
 
 def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
     """Return the envelope of a signature, for :meth:`~ingot.model_store.format.archive.Archive.with_signature`.
 
-    ``SOURCE_DATE_EPOCH`` sets the time that it states.
+    ``SOURCE_DATE_EPOCH`` overrides its time.
 
     Args:
-        archive: what is signed. Its blobs are not read: the digest stands for all of them.
+        archive: the archive to sign. Its blobs are not read, as the digest covers them.
         name: the model's.
-        key: of whoever vouches for it.
+        key: the signer's.
 
     Raises:
         InvalidArgument: ``SOURCE_DATE_EPOCH`` is not a number of seconds.
@@ -140,17 +143,17 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
 
 
 def encoding(payload: bytes, kind: str = PAYLOAD_TYPE) -> bytes:
-    """Return what is really signed: DSSE's pre-authentication encoding, so that the type is signed too."""
+    """Return the signed bytes: DSSE's pre-authentication encoding, which includes the type."""
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
 
 
 def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding:
-    """Look for a signature that vouches for an archive under a name.
+    """Look for an accepted signature of an archive under a name.
 
     Args:
-        archive: what it must be of.
-        name: what the archive was found as.
-        keys: those that are accepted, by key id.
+        archive: the archive.
+        name: the name by which it was found.
+        keys: the accepted keys, by key id.
     """
     results: list[Result] = []
     faults: list[str] = []
@@ -174,18 +177,18 @@ def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding
 
 
 def describe(archive: Archive) -> list[Claim]:
-    """Return what the signatures of an archive say of themselves. Nothing vouches for it: see :func:`check`."""
+    """Return the unverified contents of an archive's signatures; see :func:`check` for verified ones."""
     return [_claim(content) for content in _contents(archive)]
 
 
 def _contents(archive: Archive) -> Iterator[bytes | InvalidArchive]:
-    """Yield each envelope, or what is wrong with it: one that is damaged does not spoil the others."""
+    """Yield each envelope, or its fault: a damaged one does not affect the others."""
     for descriptor in archive.attached:
         try:
             document = attachments.load(archive.blobs, descriptor, archive.descriptor)
             layer = document.layers[0]
             if layer.size > MAX_ENVELOPE_BYTES:
-                raise InvalidArchive(f"a signature says it has {layer.size} bytes, over the 64 KiB limit")
+                raise InvalidArchive(f"a signature has {layer.size} bytes, over the 64 KiB limit")
             yield read(archive.blobs, layer)
         except InvalidArchive as error:
             yield error
@@ -199,10 +202,10 @@ def _open(content: bytes | InvalidArchive) -> tuple[_Envelope, bytes]:
 
 
 def _verified(envelope: _Envelope, payload: bytes, key: PublicKey) -> _Statement:
-    """Return what an envelope says, which is looked at only if the key's owner said it."""
+    """Return the statement of an envelope after verifying its signature."""
     if not key.verify(_decode(envelope.signatures[0].sig, "sig"), encoding(payload)):
-        raise InvalidArchive(f"the signature of {key.keyid[:16]}... does not match what it is over: it was changed")
-    return _parse(_Statement, payload, f"what {key.keyid[:16]}... signed")
+        raise InvalidArchive(f"the signature of {key.keyid[:16]}... does not match its payload, which was changed")
+    return _parse(_Statement, payload, f"the statement of {key.keyid[:16]}...")
 
 
 def _check_subject(subject: _Subject, archive: Archive, name: str) -> None:
@@ -215,14 +218,14 @@ def _check_subject(subject: _Subject, archive: Archive, name: str) -> None:
 def _claim(content: bytes | InvalidArchive) -> Claim:
     try:
         envelope, payload = _open(content)
-        statement = _parse(_Statement, payload, "what it signs")
+        statement = _parse(_Statement, payload, "its statement")
     except InvalidArchive as error:
         return Claim(fault=str(error))
     return Claim(envelope.signatures[0].keyid, statement.subject[0].name, statement.predicate.created)
 
 
 def _parse(kind: type[_Kind], raw: bytes, what: str) -> _Kind:
-    """Parse a JSON document without any leniency: no name twice, no field unknown, no type converted.
+    """Parse a JSON document strictly: no duplicate names, no unknown fields, no type conversion.
 
     Raises:
         InvalidArchive: it is not of that kind.
@@ -232,7 +235,7 @@ def _parse(kind: type[_Kind], raw: bytes, what: str) -> _Kind:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in fault["loc"])[:80]
-        raise InvalidArchive(f"{what} is not of Ingot's form: {path!r}: {fault['msg']}") from error
+        raise InvalidArchive(f"{what} is not in Ingot's format: {path!r}: {fault['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArchive(f"{what} is not valid JSON: {error}") from error
 
@@ -241,7 +244,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name[:40]!r} stands in it twice")
+            raise ValueError(f"{name[:40]!r} occurs twice")
         found[name] = value
     return found
 
@@ -251,7 +254,7 @@ def _encode(content: bytes) -> str:
 
 
 def _decode(text: str, what: str) -> bytes:
-    """Decode base64 that can be written in one way only, so that equal signatures are equal bytes."""
+    """Decode canonical base64, so that equal signatures are equal bytes."""
     try:
         content = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:

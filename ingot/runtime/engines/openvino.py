@@ -124,8 +124,9 @@ def package() -> Any:
     Raises:
         Unsupported: it is not installed.
     """
-    # It reports its use while it is imported, which no setting prevents, but only if it finds the package that does so.
-    # A server must not call out; users who want the reports import openvino before.
+    # It reports its use while it is imported (https://github.com/openvinotoolkit/openvino/pull/23832), which no setting
+    # prevents, but only if it finds the package that does so. A server must not call out; users who want the reports
+    # import openvino before.
     with _importing:
         reporting = sys.modules.pop(_TELEMETRY, None)
         sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # Python's own way to say: this is not there
@@ -152,8 +153,9 @@ def _options(threads: int, precision: str) -> dict[str, Any]:
         # weights to int8. A variant runs as it was proved.
         "INFERENCE_PRECISION_HINT": precision,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
-        # It keeps code for every input shape: up to 5000 pieces by default, which took 1.3 GB and more after 400 shapes
-        # of a 23 MB model. With 1000 it stayed at 0.6 GB, and was as fast.
+        # It keeps code for every input shape, up to 5000 pieces by default
+        # (https://github.com/openvinotoolkit/openvino/issues/20633): 1.3 GB and growing after 400 shapes of a 23 MB
+        # model. With 1000 it stayed at 0.6 GB, and was as fast.
         "CPU_RUNTIME_CACHE_CAPACITY": 1000,
     }
 

@@ -63,7 +63,7 @@ class TestGraphs:
         serving = samples.serving().model_copy(update={"format": "aoti"})
         (found,) = diff(one(b"code", serving), one(b"other code", serving)).variants
         assert (found.same_model, found.graph) == (False, None)
-        assert found.notes == ("tensors and operators are compared of ONNX graphs; the format is aoti",)
+        assert found.notes == ("tensors and operators are compared for ONNX graphs only; the format is aoti",)
 
     def test_without_onnx_ir_all_else_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, "ingot.model_store.diff.graphs", raising=False)
@@ -101,11 +101,11 @@ class TestHostileGraphs:
             (external(location="BLOB", offset="4"), "is not the whole of its blob"),
             (external(location="BLOB", length="99"), "is not the whole of its blob"),
             (external(location="BLOB", dims=[1 << 40, 1 << 40]), "is not the whole of its blob"),
-            (external(location="BLOB", offset="much"), "is no ONNX graph"),
+            (external(location="BLOB", offset="much"), "is not an ONNX graph"),
             (raw(dims=[3]), r"holds 8 bytes; float32\[3\] has 12"),
-            (raw(dims=[-1, -2]), "has a dimension below zero"),
-            (raw(data_type=99), "is no ONNX graph"),
-            (raw(data_type=TensorProto.STRING), "'w'|is no ONNX graph"),
+            (raw(dims=[-1, -2]), "has a negative dimension"),
+            (raw(data_type=99), "is not an ONNX graph"),
+            (raw(data_type=TensorProto.STRING), "'w'|is not an ONNX graph"),
             (raw(name=EVIL, dims=[3]), r"<b>\\x1b\]0;owned\\x07\\nfake line"),
         ],
     )
@@ -122,7 +122,7 @@ class TestHostileGraphs:
         assert "\n" not in str(caught.value)
 
     def test_what_is_no_graph(self) -> None:
-        with pytest.raises(InvalidArchive, match=r"^a: variant 'fp32': graph sha256:\w+ is no ONNX graph: "):
+        with pytest.raises(InvalidArchive, match=r"^a: variant 'fp32': graph sha256:\w+ is not an ONNX graph: "):
             diff(one(b"some text"), one(graph()), labels=("a", "b"))
 
     def test_damage_in_a_tensor_is_found(self) -> None:

@@ -120,7 +120,7 @@ class TestTokens:
         assert not any("refresh" in item.path for item in server.log)
 
     def test_credentials_that_are_refused_are_said_so_and_not_shown(self, server: Server) -> None:
-        with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); docker login") as caught:
+        with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); log in with docker login") as caught:
             place(server, Credentials("ann", "hunter2")).find("tiny:1")
         assert "hunter2" not in repr(caught.value)
 
@@ -250,7 +250,7 @@ class TestTLS:
             yield server.address.replace("oci:", "oci+https:")
 
     def test_an_unknown_authority_is_not_believed(self, address: str) -> None:
-        with pytest.raises(InvalidArgument, match=r"cannot prove that it is that host: .*SSL_CERT_FILE=authority\.pem"):
+        with pytest.raises(InvalidArgument, match=r"has an untrusted certificate: .*SSL_CERT_FILE=authority\.pem"):
             Registry(address, retries=QUICK).find("tiny:1")
 
     def test_one_of_the_environment_is(self, address: str, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,14 +94,14 @@ def test_files_are_looked_into_in_order(tmp_path: Path, docker: Path, monkeypatc
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("{secret", "is no file of credentials"),
-        ("[]", "is no file of credentials"),
-        ({"auths": {HOST: "secret"}}, "is no file of credentials"),
-        ({"auths": {HOST: {"auth": ["secret"]}}}, "is no file of credentials"),
+        ("{secret", "is not a credential file"),
+        ("[]", "is not a credential file"),
+        ({"auths": {HOST: "secret"}}, "is not a credential file"),
+        ({"auths": {HOST: {"auth": ["secret"]}}}, "is not a credential file"),
         ({"auths": {HOST: {"auth": "secret!"}}}, f"damaged credentials for '{HOST}'"),
         ({"auths": {HOST: {"auth": "c2VjcmV0"}}}, f"damaged credentials for '{HOST}'"),
         ({"auths": {HOST: {"auth": "/////w=="}}}, f"damaged credentials for '{HOST}'"),
-        ({"credsStore": "../../bin/secret; x"}, "cannot be one"),
+        ({"credsStore": "../../bin/secret; x"}, "invalid name of a credential helper"),
     ],
 )
 def test_a_damaged_file_is_named_and_tells_nothing(docker: Path, content: object, fault: str) -> None:
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named_and_tells_nothing(docker: Path, content: object
 
 def test_a_file_that_is_too_large_is_not_read(docker: Path) -> None:
     write(docker, " " * (1 << 20) + "{}")
-    with pytest.raises(InvalidArgument, match="too large for a file of credentials"):
+    with pytest.raises(InvalidArgument, match="too large for a credential file"):
         find(HOST, "x")
 
 
@@ -153,7 +153,7 @@ class TestHelpers:
         [
             ("missing", "it is not installed, or not on the PATH"),
             ("locked", "it failed with status 1; try: echo registry.local:5000 | docker-credential-locked get"),
-            ("strange", "it does not answer as a helper program does"),
+            ("strange", "its output is invalid"),
             ("slow", "it did not answer within"),
         ],
     )

@@ -129,7 +129,7 @@ class TestDownload:
             Fault(f"GET .*{large(model)}", drop_received=1000),
             Fault(f"GET .*{large(model)}", headers={"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"}),
         ]
-        with pytest.raises(InvalidArchive, match="from byte 1000 on and gives 'bytes 0-"):
+        with pytest.raises(InvalidArchive, match="from byte 1000 and returned 'bytes 0-"):
             place.find(pushed)[0].verify()
 
     def test_errors_of_the_registry_while_a_tag_moves_are_sat_out(
@@ -147,7 +147,7 @@ class TestDownload:
         proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "1"})]
         place.find(pushed)
         proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "3600"})]
-        with pytest.raises(Unavailable, match="answers 429; it asks to come back in 3600 seconds"):
+        with pytest.raises(Unavailable, match="answers 429; it asks to retry in 3600 seconds"):
             place.find(pushed)
 
     def test_what_the_registry_refuses_is_not_asked_again(self, place: Registry, proxy: Server, pushed: str) -> None:

@@ -72,11 +72,11 @@ def test_other_things_than_archives_are_named(place: Registry, fake: Fake) -> No
     ).encode()
     fake.manifests["chart"] = json.dumps({**image, "artifactType": "application/vnd.chart"}).encode()
     fake.manifests["many"] = json.dumps({"schemaVersion": 2, "mediaType": manifest.INDEX, "manifests": []}).encode()
-    with pytest.raises(InvalidArchive, match="tiny:image' is no archive of Ingot's, but a container image"):
+    with pytest.raises(InvalidArchive, match="tiny:image' is not an Ingot archive, but a container image"):
         place.find("tiny:image")
-    with pytest.raises(InvalidArchive, match=r"is no archive of Ingot's, but 'application/vnd\.chart'"):
+    with pytest.raises(InvalidArchive, match=r"is not an Ingot archive, but 'application/vnd\.chart'"):
         place.find("tiny:chart")
-    with pytest.raises(InvalidArchive, match="tiny:many' is no archive of Ingot's, or is damaged"):
+    with pytest.raises(InvalidArchive, match="tiny:many' is not an Ingot archive, or is damaged"):
         place.find("tiny:many")
 
 
@@ -109,7 +109,7 @@ def test_a_blob_without_end_is_not_read_to_it(place: Registry, fake: Fake) -> No
 
 def test_redirects_without_end_are_not_followed_to_it(place: Registry, fake: Fake, server: Server) -> None:
     fake.before.append(lambda asked: Reply(307, {"Location": asked.path + "x"}))
-    with pytest.raises(InvalidArgument, match="from one address to the next, more than 5 times"):
+    with pytest.raises(InvalidArgument, match="redirects more than 5 times"):
         place.find("tiny:1")
     assert len(server.log) == 6
 
@@ -120,7 +120,7 @@ def test_redirects_without_end_are_not_followed_to_it(place: Registry, fake: Fak
 )
 def test_a_registry_leads_to_https_only(place: Registry, fake: Fake, location: str) -> None:
     fake.before.append(lambda asked: Reply(307, {"Location": location}))
-    with pytest.raises(InvalidArgument, match=r"(which is not followed|makes no sense|to the next)"):
+    with pytest.raises(InvalidArgument, match=r"(which is not followed|to an invalid URL|more than 5 times)"):
         place.find("tiny:1")
 
 
@@ -128,7 +128,7 @@ def test_a_registry_leads_to_https_only(place: Registry, fake: Fake, location: s
 def test_nothing_is_uploaded_to_where_it_must_not_go(place: Registry, fake: Fake, location: str | None) -> None:
     headers = {} if location is None else {"Location": location}
     fake.before.append(lambda asked: Reply(202, headers) if asked.method == "POST" else None)
-    with pytest.raises(InvalidArgument, match=r"(which is not followed|makes no sense|does not say where)"):
+    with pytest.raises(InvalidArgument, match=r"(which is not followed|to an invalid URL|no upload location)"):
         place.push(archive(b"new"), "tiny:2")
 
 
@@ -186,7 +186,7 @@ class TestLists:
 
     def test_a_next_page_elsewhere_is_not_fetched(self, place: Registry, fake: Fake, server: Server) -> None:
         fake.before.append(lambda asked: Reply(200, {"Link": '</secret>; rel="next"'}, b'{"tags": []}'))
-        with pytest.raises(InvalidArgument, match="a next page that lies elsewhere: '/secret'"):
+        with pytest.raises(InvalidArgument, match="a next page elsewhere: '/secret'"):
             place.tags("tiny")
         assert len(server.log) == 1
 
@@ -199,7 +199,7 @@ class TestLists:
     @pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"tags": 3}', b'{"nothing": []}', b"\xff", b"[" * 100_000])
     def test_something_else_than_a_list_is_said_so(self, place: Registry, fake: Fake, content: bytes) -> None:
         fake.before.append(lambda asked: Reply(200, body=content))
-        with pytest.raises(InvalidArgument, match="gives something else where tags are asked for"):
+        with pytest.raises(InvalidArgument, match="something other than a list of tags"):
             place.tags("tiny")
 
     def test_names_that_cannot_be_are_left_out(self, place: Registry, fake: Fake) -> None:
@@ -245,7 +245,7 @@ class TestReferrers:
         (signature,) = (each for each in fake.manifests.values() if b'"subject"' in each)
         entry = {"mediaType": manifest.MANIFEST, "digest": digest(signature), "size": len(signature)}
         fake.others = [{**entry, "artifactType": "application/vnd.ingot.signature.v1"}]
-        with pytest.raises(InvalidArchive, match="is no signature of"):
+        with pytest.raises(InvalidArchive, match="is not a signature of"):
             place.find("tiny:1")[0].signatures()
 
 
@@ -267,7 +267,7 @@ def test_a_damaged_index_of_attachments_is_not_written_over(place: Registry, fak
     fake.before.append(
         lambda asked: Reply(200, {"Content-Type": manifest.INDEX}, content) if asked.path.endswith(tag) else None
     )
-    with pytest.raises(InvalidArchive, match=r"attached to .* is not an index"):
+    with pytest.raises(InvalidArchive, match=r"attachments of .* is not an index"):
         place.attach(MODEL.with_signature(b"{1}"), "tiny")
 
 
@@ -333,7 +333,7 @@ def test_what_is_no_http_is_said_so() -> None:
 
 def test_a_host_that_speaks_plain_http_is_said_so(server: Server) -> None:
     address = server.address.replace("oci:", "oci+https:")
-    with pytest.raises(InvalidArgument, match=rf"does not speak HTTPS .*write oci\+http://127.0.0.1:{server.port}"):
+    with pytest.raises(InvalidArgument, match=rf"does not support HTTPS .*write oci\+http://127.0.0.1:{server.port}"):
         Registry(address, retries=QUICK).find("tiny:1")
 
 
