@@ -212,7 +212,7 @@ class TestRefused:
             ("save", "tiny:1", "-o", "nowhere/a.ingot"): "there is no folder nowhere",
             ("load", "tiny:1"): "there is no file tiny:1",
             ("promote", "tiny:1", "2"): "a version never changes",
-            ("promote", "tiny:1", "a b"): "'a b' is no tag",
+            ("promote", "tiny:1", "a b"): "'a b' is not a tag",
             ("rollback", "oci://127.0.0.1:1/tiny:prod"): "registries keep no history of tags; promote a version",
             ("history", "oci://127.0.0.1:1/tiny"): "registries keep no history of tags",
             ("remove", "tiny"): "name a tag, such as tiny:1",

@@ -120,7 +120,7 @@ class TestTokens:
         assert not any("refresh" in item.path for item in server.log)
 
     def test_credentials_that_are_refused_are_said_so_and_not_shown(self, server: Server) -> None:
-        with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); log in with docker login") as caught:
+        with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); log in") as caught:
             place(server, Credentials("ann", "hunter2")).find("tiny:1")
         assert "hunter2" not in repr(caught.value)
 
