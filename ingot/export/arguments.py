@@ -1,8 +1,8 @@
-"""The arguments of ``forward``: named flat tensors on our side, nested dicts, tuples and keywords on the model's.
+"""The arguments of ``forward``: flat named tensors for Ingot, nested dicts, tuples and keywords for the model.
 
 A tensor's name is the path to it, joined by dots: the parameter of ``forward``, then keys of dicts and dataclasses and
 positions in lists and tuples. ``forward(images, past)`` called with ``past=((k, v), (k, v))`` has the inputs
-``images``, ``past.0.0``, ``past.0.1``, ``past.1.0`` and ``past.1.1``. What is no tensor is a constant of the graph.
+``images``, ``past.0.0``, ``past.0.1``, ``past.1.0`` and ``past.1.1``. Other values are constants of the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class FileArrays(dict[str, Array]):
-    """The arrays of a file of examples, which may hold others beside the inputs, such as labels."""
+    """The arrays of a file of examples, which may hold more than the inputs, such as labels."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Slot:
 class Arguments:
     """How named tensors become a call of ``forward``.
 
-    ``names`` are the tensors' names, in order; the rest is the call's structure with its constants.
+    ``names`` are the tensors' names, in order. The other fields are the call's structure with its constants.
     """
 
     names: tuple[str, ...]
@@ -49,12 +49,12 @@ class Arguments:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The names in the order in which the call holds their tensors."""
+        """The names in the order of their tensors in the call."""
         return tuple(self.names[leaf.index] for leaf in self._leaves if isinstance(leaf, _Slot))
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """What is fixed in the graph, as ``name=value``; None is left out."""
+        """The constants of the graph as ``name=value``, without those that are None."""
         items = pytree.tree_flatten_with_path(self._unflatten(self._leaves))[0]
         fixed = ((path, leaf) for path, leaf in items if leaf is not None and not isinstance(leaf, _Slot))
         return tuple(f"{'.'.join(map(_key, path[1:]))}={leaf!r}" for path, leaf in fixed)
@@ -82,11 +82,11 @@ def from_names(module: nn.Module, names: Sequence[str], constants: Mapping[str, 
     """Return a call of ``module`` made from flat names.
 
     Names whose first parts are parameters of ``forward`` are passed by keyword, as tuples where all keys are positions
-    and as dicts otherwise. Names of which none is a parameter are passed by position. A TorchScript module takes its
-    arguments by position only.
+    and as dicts otherwise. If no name is a parameter, all are passed by position. The arguments of a TorchScript
+    module are always passed by position.
 
     Raises:
-        InvalidArgument: some names are parameters and some are not, or a constant is none.
+        InvalidArgument: only some names are parameters, or a constant is not a parameter.
     """
     known = parameters(module)
     slots = {name: _Slot(index) for index, name in enumerate(names)}
@@ -109,7 +109,7 @@ def from_example(
         constants: further keywords that are fixed in the graph.
 
     Raises:
-        InvalidArgument: there are more arguments than ``forward`` takes, or a keyword is not its.
+        InvalidArgument: there are more arguments than parameters, or a keyword is not a parameter.
     """
     known = parameters(module)
     names, args, kwargs = _as_call(module, example, known)
@@ -125,7 +125,7 @@ def from_example(
         leaves.append(_Slot(len(tensors)))
         name = _name(path, names)
         if name in tensors:
-            raise InvalidArgument(f"two of the example inputs are called '{name}'; rename a key that holds a dot")
+            raise InvalidArgument(f"two of the example inputs are called '{name}'; rename a key that contains a dot")
         tensors[name] = leaf
     if not tensors:
         raise InvalidArgument("the example inputs hold no tensor; pass tensors or arrays, not numbers or lists of them")
@@ -151,14 +151,14 @@ def inputs_among(example: Any, known: Collection[str]) -> tuple[Any, tuple[str, 
     if not isinstance(example, FileArrays):
         return example, ()
     used = {name: array for name, array in example.items() if {name, name.partition(".")[0]} & set(known)}
-    if not used:  # the names say nothing: the arrays go to the inputs in order
+    if not used:  # no name matches: the arrays go to the inputs in order
         return dict(example), ()
     unused = [name for name in example if name not in used]
     return used, tuple(f"'{name}' in the example is not an input: it is not used" for name in unused)
 
 
 def outside_parameters(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that no parameter of ``forward`` has, which its ``**kwargs`` take and may ignore."""
+    """Return the names that are not parameters of ``forward``, but go to its ``**kwargs``, which may ignore them."""
     known = parameters(module) if takes_any_keyword(module) else ()
     return tuple(name for name in names if known and name.partition(".")[0] not in known)
 
@@ -174,12 +174,12 @@ def _fit_by_name(module: nn.Module, names: Sequence[str], known: Sequence[str]) 
     if not strange or (takes_any_keyword(module) and len(strange) < len(tops)):
         return True
     if len(strange) < len(tops):
-        raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its forward takes {', '.join(known)}")
+        raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its parameters are {', '.join(known)}")
     return takes_any_keyword(module) and not known
 
 
 def takes_any_keyword(module: nn.Module) -> bool:
-    """Tell whether ``forward`` takes keywords that it does not name."""
+    """Return whether ``forward`` has ``**kwargs``."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     return any(item.kind is item.VAR_KEYWORD for item in inspect.signature(module.forward).parameters.values())
@@ -188,7 +188,7 @@ def takes_any_keyword(module: nn.Module) -> bool:
 def _check_constants(module: nn.Module, constants: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in constants:
         if name not in known and not takes_any_keyword(module):
-            raise InvalidArgument(f"the model has no parameter '{name}'; its forward takes {', '.join(known)}")
+            raise InvalidArgument(f"the model has no parameter '{name}'; its parameters are {', '.join(known)}")
 
 
 def _nest(items: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _nest(items: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise InvalidArgument(f"input '{name}' lies inside an input of its own name")
+                raise InvalidArgument(f"input '{name}' lies inside another input")
         if last in place:
             raise InvalidArgument(f"input '{name}' has other inputs inside it")
         place[last] = value
@@ -230,14 +230,17 @@ def _as_call(module: nn.Module, example: Any, known: Sequence[str]) -> tuple[Seq
 
 
 def _split(module: nn.Module, kwargs: Mapping[str, Any], known: Sequence[str]) -> Call:
-    """Return keywords as the arguments that a module takes: some kinds take them by position only."""
+    """Split keywords into arguments by position, which some kinds of module require, and by keyword."""
     if isinstance(module, torch.jit.ScriptModule):
         count = len(kwargs)
     else:
         count = positional_arguments(module.graph) if isinstance(module, fx.GraphModule) else 0
     first = known[:count]
     if not set(first) <= set(kwargs):
-        raise ExportError(f"describe the inputs of such a model from the first on: {', '.join(known)}")
+        raise ExportError(
+            "the first arguments of this model are passed by position; describe its inputs from the first on: "
+            f"{', '.join(known)}"
+        )
     return tuple(kwargs[name] for name in first), {key: value for key, value in kwargs.items() if key not in first}
 
 
@@ -255,7 +258,7 @@ def _tensor(leaf: Any) -> Any:
 
 def _name(path: tuple[Any, ...], known: Sequence[str]) -> str:
     side, *rest = (_key(key) for key in path)
-    if side == "0":  # a positional argument is called as its parameter
+    if side == "0":  # a positional argument has the name of its parameter
         first, *rest = rest
         index = int(first)
         return ".".join([known[index] if index < len(known) else f"input_{index}", *rest])

@@ -24,11 +24,11 @@ from ingot.export.torch_internals import pytree
 from ingot.tensors import Array, Signature
 
 NEXT = "_next"
-"""What the name of a state's new value ends with: the input ``count`` comes back as the output ``count_next``."""
+"""The suffix of a state's new value: the input ``count`` has the output ``count_next``."""
 
 
 class Runner(Protocol):
-    """Named arrays in, named arrays out: the original model, and every later form that is held against it."""
+    """Named arrays in, named arrays out: the original model, and every later form that is compared with it."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch."""
@@ -40,7 +40,7 @@ class Program:
     """A captured model and the log of what was done to it.
 
     ``exported`` takes the tensors of ``signature.inputs`` by position and returns those of ``signature.outputs`` as a
-    flat tuple, whatever the structure of the user's module. ``options`` are those that it was traced with.
+    flat tuple, whatever the structure of the user's module. ``options`` are the options of its trace.
     """
 
     exported: torch.export.ExportedProgram
@@ -51,10 +51,10 @@ class Program:
 
 @dataclass(frozen=True)
 class States:
-    """What a model changes when it runs, to be taken in and given back by its graph.
+    """State that a model changes when it runs, which becomes inputs and outputs of its graph.
 
     ``buffers`` are names of the module's buffers; they become inputs of these names. ``inputs`` are inputs that it
-    changes in place. The new value of each comes back as an output, its name followed by ``_next``.
+    changes in place. The new value of each is an output with ``_next`` after the name.
     """
 
     buffers: tuple[str, ...] = ()
@@ -71,16 +71,16 @@ class States:
 class Eager:
     """A PyTorch module called with named arrays.
 
-    Outputs are flattened: one tensor is ``output``; a tuple gives ``output_0``, ``output_1``; a dict or a dataclass
-    gives its keys; one called like an input has ``_next`` after its name. With ``states``, their values are taken from
-    the inputs and given back as outputs, and the module keeps those that it had.
+    Outputs are flattened: one tensor is ``output``; a tuple becomes ``output_0``, ``output_1``; a dict or a dataclass
+    keeps its keys; an output with the name of an input has ``_next`` after its name. With ``states``, their values are
+    read from the inputs and returned as outputs, and the module keeps its own values.
 
     Args:
         module: in evaluation mode; inputs are moved to its device.
         arguments: how named tensors become a call of it.
         output_names: overrides the outputs' names.
-        states: what it changes, to be lifted.
-        caches: buffers that it fills when it is called, with what they hold before: each call finds them so.
+        states: the state to lift into inputs and outputs.
+        caches: buffers that it fills when it is called, with their values before the call; each call starts with these.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Eager:
                 named = self._call(tensors)
         except ExportError:
             raise
-        except SystemExit as error:  # no Exception: it would end the export without a word
+        except SystemExit as error:  # not an Exception: it would end the export without a message
             raise ExportError(
                 f"the model's code ends the process when it runs (SystemExit: {error.code}); let it raise another "
                 "exception, or return"
@@ -147,7 +147,7 @@ class Eager:
         return named | _next_values(self.states, [*buffers, *changed])
 
     def in_double(self) -> Eager:
-        """Return a copy of the model in double precision, which takes inputs of single precision too."""
+        """Return a copy of the model in double precision, which also accepts inputs in single precision."""
         caches = {
             name: value.double() if value is not None and value.is_floating_point() else value
             for name, value in self.caches.items()
@@ -189,7 +189,7 @@ class _Flat(nn.Module):
         lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
         held = {name: value.clone() for name, value in lifted}
         with _holding(self.ingot_wrapped, [*fixed], [*fixed.values()]) if fixed else contextlib.nullcontext():
-            if held:  # functional_call writes new values back into the dict that it is given
+            if held:  # functional_call writes new values back into its argument
                 outputs = torch.func.functional_call(self.ingot_wrapped, held, args, kwargs)
             else:
                 outputs = self.ingot_wrapped(*args, **kwargs)
@@ -199,7 +199,7 @@ class _Flat(nn.Module):
 
 
 def user_path(path: str) -> str:
-    """Return the path of a module or weight in the user's module, of one in the flat modules that it was traced in."""
+    """Return the path of a module or weight in the user's module, without the wrappers that it was traced in."""
     return re.sub(r"^(L\['self'\]\.?)?(ingot_wrapped\.?)*", "", path)
 
 
@@ -228,7 +228,7 @@ class Captured:
 
 @contextlib.contextmanager
 def _holding(module: nn.Module, names: Sequence[str], values: Sequence[torch.Tensor | None]) -> Iterator[None]:
-    """Give a module's buffers other values, and afterwards those that they had."""
+    """Set a module's buffers to other values, and restore their own afterwards."""
     places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
     before = [getattr(owner, name) for owner, name in places]
     try:
@@ -248,17 +248,17 @@ def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Ten
     """Flatten a module's output into named tensors.
 
     Raises:
-        ExportError: it holds no tensor, or something beside tensors; or ``names`` are not as many as its tensors; or
-            two outputs have one name, or one has none.
+        ExportError: it holds no tensor, or values other than tensors; or the number of ``names`` differs from that of
+            its tensors; or two outputs have one name, or a name is empty.
     """
     paths = pytree.tree_flatten_with_path(outputs)[0]
     leaves = [(path, leaf) for path, leaf in paths if torch.is_tensor(leaf)]
     others = [leaf for _, leaf in paths if leaf is not None and not torch.is_tensor(leaf)]
     if not leaves:
-        raise ExportError(f"the model returns {type(outputs).__name__}, which holds no tensor")
+        raise ExportError(f"the model returns {type(outputs).__name__}, which holds no tensor; return tensors")
     if others:
         shown = repr(others[0]) if isinstance(others[0], bool | int | float | str) else type(others[0]).__name__
-        raise ExportError(f"the model returns {shown} beside tensors, which a graph cannot; return tensors only")
+        raise ExportError(f"the model returns {shown} as well as tensors, which a graph cannot; return tensors only")
     if names and len(names) != len(leaves):
         raise ExportError(f"the model has {len(leaves)} outputs, but {len(names)} names were given: {', '.join(names)}")
     _check_names(names := list(names) or [_name(path) for path, _ in leaves])
@@ -286,7 +286,7 @@ _EXPORTERS = ("torch", "onnxscript", "onnx_ir")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporters tell their own developers; failures are exceptions."""
+    """Silence the log of torch's exporters, which is for their developers; failures are exceptions."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in _EXPORTERS]
     # Not by their levels: setting hundreds of those clears every logger's cache each time.
     loggers = [logger for name in names if not (logger := logging.getLogger(name)).disabled]

@@ -13,11 +13,11 @@ def to_torch(array: Array) -> torch.Tensor:
     """Return a copy of an array as a tensor.
 
     Raises:
-        ExportError: the array holds text, which PyTorch has no tensor for.
+        ExportError: the array holds text, for which PyTorch has no tensor.
     """
     dtype = DType.of(array)
     if dtype is DType.BYTES:
-        raise ExportError("PyTorch models take no text tensors; tokenize before the model")
+        raise ExportError("PyTorch has no text tensors; tokenize before the model")
     if dtype is DType.BF16:
         return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

@@ -117,9 +117,9 @@ def test_a_dataclass_in_the_output_gives_its_fields() -> None:
 @pytest.mark.parametrize(
     ("names", "constants", "message"),
     [
-        (["batch.tokens", "pest.0.0"], {}, "no parameter 'pest'; its forward takes batch, past, doubled, mask"),
+        (["batch.tokens", "pest.0.0"], {}, "no parameter 'pest'; its parameters are batch, past, doubled, mask"),
         (["batch.tokens"], {"halved": True}, "no parameter 'halved'"),
-        (["batch", "batch.tokens"], {}, "'batch.tokens' lies inside an input of its own name"),
+        (["batch", "batch.tokens"], {}, "'batch.tokens' lies inside another input"),
         (["batch.tokens", "batch"], {}, "'batch' has other inputs inside it"),
     ],
 )
@@ -136,7 +136,7 @@ def test_objects_that_are_no_tensors_are_refused_in_the_output() -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return x + 1, Cache()
 
-    with pytest.raises(ExportError, match="returns Cache beside tensors"):
+    with pytest.raises(ExportError, match="returns Cache as well as tensors"):
         export_model(Caching(), X)
 
 

@@ -489,9 +489,9 @@ class TestDeep:
         [
             (
                 ["if x.sum() > 0:", "    x = x * 2", "return x, 'name'"],
-                ["the model returns 'name' beside tensors, which a graph cannot", "its code decides by the values"],
+                ["the model returns 'name' as well as tensors, which a graph cannot", "its code decides by the values"],
             ),
-            (["return x * 2, 3"], ["the model returns 3 beside tensors, which a graph cannot"]),
+            (["return x * 2, 3"], ["the model returns 3 as well as tensors, which a graph cannot"]),
         ],
     )
     def test_what_an_export_refuses_first_does_not_end_the_search(

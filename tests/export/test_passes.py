@@ -109,7 +109,7 @@ def test_rules_are_chosen_by_name_and_the_users_run_first() -> None:
     (default_fx, default_onnx), (all_fx, all_onnx) = rules.select(["default"]), rules.select(["all"])
     assert set(default_fx) <= set(all_fx)
     assert set(default_onnx) < set(all_onnx)
-    with pytest.raises(InvalidArgument, match=r"there is no rule 'conv-bm'; there are: .*attention, .*conv-bn"):
+    with pytest.raises(InvalidArgument, match=r"there is no rule 'conv-bm'; the rules are: .*attention, .*conv-bn"):
         rules.select(["conv-bm"])
 
 
@@ -139,7 +139,7 @@ def test_rules_of_installed_packages_run_too(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InvalidArgument, match="entry point 'theirs' cannot be loaded: no module named 'gone'"):
         rules.select()
     installed("not a pass")
-    with pytest.raises(InvalidArgument, match="entry point 'theirs' gives a str, not a pass"):
+    with pytest.raises(InvalidArgument, match="entry point 'theirs' holds a str, which is not a pass"):
         rules.select()
 
 

@@ -205,7 +205,7 @@ class TestOutputs:
         [
             (lambda x: 3, {}, "the model returns int, which holds no tensor"),
             (lambda x: None, {}, "holds no tensor"),
-            (lambda x: (x * 2, 3), {}, "returns 3 beside tensors"),
+            (lambda x: (x * 2, 3), {}, "returns 3 as well as tensors"),
             (lambda x: x * 2, {"output_names": ["x"]}, "'x' names an input and an output"),
             (lambda x: (x, x * 2), {"output_names": ["a"]}, "has 2 outputs, but 1 names were given: a"),
             (lambda x: (x, x * 2), {"output_names": ["a", "a"]}, "have one name .*'a', 'a'"),
@@ -256,7 +256,7 @@ class TestTypes:
         assert np.array_equal(ask(archive, x=x)["output"], function(torch.from_numpy(x)).numpy())
 
     def test_text_is_refused_with_the_reason(self) -> None:
-        with pytest.raises(ExportError, match="PyTorch models take no text tensors; tokenize before"):
+        with pytest.raises(ExportError, match="PyTorch has no text tensors; tokenize before"):
             export_model(models.net, inputs=["x:string[batch,4]"])
 
 
@@ -276,7 +276,7 @@ class TestRefusals:
             (["x:float32"], "is not a tensor description"),
             (["x:float32[batch,5]"], r"does not run on the example inputs \(x \[3, 5\]\): RuntimeError: mat1 and mat2"),
             (["x:int64[batch,4]"], r"does not run on the example inputs \(x \[3, 4\]\): RuntimeError: mat1 and mat2"),
-            (["x:float32[batch,4]", "y:float32[batch]"], "the model has no parameter 'y'; its forward takes x"),
+            (["x:float32[batch,4]", "y:float32[batch]"], "the model has no parameter 'y'; its parameters are x"),
         ],
     )
     def test_inputs_that_do_not_fit_the_model(self, inputs: list[str], message: str) -> None:
@@ -392,7 +392,7 @@ class TestNames:
             def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 return x - y
 
-        with pytest.raises(InvalidArgument, match="no parameter 'xx'; its forward takes x, y"):
+        with pytest.raises(InvalidArgument, match="no parameter 'xx'; its parameters are x, y"):
             export_model(Minus(), inputs=["y:float32[batch,2]", "xx:float32[batch,2]"])
 
     def test_a_class_is_not_a_module(self) -> None:

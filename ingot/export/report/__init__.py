@@ -1,4 +1,7 @@
-"""The export report: what was done to a model on its way, with the proof after each step. It travels in the archive."""
+"""The export report: each step of an export with its proof. It is stored in the archive.
+
+This file holds its documents and the journal that collects them; view.py and page.py show it as text and as HTML.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from ingot.model_store.format.evidence import ParityEvidence
 from ingot.model_store.format.manifest import Serving
 
 Progress = Callable[[str], None]
-"""Called with what begins now, for a progress display."""
+"""Called with the name of each step as it begins, for a progress display."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of things. It is bounded since a report may come from anybody, and is computed with to be shown."""
+"""A count, bounded because reports come from untrusted archives and are computed with when shown."""
 
 
 class _Record(BaseModel):
@@ -25,7 +28,7 @@ class _Record(BaseModel):
 
 
 class Attempt(_Record):
-    """One rung of the capture ladder; ``failure`` is empty for the one that was taken."""
+    """One rung of the capture ladder; ``failure`` is empty for the one that succeeded."""
 
     route: str
     failure: str = ""
@@ -42,7 +45,7 @@ class Rewrite(_Record):
 
 
 class Node(_Record):
-    """One operation of a graph. ``module`` is where in the user's module it comes from, such as ``layers.0.attn``."""
+    """One operation of a graph. ``module`` is the path of its submodule, such as ``layers.0.attn``."""
 
     name: str
     operator: str
@@ -53,7 +56,7 @@ class Node(_Record):
 
 
 class GraphView(_Record):
-    """A graph as the report shows it, and how often each operator stands in it."""
+    """A graph as the report shows it, with the count of each operator."""
 
     title: str
     nodes: tuple[Node, ...]
@@ -70,7 +73,7 @@ class Stage(_Record):
 
 
 class Report(_Record):
-    """Everything that an export did."""
+    """The whole export."""
 
     schema_version: int = 1
     name: str
@@ -91,17 +94,17 @@ class Report(_Record):
 
 @dataclass
 class StageRecord:
-    """A stage that is being done; its detail and proof are filled in on the way."""
+    """A stage in progress; the stage sets its detail and proof."""
 
     detail: str = ""
     parity: tuple[ParityEvidence, ...] = ()
 
 
 class Journal:
-    """What an export does, as it does it, for its report.
+    """Collects the steps of an export for its report.
 
     Args:
-        progress: called with what begins now.
+        progress: called with the name of each step as it begins.
     """
 
     def __init__(self, progress: Progress):
@@ -125,11 +128,11 @@ class Journal:
         self._stages.append(Stage(name=name, seconds=round(seconds, 3), detail=entry.detail, parity=entry.parity))
 
     def note(self, *notes: str) -> None:
-        """Keep remarks for the archive's provenance."""
+        """Add remarks to the archive's provenance."""
         self.notes.extend(notes)
 
     def report(self, serving: Serving, sizes: dict[str, int]) -> Report:
-        """Return the report of what was exported as ``serving`` says."""
+        """Return the report of the variant that ``serving`` describes."""
         return Report(
             name=serving.name,
             source=serving.provenance.source,

@@ -1,4 +1,4 @@
-"""Graphs as the export report shows them."""
+"""Conversion of FX and ONNX graphs to the form of the report."""
 
 from __future__ import annotations
 

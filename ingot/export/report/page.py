@@ -11,9 +11,9 @@ from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
 from ingot.report import charts, pages
 from ingot.report.units import size
 
-# Further operators are folded.
+# Further operators are collapsed.
 _MOST_BARS = 12
-# A longer list of nodes without a module is folded; deeper modules are shown as one.
+# A longer list of nodes without a module is collapsed; deeper modules are shown as one.
 _LONGEST = 40
 _DEEPEST = 40
 
@@ -107,7 +107,7 @@ def _graphs(graphs: Sequence[GraphView]) -> str:
 
 
 def _kind(graph: GraphView) -> str:
-    """Return whether a graph is one of FX or ONNX, which its title begins with."""
+    """Return the kind of a graph, FX or ONNX, with which its title begins."""
     return graph.title.partition(" ")[0]
 
 
@@ -115,7 +115,7 @@ def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
     root, flat = _Part(""), _Part("no module")
     for node in graph.nodes:
         (root.place(node.module.split(".", _DEEPEST)) if node.module else flat).nodes.append(node)
-    # A graph without modules is one long list, which must not be unfolded at the start.
+    # A graph without modules is one long list, which starts collapsed.
     own = flat.unfolding(marks) if flat.count() > _LONGEST else flat.own(marks)
     most = max([1, *graph.operators.values()])
     bars = [_bar(operator, count, most) for operator, count in graph.operators.items()]
@@ -147,7 +147,7 @@ class _Part:
         return len(self.nodes) + sum(part.count() for part in self.parts.values())
 
     def shown(self, marks: Mapping[str, str]) -> str:
-        """Return the part's nodes as a list, and its parts as lists that unfold."""
+        """Return the part's nodes as a list, and its parts as collapsible lists."""
         return self.own(marks) + "".join(part.unfolding(marks) for part in self.parts.values())
 
     def own(self, marks: Mapping[str, str]) -> str:

@@ -14,8 +14,7 @@ def text(report: Report, nodes: bool = False) -> str:
 
     Args:
         report: what to show.
-        nodes: list every operation of every graph with the line of the user's code that it comes from, not only how
-            often each operator stands in it.
+        nodes: list every operation of every graph with its line of the user's code, not only counts of operators.
     """
     lines = [f"{report.name}, exported from {report.source} at {report.created}"]
     lines += section("Inputs", items(report.inputs))

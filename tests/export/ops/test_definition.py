@@ -111,7 +111,7 @@ def fine(x: Tensor) -> Tensor:
         ("tests::bad", nothing, "it must return a tensor or a tuple of tensors"),
         ("bad", fine, "'bad' cannot name an operator; write namespace::name"),
         ("tests::bad-name", fine, "cannot name an operator"),
-        ("aten::relu", fine, "PyTorch has an operator 'aten::relu' already"),
+        ("aten::relu", fine, "PyTorch already has an operator 'aten::relu'"),
     ],
 )
 def test_what_cannot_be_an_operator(name: str, body: Callable[..., Any], message: str) -> None:
@@ -121,5 +121,5 @@ def test_what_cannot_be_an_operator(name: str, body: Callable[..., Any], message
 
 
 def test_a_native_operator_has_a_domain() -> None:
-    with pytest.raises(InvalidArgument, match="'BiasGelu' is no ONNX operator; write domain::Name"):
+    with pytest.raises(InvalidArgument, match="'BiasGelu' cannot name a native operator; write domain::Name"):
         ingot.op("tests::bad", native="BiasGelu")

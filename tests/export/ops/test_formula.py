@@ -155,7 +155,7 @@ def test_a_number_that_is_computed_with_matches_by_its_own_value() -> None:
 
 
 def test_without_an_example_there_is_no_rule() -> None:
-    with pytest.raises(InvalidArgument, match=r"'tests::scale' has no example; give one: @ingot\.op"):
+    with pytest.raises(InvalidArgument, match=r"'tests::scale' has no example; add one: @ingot\.op"):
         ops.scale.rule()
 
 

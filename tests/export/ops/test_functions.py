@@ -167,7 +167,7 @@ def test_a_function_written_in_onnxscript() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (ops.opaque, r"body of operator 'tests::opaque' cannot be captured; say .* \(onnx= or native=\)"),
+        (ops.opaque, r"body of operator 'tests::opaque' cannot be captured; state .* \(onnx= or native=\)"),
         (
             ops.bessel,
             r"the body of operator 'tests::bessel' has no ONNX form: nothing translates prims\.bessel_i1e\.default "

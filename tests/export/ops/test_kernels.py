@@ -65,7 +65,7 @@ def test_a_kernel_takes_the_bodys_place(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_computes_something_else_is_found_out(tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match=r"'tests::biased' answers its example otherwise than the body, by \d"):
+    with pytest.raises(ParityError, match=r"the kernel of 'tests::biased' deviates from the body on its example by \d"):
         shift("biased").kernel("cpu", source(tmp_path, "biased", "+ 1"))
 
 
@@ -79,9 +79,9 @@ def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
         operator.kernel("cpu", tmp_path / "broken.cpp")
     with pytest.raises(InvalidArgument, match=r"register no kernel .* TORCH_LIBRARY_IMPL\(tests, CPU, m\)"):
         operator.kernel("cpu", tmp_path / "empty.cpp")
-    with pytest.raises(NotFound, match=r"there is no source file gone\.cpp"):
+    with pytest.raises(NotFound, match=r"the source file gone\.cpp"):
         operator.kernel("cpu", "gone.cpp")
-    with pytest.raises(InvalidArgument, match="a kernel is for 'cpu' or 'cuda', not for 'tpu'"):
+    with pytest.raises(InvalidArgument, match="there are kernels for 'cpu' and 'cuda', not for 'tpu'"):
         operator.kernel("tpu", tmp_path / "empty.cpp")
 
 
@@ -117,12 +117,12 @@ def test_a_library_for_onnx_runtime_is_built_and_loads(tmp_path: Path) -> None:
 def test_what_a_library_for_onnx_runtime_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = ROOT / "examples" / "custom_op" / "ort_library.cpp"
     with pytest.raises(
-        NotFound, match=r"holds no onnxruntime_c_api\.h\. No wheel .* take the archive onnxruntime-linux"
+        NotFound, match=r"does not contain onnxruntime_c_api\.h\. Wheels .* download the archive onnxruntime-linux"
     ):
         build_ort_library([example], tmp_path, tmp_path / "libacme.so")
     (tmp_path / "onnxruntime_c_api.h").write_text(HEADER)
     with pytest.raises(InvalidArgument, match=r"ort_library\.cpp does not compile: .*onnxruntime_cxx_api\.h"):
         build_ort_library([example], tmp_path, tmp_path / "libacme.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(Unsupported, match="no C\\+\\+ compiler 'no-such-compiler' here"):
+    with pytest.raises(Unsupported, match="the C\\+\\+ compiler 'no-such-compiler' is not installed"):
         build_ort_library([example], tmp_path, tmp_path / "libacme.so")

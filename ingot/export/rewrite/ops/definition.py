@@ -1,4 +1,4 @@
-"""The definition of an operator, and those that this process has defined."""
+"""The definition of a custom operator, and the registry of those defined in this process."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DEFINED: dict[str, Op[Any, Any]] = {}
 
 
 class Op(Generic[P, R]):
-    """An operator; calling it runs its body, or a compiled kernel if one was given. Made by :func:`op`.
+    """A custom operator, made by :func:`op`. A call runs its body, or its compiled kernel if it has one.
 
     Attributes:
-        name: such as ``acme::gated_rms_norm``; in ONNX, the domain is ``acme``.
+        name: such as ``acme::gated_rms_norm``, whose ONNX domain is ``acme``.
         body: the Python function that defines it.
         example: arguments to call it with, or empty.
         spellings: further functions that its rewrite rule looks for.
-        onnx: its ONNX function, or None where that is derived from the body.
-        native: the operator of ONNX Runtime that it becomes instead, or None.
-        attributes: names that its arguments have as ONNX attributes, where they differ.
+        onnx: its ONNX function, or None if that is derived from the body.
+        native: the ONNX Runtime operator that it becomes instead, or None.
+        attributes: names of ONNX attributes by parameter, where they differ.
         outputs: how many tensors it returns.
-        tensors: the parameters that take a tensor, a list of tensors, or a tensor or None.
+        tensors: the parameters whose type is a tensor, a list of tensors, or a tensor or None.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Op(Generic[P, R]):
 
     @property
     def overload(self) -> OpOverload:
-        """What stands in FX graphs."""
+        """The target of its calls in FX graphs."""
         namespace, _, name = self.name.partition("::")
         return getattr(getattr(torch.ops, namespace), name).default  # type: ignore[no-any-return]
 
@@ -81,8 +81,8 @@ class Op(Generic[P, R]):
         """Run ``torch.library.opcheck``: schema, shapes, autograd registration, tracing with dynamic shapes.
 
         Args:
-            args: those of a call; by default the example.
-            kwargs: likewise.
+            args: positional arguments of a call; by default the example.
+            kwargs: keyword arguments of the call.
 
         Raises:
             ExportError: a check fails, such as for an output that is a view of an input.
@@ -96,14 +96,14 @@ class Op(Generic[P, R]):
             raise ExportError(f"operator '{self.name}' fails torch.library.opcheck: {reason}") from error
 
     def rule(self) -> FxPass:
-        """Return the rewrite rule that finds the formula in a captured model and puts the operator in its place.
+        """Return the rewrite rule that replaces the operator's formula in a captured model by the operator.
 
         Raises:
             InvalidArgument: the operator has no example.
         """
         return self._rule
 
-    @functools.cached_property  # it traces the formula once
+    @functools.cached_property  # traces the formula once
     def _rule(self) -> FxPass:
         class Rule(FormulaRule):
             name = self.name
@@ -111,7 +111,7 @@ class Op(Generic[P, R]):
         return Rule(self.overload, (self.body, *self.spellings), self.bind(self._example(), {}))
 
     def kernel(self, device: str, *sources: str | Path) -> None:
-        """Compile a kernel, which then runs in place of the body on one kind of device, in this process.
+        """Compile a kernel, which then replaces the body on one kind of device in this process.
 
         Args:
             device: ``cpu`` or ``cuda``.
@@ -119,15 +119,15 @@ class Op(Generic[P, R]):
 
         Raises:
             NotFound: a source file is missing.
-            Unsupported: the device is not here.
+            Unsupported: this machine lacks the device.
             InvalidArgument: the operator has no example, or the sources cannot be built or register nothing for it.
-            ParityError: the kernel answers the example otherwise than the body.
+            ParityError: the kernel and the body return different results for the example.
         """
         kernels.load(self.overload, self.body, self.bind(self._example(), {}), device, sources)
 
     def _example(self) -> tuple[Any, ...]:
         if not self.example:
-            raise InvalidArgument(f"operator '{self.name}' has no example; give one: @ingot.op(..., example=(...))")
+            raise InvalidArgument(f"operator '{self.name}' has no example; add one: @ingot.op(..., example=(...))")
         return self.example
 
 
@@ -141,28 +141,28 @@ def op(
     native: str | None = None,
     attributes: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make an operator of a Python function of tensors.
+    """Make a Python function of tensors an operator.
 
-    The function's parameters and result must have type annotations that ``torch.library.custom_op`` knows. It must not
-    change its arguments, nor return one of them or a view of one.
+    The function's parameters and result must have type annotations that ``torch.library.custom_op`` supports. It must
+    not change its arguments, and must not return one of them or a view of one.
 
     Args:
         name: ``namespace::name``.
-        example: arguments to call it with: what its rewrite rule is traced with, and what it is checked with.
-        spellings: functions of the same parameters and meaning, which the rewrite rule finds beside the body.
-        fake: gives a result of the right shape and type without the values; by default the body itself does.
-        onnx: an onnxscript function that it is in ONNX, with parameters of the same names; by default derived.
-        native: an operator of ONNX Runtime that takes the same inputs in the same order, such as
-            ``com.microsoft::BiasGelu``; the model then runs in ONNX Runtime only.
+        example: arguments to trace its rewrite rule with, and to check it with.
+        spellings: functions with the same parameters and result, which the rewrite rule also finds.
+        fake: returns a result of the right shape and type without values; by default the body.
+        onnx: its form as an onnxscript function with the same parameter names; by default derived from the body.
+        native: an ONNX Runtime operator with the same inputs in the same order, such as
+            ``com.microsoft::BiasGelu``. The model then runs in ONNX Runtime only.
         attributes: names of ONNX attributes by parameter, where they differ, such as ``{"eps": "epsilon"}``.
 
     Raises:
-        InvalidArgument: the name, the parameters or the result are not fit for an operator.
+        InvalidArgument: the name, the parameters or the result are not valid for an operator.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(f"'{name}' cannot name an operator; write namespace::name, such as acme::gated_rms_norm")
     if native is not None and not _NATIVE.fullmatch(native):
-        raise InvalidArgument(f"'{native}' is no ONNX operator; write domain::Name, such as com.microsoft::BiasGelu")
+        raise InvalidArgument(f"'{native}' cannot name a native operator; write domain::Name: com.microsoft::BiasGelu")
 
     def define(body: Callable[P, R]) -> Op[P, R]:
         made = Op(name, body, example, spellings, fake, onnx, native, attributes or {})
@@ -173,14 +173,14 @@ def op(
 
 
 def _read_schema(name: str, body: Callable[..., Any]) -> FunctionSchema:
-    """Return PyTorch's view of a function's parameters and result.
+    """Return the schema of a function's parameters and result.
 
     Raises:
-        InvalidArgument: they are not fit for an operator, or PyTorch has one of that name.
+        InvalidArgument: they are not valid for an operator, or PyTorch has an operator of this name.
     """
     namespace, _, short = name.partition("::")
     if name not in _DEFINED and hasattr(getattr(torch.ops, namespace), short):
-        raise InvalidArgument(f"PyTorch has an operator '{name}' already; take another namespace")
+        raise InvalidArgument(f"PyTorch already has an operator '{name}'; use another namespace")
     try:
         schema = parse_schema(f"{name}{torch.library.infer_schema(body, mutates_args=())}")
     except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -192,7 +192,7 @@ def _read_schema(name: str, body: Callable[..., Any]) -> FunctionSchema:
 
 
 def defined(target: Any) -> Op[Any, Any] | None:
-    """Return the operator that a node of an FX graph calls, or None if it is not one of these."""
+    """Return the operator that a node of an FX graph calls, or None if it is not a custom operator."""
     return _DEFINED.get(schema(target).name) if isinstance(target, OpOverload) else None
 
 

@@ -1,4 +1,4 @@
-"""The rewrite rule of an operator: where its formula stands in a captured model, the operator takes its place."""
+"""The rewrite rule of a custom operator, which replaces its formula in a captured model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.export.rewrite.passes.fx_graph import Memory
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
 from ingot.export.torch_internals import OpOverload, pytree
 
-# No formula holds these numbers: where one turns up in a traced formula, the argument that had it is used as it is.
+# Formulas do not contain these numbers: one in a traced formula shows where an argument is used unchanged.
 _MARK = 0.7390851332151607
 _KEPT = ("val", "stack_trace", "nn_module_stack")
 
@@ -31,7 +31,7 @@ class FormulaRule(FxPass):
     """Replaces a formula by an operator.
 
     A model's formula matches if it has the same operations with the same order of operands. Its tensors may have other
-    sizes and types, and its floating-point numbers other values, where they are parameters of the operator.
+    sizes and types, and its floating-point numbers other values if they are parameters of the operator.
 
     Args:
         overload: the operator.
@@ -75,7 +75,7 @@ class FormulaRule(FxPass):
         return graph
 
     def _describe(self, made: Sequence[fx.Node], replaced: Sequence[fx.Node]) -> None:
-        """Say of the new nodes what was known of the old: shape and type, and the user's line."""
+        """Copy the metadata of the replaced nodes to the new ones: shape, type and the user's line."""
         for node in made:
             old = replaced[int(node.args[1])] if node.target is operator.getitem else replaced[0]  # type: ignore[arg-type]
             node.meta.update({key: old.meta[key] for key in _KEPT if key in old.meta})
@@ -97,8 +97,8 @@ class _Formula:
         return self.graph.output_node().all_input_nodes
 
     def fits(self, match: InternalMatch, graph: fx.Graph, pattern: fx.Graph) -> bool:
-        """Tell whether tensors and numbers stand where the operator takes them, constants are the same, and nothing is
-        written in between.
+        """Return whether a match has tensors and numbers as the operator's arguments, and the formula's constants, and
+        nothing writes to memory between its nodes.
         """
         for node in (leaf for leaf in pytree.tree_leaves(self.arguments) if isinstance(leaf, fx.Node)):
             found: Any = match.nodes_map[node]
@@ -116,7 +116,7 @@ class _Formula:
         return Memory(graph).unchanged(calls, max(calls))
 
     def _sizes_fit(self, found: Mapping[fx.Node, Any]) -> bool:
-        """Tell whether the sizes that a match uses are those of its tensors, and not other numbers."""
+        """Return whether the sizes in a match are those of its tensors, not other numbers."""
         actual: dict[sympy.Expr, sympy.Expr] = {}
         for node in self.graph.find_nodes(op="placeholder"):
             own, other = node.meta.get("val"), getattr(found.get(node), "meta", {}).get("val")
@@ -142,13 +142,13 @@ def _read(function: Callable[..., Any], arguments: Mapping[str, Any]) -> _Formul
     graph = _traced(function, pytree.tree_unflatten(_replaced(leaves, marks), spec))
     seen = [leaf for node in graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
     free = {place: mark for place, mark in marks.items() if mark in seen}
-    if free != marks:  # a number that is used in a computation first is not seen: only its own value can be found then
+    if free != marks:  # a number that enters a computation is not seen: only its value in the example can match
         graph = _traced(function, pytree.tree_unflatten(_replaced(leaves, free), spec))
     tensors = dict(zip(_places_of_tensors(leaves), graph.find_nodes(op="placeholder"), strict=True))
     numbers = {place: _free_number(graph, mark) for place, mark in free.items()}
     sizes = _free_sizes(graph)
     if not all(node.users for node in tensors.values()):
-        raise ExportError("the formula does not use the values of all of its tensors, so some cannot be found in it")
+        raise ExportError("the formula does not use the values of all of its tensors, so a match cannot find them")
     found = pytree.tree_unflatten(_replaced(leaves, {**tensors, **numbers}), spec)
     return _Formula(graph, found, frozenset(numbers.values()), sizes)
 
@@ -162,7 +162,7 @@ def _places_of_tensors(leaves: Sequence[Any]) -> list[int]:
 
 
 def _traced(function: Callable[..., Any], arguments: Mapping[str, Any]) -> fx.Graph:
-    # One tensor in two places would be traced as one input.
+    # One tensor as two arguments would be traced as one input.
     arguments = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
     sizes = [range(leaf.ndim) for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     try:
@@ -182,7 +182,7 @@ def _free_number(graph: fx.Graph, mark: float) -> fx.Node:
 
 
 def _free_sizes(graph: fx.Graph) -> dict[fx.Node, sympy.Expr]:
-    """Put a placeholder where the formula uses a size of its tensors, which a model may have as a number."""
+    """Replace sizes of tensors in a formula by placeholders, because a model may have numbers there."""
     sizes = {}
     for node in [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]:
         if any(not isinstance(user.meta.get("val"), torch.SymInt) for user in node.users):
@@ -209,6 +209,6 @@ def _constant(node: fx.Node) -> torch.Tensor:
 
 
 def _drop_assertions(graph: fx.Graph) -> None:
-    """Remove the checks that a cast leaves behind: they use what a formula computes on its way."""
+    """Remove the checks of casts, which would be other users of a formula's inner results."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         graph.erase_node(node)

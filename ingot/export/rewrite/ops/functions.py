@@ -1,7 +1,7 @@
-"""Operators of one's own in ONNX: a node in the operator's domain, and a local function that says what it does.
+"""Custom operators in ONNX: a node in the operator's domain, and a local function that defines it.
 
-Any ONNX runtime can run the function. ONNX Runtime prefers a kernel where it has one of that domain and name, such as
-from a library of custom operators.
+Any ONNX runtime can run the function. ONNX Runtime prefers a kernel of the same domain and name, such as one from a
+library of custom operators.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ingot.export.torch_internals import FakeTensorMode, OpOverload, pytree, sha
 from ingot.tensors import DType
 
 Translate = Callable[[torch.export.ExportedProgram, Sequence[str], str], ir.Model]
-"""Translates a program to ONNX, given the names of its inputs and what errors are to call it."""
+"""Translates a program to ONNX, given the names of its inputs and a name of the program for errors."""
 
-# Stands for a size that depends on values while a body is traced; hardly another dimension has it.
+# The size of a dimension that depends on values, while a body is traced; other dimensions hardly ever have it.
 _UNKNOWN_SIZE = 29
 _SIZE = r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]"
 _SAME_SIZE = re.compile(rf"{_SIZE} == {_SIZE}")
 
 
 def translations() -> dict[OpOverload, Callable[..., Any]]:
-    """Return how the ONNX exporter translates each operator that this process has defined."""
+    """Return the ONNX translation of each operator that this process has defined."""
     return {op.overload: _translation(op) for op in operators()}
 
 
@@ -45,12 +45,12 @@ def _translation(op: Op[Any, Any]) -> Callable[..., Any]:
         attributes: dict[str, Any] = {}
         for parameter, argument in op.bind(args, kwargs).items():
             if parameter in op.tensors:
-                # A kernel knows its inputs by position, so one that is left out leaves a gap; a function has none.
+                # A kernel reads its inputs by position, so an omitted one leaves a gap; a function has no gaps.
                 inputs += [item for item in pytree.tree_leaves(argument) if item is not None or op.native]
             elif any(isinstance(item, ir.Value) for item in pytree.tree_leaves(argument)):
                 raise ExportError(
                     f"argument '{parameter}' of operator '{op.name}' is a size that changes, but an ONNX attribute is "
-                    "fixed; let the operator take the size from a tensor"
+                    "fixed; let the operator read the size from a tensor"
                 )
             elif argument is not None:
                 attributes[op.attributes.get(parameter, parameter)] = _attribute(argument)
@@ -73,10 +73,10 @@ class Functions:
     """The local functions of one ONNX model.
 
     Calls of one operator share a function if their bodies are the same in ONNX; others, such as for another value of
-    ``eps``, get an overload of their own.
+    ``eps``, have an overload each.
 
     Args:
-        translate: how bodies become ONNX.
+        translate: translates bodies to ONNX.
     """
 
     def __init__(self, translate: Translate):
@@ -86,10 +86,10 @@ class Functions:
         self._checked: set[str] = set()
 
     def attach(self, model: ir.Model) -> None:
-        """Give a model that the exporter made the functions that its nodes need.
+        """Add the functions that its nodes need to a model that the exporter made.
 
         Raises:
-            ExportError: an operator is unsound, or its body has no ONNX form.
+            ExportError: an operator fails its check, or its body has no ONNX form.
         """
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             called = node.meta.get("node")
@@ -102,7 +102,7 @@ class Functions:
                 node.overload = self._function(op, called, node).overload
         for function in self._by_body.values():
             model.functions[function.identifier()] = function
-            if "" in function.opset_imports:  # a script may be written for another one; both must be the same
+            if "" in function.opset_imports:  # a script may be written for another opset, but both must be the same
                 function.opset_imports[""] = model.opset_imports[""]
             for domain, version in function.opset_imports.items():
                 model.opset_imports.setdefault(domain, version)
@@ -126,16 +126,16 @@ class Functions:
         except Exception as error:  # torch.export and the user's function raise many kinds
             reason = " ".join(str(error).split())[:300]
             raise ExportError(
-                f"{subject} cannot be captured; say in its definition what it is in ONNX (onnx= or native=): {reason}"
+                f"{subject} cannot be captured; state its ONNX form in its definition (onnx= or native=): {reason}"
             ) from error
         decided = [code for code in shape_guards(exported) if not _holds_here(code, sizes)]
         if decided:
             raise ExportError(
-                f"{subject} decides by sizes, and would be captured one way only; say in its definition what it is in "
-                f"ONNX (onnx= or native=): {'; '.join(decided)}"
+                f"{subject} branches on sizes, of which a capture holds one way only; state its ONNX form in its "
+                f"definition (onnx= or native=): {'; '.join(decided)}"
             )
         model = self._translate(exported, _input_names(arguments), subject)
-        # ONNX Runtime 1.31 does not tell overloads apart inside of functions.
+        # ONNX Runtime 1.31 does not distinguish overloads inside functions.
         Functions(self._translate).attach(model)
         InlinePass()(model)
         attributes = [ir.Attr(item.name, item.type, None) for item in node.attributes.values()]
@@ -149,7 +149,7 @@ class Functions:
         return function
 
     def _shared(self, function: ir.Function) -> ir.Function:
-        """Return the function that is equal to this one, or this one as a further overload of its name."""
+        """Return an equal function that exists already, or this one as a further overload of its name."""
         body = ir.serde.serialize_function(function).SerializeToString(deterministic=True)
         if body not in self._by_body:
             names = [(item.domain, item.name) for item in self._by_body.values()]
@@ -160,7 +160,7 @@ class Functions:
 
 
 def _holds_here(guard: str, sizes: Sequence[Sequence[Any]]) -> bool:
-    """Tell whether a guard says no more than that two sizes are equal, which they are in this call."""
+    """Return whether a guard only states that two sizes are equal, which they are in this call."""
     match = _SAME_SIZE.fullmatch(guard)
     if match is None:
         return False
@@ -169,14 +169,14 @@ def _holds_here(guard: str, sizes: Sequence[Sequence[Any]]) -> bool:
 
 
 def _as_function(name: str, graph: ir.Graph, attributes: Sequence[ir.Attr]) -> ir.Function:
-    """Make a function of a graph; nothing in it tells the sizes and the names of the call that it was made for."""
-    for value in list(graph.initializers.values()):  # a function has none
+    """Make a function of a graph, without the sizes and names of the call that it was traced for."""
+    for value in list(graph.initializers.values()):  # functions have none
         constant = ir.node("Constant", [], {"value": value.const_value})
         value.replace_all_uses_with(constant.outputs[0], replace_graph_outputs=True)
         graph.insert_before(graph[0], constant)
     graph.initializers.clear()
     for index, output in enumerate(graph.outputs):
-        if output in graph.inputs:  # the exporter has found that the body does nothing
+        if output in graph.inputs:  # the body returns an input
             graph.append(same := ir.node("Identity", [output]))
             graph.outputs[index] = same.outputs[0]
     values = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]

@@ -1,6 +1,6 @@
 """Compiled kernels of operators: C++ or CUDA for PyTorch, and libraries of custom operators for ONNX Runtime.
 
-Both are native code of the user's. Nothing of it goes into an archive, and nothing loads it unless told to.
+Both are the user's native code. It does not go into an archive, and is loaded only on request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def load(
     sources: Sequence[str | Path],
 ) -> None:
     """Compile sources that register a kernel of a PyTorch operator; see :meth:`ingot.export.rewrite.ops.Op.kernel`."""
-    from torch.utils import cpp_extension  # slow to import, and few need it
+    from torch.utils import cpp_extension  # slow to import, and rarely needed
 
     name = schema(overload).name
     if device not in ("cpu", "cuda"):
-        raise InvalidArgument(f"a kernel is for 'cpu' or 'cuda', not for '{device}'")
+        raise InvalidArgument(f"there are kernels for 'cpu' and 'cuda', not for '{device}'")
     if device == "cuda" and not torch.cuda.is_available():
         raise Unsupported(f"a CUDA kernel of '{name}' needs a GPU, and PyTorch with CUDA")
     paths = [str(_existing(source)) for source in sources]
     try:
-        # The result is kept in PyTorch's own cache (TORCH_EXTENSIONS_DIR), so that it is compiled once.
+        # PyTorch caches the result (TORCH_EXTENSIONS_DIR), so it is compiled once.
         cpp_extension.load(name.replace("::", "_"), paths, extra_cflags=["-O3"], is_python_module=False)
     except (RuntimeError, OSError) as error:
         raise InvalidArgument(f"the kernel of '{name}' cannot be built: {_errors(str(error))}") from error
@@ -61,33 +61,33 @@ def _compare(name: str, expected: Any, actual: Any) -> None:
         error = arrays.departure(from_torch(left), from_torch(right))
         if error > TOLERANCE.get(DType.of(from_torch(left)), 0.0):
             raise ParityError(
-                f"the kernel of '{name}' answers its example otherwise than the body, by {error:.1e} of the largest "
-                "value; it stays registered in this process, so start a new one once it is mended"
+                f"the kernel of '{name}' deviates from the body on its example by {error:.1e} of the largest value; it "
+                "stays registered in this process, so fix it and start a new process"
             )
 
 
 def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: str | Path) -> Path:
-    """Compile a library of custom operators, which replaces the ONNX functions of operators of the same names.
+    """Compile a library of custom operators, which replace the ONNX functions of the same names.
 
     Args:
         sources: C++ files; one defines ``RegisterCustomOps``.
-        headers: a folder that holds the headers of ONNX Runtime, of the installed version or an older one.
+        headers: a folder with the headers of ONNX Runtime, of the installed version or an older one.
         out: the library to write, such as ``libacme.so``.
 
     Returns:
         The library's absolute path, for ``SessionOptions.register_custom_ops_library``.
 
     Raises:
-        NotFound: a source is missing, or the headers are.
-        Unsupported: there is no C++ compiler.
-        InvalidArgument: the sources do not compile, or the result is no library of custom operators.
+        NotFound: a source file or the headers are missing.
+        Unsupported: the C++ compiler is missing.
+        InvalidArgument: the sources do not compile, or the result is not a library of custom operators.
     """
     paths = [_existing(source) for source in sources]
     found = next(Path(headers).rglob(_HEADER), None)
     if found is None:
         raise NotFound(
-            f"{headers} holds no {_HEADER}. No wheel of ONNX Runtime has its headers: take the archive "
-            "onnxruntime-linux-x64-<version>.tgz of https://github.com/microsoft/onnxruntime/releases, and give its "
+            f"{headers} does not contain {_HEADER}. Wheels of ONNX Runtime lack it: download the archive "
+            "onnxruntime-linux-x64-<version>.tgz of https://github.com/microsoft/onnxruntime/releases, and pass its "
             "folder 'include'"
         )
     library = Path(out).resolve()
@@ -96,7 +96,7 @@ def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: s
     try:
         subprocess.run([compiler, *options, *map(str, paths)], check=True, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise Unsupported(f"there is no C++ compiler '{compiler}' here; install one, or name it by CXX") from error
+        raise Unsupported(f"the C++ compiler '{compiler}' is not installed; install it, or set CXX") from error
     except subprocess.CalledProcessError as error:
         raise InvalidArgument(f"{paths[0].name} does not compile: {_errors(error.stderr)}") from error
     ort = package()
@@ -111,11 +111,11 @@ def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: s
 def _existing(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if not path.is_file():
-        raise NotFound(f"there is no source file {source}")
+        raise NotFound(f"the source file {source} does not exist")
     return path
 
 
 def _errors(text: str) -> str:
-    """Return what a compiler calls errors in its output, or the end of it."""
+    """Return the error lines of a compiler's output, or the end of it."""
     lines = [line.strip() for line in text.splitlines() if "error: " in line]
     return " ".join(" | ".join(lines[:3]).split())[:600] or " ".join(text.split())[-600:]

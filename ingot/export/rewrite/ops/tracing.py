@@ -16,7 +16,7 @@ from ingot.export.torch_internals import pytree
 def trace(
     function: Callable[..., Any], arguments: Mapping[str, Any], dynamic: Sequence[Sequence[int]]
 ) -> torch.export.ExportedProgram:
-    """Export a function; what is no tensor in its arguments is fixed.
+    """Export a function. Arguments other than tensors are constants.
 
     Args:
         function: called with ``arguments`` as keywords.
@@ -24,7 +24,7 @@ def trace(
         dynamic: for each tensor, in order, the axes whose size may change.
 
     Raises:
-        Exception: whatever ``torch.export`` and the function raise.
+        Exception: of any kind, from ``torch.export`` or the function.
     """
     module = _Flat(function, arguments)
     shapes = tuple(dict.fromkeys(axes, torch.export.Dim.AUTO) for axes in dynamic)
@@ -33,7 +33,7 @@ def trace(
 
 
 class _Flat(nn.Module):
-    """A function as a module of nothing but tensors."""
+    """A function as a module whose arguments are tensors."""
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]):
         super().__init__()
@@ -51,7 +51,7 @@ class _Flat(nn.Module):
 
 
 def _called_forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function's copy of the name ``forward``: of what runs, PyTorch keeps only such lines in its nodes."""
+    """Return a copy of a function with the name ``forward``: nodes record the lines of such functions only."""
     if not isinstance(function, FunctionType):
         return function
     code = function.__code__.replace(co_name="forward")

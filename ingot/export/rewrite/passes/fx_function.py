@@ -34,7 +34,7 @@ _SMOOTH = {
     aten.reciprocal.default,
 }
 _POINTS = torch.cat((torch.linspace(-10, 10, 81), torch.tensor([-1000.0, -100, -30, 30, 100, 1000]))).double()
-# Constants such as 0.7978845608 are often cut off; erf and tanh forms of GELU differ by 5e-4.
+# Constants such as 0.7978845608 are often truncated; the erf and tanh forms of GELU differ by 5e-4.
 _TOLERANCE = 1e-6
 # The longest form of GELU that is known has 10 nodes.
 _LONGEST = 16
@@ -92,6 +92,6 @@ def _evaluate(cone: set[fx.Node], x: fx.Node) -> dict[fx.Node, torch.Tensor]:
 
 
 def _same_float(node: fx.Node, x: fx.Node) -> bool:
-    """Tell whether a function gives the floating-point type that it takes; one of integers gives another."""
+    """Return whether a function returns the floating-point type of its argument."""
     result, given = tensor(node), tensor(x)
     return result is not None and given is not None and given.is_floating_point() and result.dtype is given.dtype

@@ -1,4 +1,4 @@
-"""What rules need to know of an FX graph, and the edits that they share.
+"""Queries of FX graphs, and the edits that rules share.
 
 The graph is that of ``ExportedProgram.module()``: operators are not decomposed, and some still write to memory
 (``add_``), so a node's value may change after it was made. :class:`Memory` knows which and where.
@@ -38,7 +38,7 @@ _IDENTITIES = {
     aten.view.default,
     aten.reshape.default,
 }
-# They may return their input itself, but their schemas do not say so.
+# They may return their input itself, although their schemas declare no alias.
 _SILENT_ALIASES = {
     aten.type_as.default,
     aten.dropout.default,
@@ -53,12 +53,12 @@ _SILENT_ALIASES = {
     aten.meshgrid.default,
     aten.meshgrid.indexing,
 }
-# What a new node takes over from the one it replaces: where in the user's model it comes from.
+# Metadata that a new node inherits from the one it replaces: where in the user's model it comes from.
 _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "custom")
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return a call's arguments by their names, defaults included; nothing for other kinds of node."""
+    """Return a call's arguments by name, defaults included; empty for other kinds of node."""
     if node.target is operator.getitem:
         return dict(zip(("self", "index"), node.args, strict=True))
     if not isinstance(node.target, OpOverload):
@@ -68,18 +68,18 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def tensor(value: Any) -> torch.Tensor | None:
-    """Return the fake tensor that stands for a node's result, or None if it is not one tensor."""
+    """Return the fake tensor of a node's result, or None if the result is not one tensor."""
     found = value.meta.get("val") if isinstance(value, fx.Node) else None
     return found if isinstance(found, torch.Tensor) else None
 
 
 def same_sizes(left: Sequence[int | torch.SymInt], right: Sequence[int | torch.SymInt]) -> bool:
-    """Tell whether two shapes are equal whatever the sizes of dynamic dimensions."""
+    """Return whether two shapes are equal at all sizes of their dynamic dimensions."""
     return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
 
 
 def is_identity(node: fx.Node) -> bool:
-    """Tell whether a node gives its input as it is: a cast to the type that it has, dropout in evaluation mode."""
+    """Return whether a node returns its input unchanged, such as a cast to the same type or dropout."""
     if node.target not in _IDENTITIES:
         return False
     named = arguments(node)
@@ -95,7 +95,7 @@ def is_identity(node: fx.Node) -> bool:
 
 
 def is_assert(node: fx.Node) -> bool:
-    """Tell whether a node checks only what an exported graph fixes: the datatype, device and layout of a tensor."""
+    """Return whether a node only checks the datatype, device and layout of a tensor, which an exported graph fixes."""
     if node.target is not aten._assert_tensor_metadata.default:
         return False
     named = arguments(node)
@@ -107,7 +107,7 @@ def is_assert(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Tell whether a call gives the same whenever its inputs are the same, and does nothing else."""
+    """Return whether a call's result depends on its inputs alone, and the call has no side effect."""
     return node.target is operator.getitem or (
         isinstance(node.target, OpOverload)
         and torch.Tag.nondeterministic_seeded not in node.target.tags
@@ -116,16 +116,16 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def source(value: Any) -> Any:
-    """Return the node that makes a value, past those that give it on as it is."""
+    """Return the node that computes a value, past nodes that return their input unchanged."""
     while isinstance(value, fx.Node) and is_identity(value):
         value = value.args[0]
     return value
 
 
 def insert(before: fx.Node, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
-    """Insert a call before a node, with that node's place in the user's model.
+    """Insert a call before a node, with that node's provenance.
 
-    ``val`` is the fake tensor of its result; without it the result is like the node's.
+    ``val`` is the fake tensor of its result, by default the node's.
     """
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
@@ -135,9 +135,9 @@ def insert(before: fx.Node, target: Any, *args: Any, val: Any = None, **kwargs: 
 
 
 def adopt(module: nn.Module, name: str, value: torch.Tensor | nn.Module) -> str:
-    """Register a tensor or module under a name like the given one, and return that name.
+    """Register a tensor or module under a free name like the given one, and return that name.
 
-    It goes where the name says, if there is such a submodule: what is made of a layer's weight stays the layer's.
+    It goes into the submodule that the name starts with, if there is one: a new weight of a layer stays in the layer.
     """
     path, _, last = name.rpartition(".")
     try:
@@ -157,7 +157,7 @@ def adopt(module: nn.Module, name: str, value: torch.Tensor | nn.Module) -> str:
 
 
 def insert_constant(before: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
-    """Register a tensor with the graph's module, under a name like the given one, and insert a node that reads it."""
+    """Register a tensor with the graph's module under a free name like ``name``, and insert a node that reads it."""
     target = adopt(_owner(before.graph), name, value)
     with before.graph.inserting_before(before):
         node = before.graph.get_attr(target)
@@ -168,16 +168,16 @@ def insert_constant(before: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
 
 
 def finish(graph_module: fx.GraphModule, matches: int) -> PassResult[fx.GraphModule]:
-    """Remove what a rewrite has left unused, weights included, and return the result of the pass."""
+    """Remove nodes and weights that a rewrite has left unused, and return the result of the pass."""
     if matches:
         drop_unused(graph_module.graph)
-        with quiet():  # torch warns of what it copies itself
+        with quiet():  # torch warns about its own copies
             graph_module = fx.GraphModule(graph_module, graph_module.graph)
     return PassResult(graph_module, matches)
 
 
 def attribute(node: fx.Node) -> Any:
-    """Return what a ``get_attr`` node reads: a tensor, or the graph of a branch."""
+    """Return the tensor, or the graph of a branch, that a ``get_attr`` node reads."""
     return operator.attrgetter(str(node.target))(_owner(node.graph))
 
 
@@ -205,11 +205,11 @@ class Memory:
                 self._writes += [(node, other) for other in written]
 
     def join(self, node: fx.Node, other: fx.Node) -> None:
-        """Note that two nodes may share memory."""
+        """Record that two nodes may share memory."""
         self._group[self._find(node)] = self._find(other)
 
     def writers(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that may change what a node gave."""
+        """Return the nodes that may overwrite a node's result."""
         return [writer for writer, written in self._writes if self._find(written) is self._find(node)]
 
     def constant(self, value: Any) -> torch.Tensor | None:
@@ -221,10 +221,10 @@ class Memory:
         return found.detach() if isinstance(found, torch.Tensor) else None
 
     def unchanged(self, nodes: Set[fx.Node], last: fx.Node) -> bool:
-        """Tell whether ``nodes`` may be computed all at once at the place of ``last``, the last of them.
+        """Return whether ``nodes`` may be computed all at once in place of ``last``, the last of them.
 
-        So it is unless something writes, between the first and the last, to what they read or make. A write by one of
-        them, to a result of another that nothing else sees, is as good as a new result.
+        They may unless something between the first and the last writes to their inputs or results. A write by one of
+        them to a result of another that has no other user is equivalent to a new result.
         """
         first, seen = min(nodes), {*nodes, *(other for node in nodes for other in node.all_input_nodes)}
         for writer, written in self._writes:
@@ -260,13 +260,13 @@ def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
         if argument.alias_info is not None:
             nodes = [leaf for leaf in pytree.tree_leaves(named[argument.name]) if isinstance(leaf, fx.Node)]
             shared += nodes
-            # detach_ changes what autograd knows of a tensor, not its values.
+            # detach_ changes a tensor's autograd state, not its values.
             written += nodes if argument.alias_info.is_write and target is not aten.detach_.default else []
     return shared, written
 
 
 def _branch_writes(node: fx.Node) -> bool:
-    """Tell whether a graph that a higher-order operator runs writes to memory."""
+    """Return whether a graph that a higher-order operator runs writes to memory."""
     branches = [attribute(item) for item in node.all_input_nodes if item.op == "get_attr"]
     inner = [item for branch in branches if isinstance(branch, fx.GraphModule) for item in branch.graph.nodes]
     return any(item.op == "call_function" and (_effects(item)[1]) for item in inner)

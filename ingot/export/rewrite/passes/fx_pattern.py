@@ -1,14 +1,14 @@
 """Patterns over FX graphs, and the pass that replaces what they match.
 
-A pattern is written as the expression that it looks for, one :class:`Op` in another::
+A pattern is written as the expression to find, as nested :class:`Op` objects::
 
     x, eps = Var("x"), Number("eps")
     variance = Op(aten.mean.dim, Op(aten.pow.Tensor_Scalar, x, 2), Dim(-1), True)
     pattern = Op(aten.mul.Tensor, x, Op(aten.rsqrt.default, Op(aten.add.Tensor, variance, eps)))
 
-A match is exact: every argument that the pattern does not name must have its default. It sees through casts to the same
-type, dropout in evaluation mode and other nodes that give their input as it is. A match is taken only if nothing else
-uses its inner results, and nothing writes to memory that it reads while it runs.
+A match is exact: every argument that the pattern does not name must have its default. Nodes that return their input
+unchanged, such as casts to the same type, are skipped. A match is replaced only if its inner results have no other user
+and nothing between its nodes writes to memory that they read.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Match:
 
 
 class Pattern(ABC):
-    """What an argument of a call may be."""
+    """A condition on an argument of a call."""
 
     @abstractmethod
     def find(self, value: Any, user: fx.Node | None, match: Match) -> Iterator[Match]:
-        """Yield each way in which ``value``, an argument of ``user``, fits; ``match`` is what was matched so far."""
+        """Yield each way in which ``value``, an argument of ``user``, matches; ``match`` holds the matches so far."""
 
 
 class Anything(Pattern):
-    """Anything at all."""
+    """Any value."""
 
     def find(self, value: Any, user: fx.Node | None, match: Match) -> Iterator[Match]:
         yield match
@@ -65,7 +65,7 @@ ANY = Anything()
 
 @dataclass(frozen=True)
 class Var(Pattern):
-    """Any node; wherever the name stands in a pattern, it must be the same."""
+    """Any node; all uses of one name in a pattern must be the same node."""
 
     name: str
 
@@ -77,7 +77,7 @@ class Var(Pattern):
 
 @dataclass(frozen=True)
 class Number(Pattern):
-    """Any number that stands in the graph itself."""
+    """Any number that is a literal in the graph."""
 
     name: str
 
@@ -105,7 +105,7 @@ class Op(Pattern):
     """A call of one of some operators.
 
     Args:
-        targets: one operator or several; a string names all overloads of one that may not be loaded.
+        targets: one operator or several; a string names all overloads of an operator that may not be loaded.
         args: patterns or values for the first arguments, in the order of the operator's schema.
         name: binds the call itself.
         kwargs: patterns or values for other arguments.
@@ -188,9 +188,9 @@ class PatternPass(FxPass):
 
     @abstractmethod
     def replace(self, root: fx.Node, match: Match, memory: Memory) -> fx.Node | None:
-        """Insert what stands for a match before its last node, ``root``; None leaves the match as it is.
+        """Insert the replacement of a match before its last node, ``root``; return None to leave the match.
 
-        Nothing may be inserted before that is decided.
+        A method that returns None must not have inserted anything.
         """
 
     def call(self, graph_module: fx.GraphModule) -> PassResult[fx.GraphModule]:
@@ -217,7 +217,7 @@ class PatternPass(FxPass):
 
 
 def _is_closed(root: fx.Node, match: Match) -> bool:
-    """Tell whether nothing outside a match uses its inner results."""
+    """Return whether no node outside a match uses its inner results."""
     return all(user in match.nodes or is_assert(user) for node in match.nodes - {root} for user in node.users)
 
 

@@ -1,7 +1,7 @@
 """Passes over a graph of either kind, run in order, each followed by a proof.
 
 A pass is ``requires -> call -> ensures`` and returns a :class:`PassResult`, as in onnx-ir. There are two kinds of
-graph, so two kinds of pass: :class:`FxPass` rewrites a ``torch.fx.GraphModule``, :class:`OnnxPass` an
+graph, and so two kinds of pass: :class:`FxPass` rewrites a ``torch.fx.GraphModule``, :class:`OnnxPass` an
 ``onnx_ir.Model``. A small rewrite rule is a pass whose ``call`` is one pattern and its replacement.
 """
 
@@ -27,7 +27,7 @@ Graph = TypeVar("Graph")
 
 @dataclass(frozen=True)
 class PassResult(Generic[Graph]):
-    """A graph after a pass, and how many places of it the pass changed."""
+    """A graph after a pass, and in how many places the pass changed it."""
 
     graph: Graph
     matches: int
@@ -39,10 +39,10 @@ class PassResult(Generic[Graph]):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What came of one pass, for the export report.
+    """The outcome of one pass, for the export report.
 
-    ``error`` is the largest departure from the original model that was measured after it, as a share of an output's
-    largest value; None when it changed nothing. ``rejected`` says why its result was thrown away, or is empty.
+    ``error`` is the largest deviation from the original model that was measured after it, as a share of an output's
+    largest value; None if it changed nothing. ``rejected`` is why its result was discarded, or empty.
     """
 
     rule: str
@@ -55,25 +55,25 @@ class PassRecord:
 class Pass(ABC, Generic[Graph]):
     """A rewrite of a graph.
 
-    ``call`` gets a graph of its own, whose nodes it may change in place; weights are shared with other copies, so a
-    changed tensor must be a new one.
+    ``call`` receives a copy of the graph, whose nodes it may change in place. Weights are shared with other copies, so
+    a changed tensor must be a new one.
     """
 
     name: ClassVar[str]
-    """As ``--rules`` and the report call it, such as ``conv-bn``."""
+    """The name in ``--rule`` and in the report, such as ``conv-bn``."""
     kind: ClassVar[str]
     """``fx`` or ``onnx``."""
     default: ClassVar[bool] = True
-    """Whether it runs without being asked for."""
+    """Whether it runs unless other rules are chosen."""
     tidies: ClassVar[bool] = False
-    """Whether the rule of this name for the ONNX graph does the same later, so that it alone is no reason to capture
-    the rewritten FX graph again."""
+    """Whether the ONNX rule of the same name does the same later. A graph that only such rules changed need not be
+    captured again."""
 
     def requires(self, graph: Graph) -> None:
-        """Check what the pass relies on.
+        """Check the preconditions of the pass.
 
         Raises:
-            ExportError: the graph is not fit for this pass.
+            ExportError: the pass cannot handle this graph.
         """
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Pass(ABC, Generic[Graph]):
         """Rewrite the graph."""
 
     def ensures(self, graph: Graph) -> None:
-        """Check the rewritten graph.
+        """Check the postconditions of the pass.
 
         Raises:
             ExportError: the pass has broken it.
@@ -89,7 +89,7 @@ class Pass(ABC, Generic[Graph]):
 
     @abstractmethod
     def copy(self, graph: Graph) -> Graph:
-        """Return a copy whose nodes are its own and whose weights are shared."""
+        """Return a copy with its own nodes and shared weights."""
 
     def __call__(self, graph: Graph) -> PassResult[Graph]:
         """Run the three steps on a copy."""
@@ -125,15 +125,15 @@ class OnnxPass(Pass[ir.Model]):
 
 
 Proof = Callable[[Graph], float]
-"""Holds a graph against the original model: the largest departure. Raises ``ParityError`` beyond the tolerance."""
+"""Returns the largest deviation of a graph from the original model; raises ``ParityError`` above the tolerance."""
 
 
 class PassManager(Generic[Graph]):
-    """Runs passes in order. A pass that fails, or whose result is no longer equal, is left out and recorded.
+    """Runs passes in order. A pass that fails, or whose result is not equal, is rolled back and recorded.
 
     Args:
         passes: all of one kind.
-        prove: run after each pass that changed something.
+        prove: called after each pass that changed something.
     """
 
     def __init__(self, passes: Sequence[Pass[Graph]], prove: Proof[Graph]):
@@ -150,7 +150,7 @@ class PassManager(Generic[Graph]):
                     result = rule(graph)
                 matches = result.matches
                 error = self._prove(result.graph) if result.modified else None
-            except Exception as failure:  # rules may be the user's, and match what their author never saw
+            except Exception as failure:  # rules may be the user's, and may meet graphs that their author never saw
                 if not isinstance(failure, ExportError):
                     log.debug("pass %s failed", rule.name, exc_info=True)
                 reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"

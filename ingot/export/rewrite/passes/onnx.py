@@ -1,4 +1,4 @@
-"""What rules over ONNX graphs share: a rewrite that keeps the model's contract, and questions about its values."""
+"""Base classes of rules over ONNX graphs, which keep the model's inputs and outputs, and queries of its values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ingot.export.rewrite.passes.manager import OnnxPass, PassResult
 from ingot.tensors import Array
 
 Dims = tuple[int | str | None, ...]
-"""A shape: sizes, names, and None for what is not known."""
+"""A shape: sizes, names, and None for unknown sizes."""
 
 RANDOM = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
-"""Operators that may give something else each time."""
+"""Operators whose result may differ from call to call."""
 
 
 class OnnxRule(OnnxPass):
     """An ONNX pass that keeps the names, order, types and shapes of the model's inputs and outputs.
 
-    Nodes and weights that nothing uses after the rewrite are removed. Bodies of local functions are left as they are:
-    they have operator sets of their own, and are how custom operators stay visible.
+    Nodes and weights that are unused after the rewrite are removed. Bodies of local functions are not rewritten: they
+    have their own operator sets, and keep custom operators visible.
     """
 
     @abstractmethod
@@ -44,38 +44,38 @@ class OnnxRule(OnnxPass):
 
 
 class Replacement(Protocol):
-    """A pattern and what takes its place, in the form that onnxscript's rewriter has for classes.
+    """A pattern and its replacement, in the form of a rule class of onnxscript's rewriter.
 
-    ``check`` and ``rewrite`` get what the pattern's variables and named outputs stand for, by their names.
+    ``check`` and ``rewrite`` receive the values of the pattern's variables and named outputs as keywords.
     """
 
     @property
     def pattern(self) -> Callable[..., Any]:
-        """Builds the pattern out of ``op`` and variables."""
+        """Builds the pattern from ``op`` and variables."""
 
     @property
     def check(self) -> Callable[..., bool]:
-        """Tells whether a place that fits may be replaced."""
+        """Returns whether a match may be replaced."""
 
     @property
     def rewrite(self) -> Callable[..., Any]:
-        """Builds the nodes that take its place."""
+        """Builds the nodes of the replacement."""
 
 
 class PatternRule(OnnxRule):
-    """A rule made of patterns and their replacements, which onnxscript's rewriter looks for.
+    """A rule of patterns and their replacements, which onnxscript's rewriter finds.
 
-    Operands of commutative operators match in either order. A match whose inner values are used elsewhere is left.
+    Operands of commutative operators match in either order. A match whose inner values have other uses is left.
     """
 
     anchors: ClassVar[tuple[str, ...]]
-    """Operators without any of which no pattern can match; looking for every pattern at every node takes long."""
+    """Operators of which each match contains one. A graph without any is skipped, because matching is slow."""
 
     @abstractmethod
     def patterns(self, opset: int) -> Sequence[Replacement]:
-        """Return the patterns for a model of this operator set, none if the rule does not apply to it.
+        """Return the patterns for a model of this operator set; none if the rule does not apply to it.
 
-        Each is looked for in the whole graph before the next.
+        They are applied in order, each to the whole graph.
         """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -101,29 +101,29 @@ def _without_functions(model: ir.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_contract(model: ir.Model) -> Iterator[None]:
-    """Restore types and shapes of inputs and outputs, which rewrites lose or infer anew, and check their names."""
+    """Restore types and shapes of inputs and outputs, which rewrites lose or infer again, and check their names."""
     inputs, outputs = _given(model), list(model.graph.outputs)
     before = [(value.name, value.type, value.shape and value.shape.copy()) for value in (*inputs, *outputs)]
     yield
     after = (*_given(model), *model.graph.outputs)
     if [value.name for value in after] != [name for name, _, _ in before]:
-        raise ExportError("the rewrite has renamed, added or removed inputs or outputs of the model")
+        raise ExportError("the rewrite renamed, added or removed inputs or outputs of the model")
     for value, (_, kind, shape) in zip(after, before, strict=True):
         value.type, value.shape = kind, shape
 
 
 def _given(model: ir.Model) -> list[ir.Value]:
-    """Return the inputs without those that have a default value, which engines here never override."""
+    """Return the inputs without those that have a default value, which Ingot's engines never override."""
     return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """Return the value that is known before the model runs, or None."""
+    """Return a value that is known before the model runs, or None."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """Return a constant of one element, whose rank cannot raise that of what it is combined with; or None."""
+    """Return a constant of one element that cannot raise the rank of another operand, or None."""
     array = constant(value)
     return float(array.item()) if array is not None and array.size == 1 and array.ndim <= 1 else None
 
@@ -148,12 +148,12 @@ def dims(value: ir.Value | None) -> Dims | None:
 
 
 def same(*sizes: int | str | None) -> bool:
-    """Tell whether dimensions are known to be equal."""
+    """Return whether dimensions are known to be equal."""
     return None not in sizes and len(set(sizes)) == 1
 
 
 def reduces_last(value: ir.Value, x: ir.Value) -> bool:
-    """Tell whether a reduction of what has the rank of ``x`` is over the last axis alone, and keeps it with size 1."""
+    """Return whether a reduction of a value of the rank of ``x`` is over the last axis alone, and keeps the axis."""
     node = producer(value)
     axes: Sequence[int] = node.attributes.get_ints("axes", ())
     given = constant(node.inputs[1]) if len(node.inputs) > 1 else None  # since opset 18
@@ -164,6 +164,6 @@ def reduces_last(value: ir.Value, x: ir.Value) -> bool:
 
 
 def spans_last(weight: ir.Value, value: ir.Value) -> bool:
-    """Tell whether ``weight`` is a vector with one element for each of the last axis of ``value``."""
+    """Return whether ``weight`` is a vector as long as the last axis of ``value``."""
     shape, vector = dims(value) or (), dims(weight) or ()
     return len(vector) == 1 and len(shape) > 0 and same(vector[0], shape[-1])

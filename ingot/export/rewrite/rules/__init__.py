@@ -1,4 +1,4 @@
-"""Rewrite rules, one a file, for both kinds of graph; and the choice among them, the user's own included."""
+"""Rewrite rules for both kinds of graph, one per file, and the selection among them and the user's own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ def select(wanted: Sequence[str | FxPass | OnnxPass] = ("default",)) -> tuple[tu
     """Return the rules of each kind, in the order in which they run.
 
     Args:
-        wanted: names of rules; ``default`` stands for those that run without being asked for, ``all`` for all,
-            ``none`` for none. Passes among them run first.
+        wanted: names of rules, or ``default``, ``all`` or ``none``. Passes among them run first.
 
     Raises:
-        InvalidArgument: there is no rule of that name, or an entry point gives none.
+        InvalidArgument: a name is unknown, or an entry point does not hold passes.
     """
-    # The user's come first: ours would eat parts of what they look for.
+    # The user's rules run first: Ingot's could replace parts of their patterns.
     own = [item for item in wanted if not isinstance(item, str)]
     known = (*own, *ops.rules(), *_installed(), *fx.RULES, *onnx.RULES)
     names = {rule.name for rule in known}
     for name in (item for item in wanted if isinstance(item, str)):
         if name not in names | {"default", "all", "none"}:
-            raise InvalidArgument(f"there is no rule '{name}'; there are: {', '.join(sorted(names))}")
+            raise InvalidArgument(f"there is no rule '{name}'; the rules are: {', '.join(sorted(names))}")
     chosen = [
         rule
         for rule in known
@@ -52,6 +51,6 @@ def _installed() -> list[FxPass | OnnxPass]:
             raise InvalidArgument(f"the rules of entry point '{entry.name}' cannot be loaded: {error}") from error
         for rule in loaded if isinstance(loaded, Sequence) else [loaded]:
             if not isinstance(rule, FxPass | OnnxPass):
-                raise InvalidArgument(f"entry point '{entry.name}' gives a {type(rule).__name__}, not a pass")
+                raise InvalidArgument(f"entry point '{entry.name}' holds a {type(rule).__name__}, which is not a pass")
             found.append(rule)
     return found

@@ -1,4 +1,4 @@
-"""Attention written out becomes ``aten.scaled_dot_product_attention``."""
+"""Attention as a formula becomes ``aten.scaled_dot_product_attention``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import fx
 from ingot.export.rewrite.passes.fx_graph import Memory, arguments, aten, insert, same_sizes, tensor
 from ingot.export.rewrite.passes.fx_pattern import ANY, Dim, Either, Match, Number, Op, PatternPass, Var
 
-# What a score of a masked key is replaced by: so little that adding the score to it changes nothing, in any datatype.
+# A masked score at most this large stays the same when the score is added to it, in any datatype.
 LEAST = -1e30
 SDPA = aten.scaled_dot_product_attention.default
 
@@ -30,9 +30,9 @@ WEIGHTS = Op(aten.softmax.int, MASKED, Dim(-1), ANY, name="softmax")
 class Attention(PatternPass):
     """Replaces ``softmax(q @ k.T * scale + mask) @ v`` over ``[batch, heads, sequence, size]``.
 
-    A Boolean mask becomes one that is added. That is the same if masked scores become minus infinity or the minimum of
-    single precision; for a lesser number, such as -10000, a row in which everything is masked would change. The formula
-    stays as it is if the model returns the weights too, or computes softmax in another datatype.
+    A Boolean mask becomes an additive one. The two are equal if masked scores become minus infinity or the minimum of
+    single precision; with -10000, for example, a row in which everything is masked would change. The formula is left if
+    the model also returns the weights, or computes softmax in another datatype.
     """
 
     name = "attention"
@@ -44,7 +44,7 @@ class Attention(PatternPass):
             return None
         if not softmax.dtype is q.dtype is keys.dtype is v.dtype:
             return None
-        # Heads that broadcast would be right, but have no ONNX form; a mask must not broadcast the scores.
+        # Heads that broadcast are valid, but have no ONNX form. A mask must not broadcast the scores.
         if not (same_sizes(q.shape[:2], keys.shape[:2]) and same_sizes(q.shape[:2], v.shape[:2])):
             return None
         if not same_sizes(softmax.shape, (*q.shape[:3], keys.shape[3])):
@@ -54,13 +54,13 @@ class Attention(PatternPass):
         scale = float(match.values.get("factor", 1 / match.values.get("divisor", 1)))
         mask = _additive_mask(root, match, q.dtype)
         new = insert(root, SDPA, match["q"], _untransposed(root, match["keys"]), match["v"], mask, scale=scale)
-        # Its result may lie in memory in another order than a product's, which only a view minds.
+        # Its result may have another memory layout than a product's, which matters to views only.
         views = any(user.target is aten.view.default for user in root.users)
         return insert(root, aten.contiguous.default, new) if views else new
 
 
 def _is_mask(match: Match, dtype: torch.dtype) -> bool:
-    """Tell whether what masks the scores, if anything does, may be added to them."""
+    """Return whether the mask of the scores, if there is one, may be added to them."""
     if "mask" in match.values:
         mask = tensor(match["mask"])
         return mask is not None and mask.dtype is dtype and 2 <= mask.dim() <= 4

@@ -1,4 +1,4 @@
-"""GELU written out becomes ``aten.gelu``, and a bias that is added before it goes into the linear layer."""
+"""GELU as a formula becomes ``aten.gelu``, and a bias added before it moves into the linear layer."""
 
 from __future__ import annotations
 

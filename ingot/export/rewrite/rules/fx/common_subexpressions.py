@@ -1,4 +1,4 @@
-"""What is computed twice is computed once."""
+"""Equal calls are computed once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ingot.export.torch_internals import pytree
 class CommonSubexpressions(FxPass):
     """Merges calls of the same operator with the same arguments.
 
-    Kept apart are random operators, values that something writes to (PyTorch's own CSEPass would merge what is read
-    before and after a write), and results that the model returns, each under a name of its own.
+    Random operators, values that something writes to, and several results of the model are not merged. PyTorch's own
+    CSEPass would merge reads before and after a write.
     """
 
     name = "common-subexpressions"
@@ -37,7 +37,7 @@ class CommonSubexpressions(FxPass):
 
 
 def _key(node: fx.Node, memory: Memory) -> Hashable | None:
-    """Return what two nodes must have in common to be the same; None for a node that has no twin."""
+    """Return a key that equal nodes share, or None for a node that must not be merged."""
     if node.op == "get_attr":
         return id(attribute(node))
     if not is_pure(node) or any(memory.writers(item) for item in (node, *node.all_input_nodes)):

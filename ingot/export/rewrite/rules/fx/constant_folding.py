@@ -1,4 +1,4 @@
-"""What is computed from weights and literals alone is computed once, now."""
+"""Nodes that depend on weights and literals alone become constants."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ingot.export.rewrite.passes.fx_graph import (
 from ingot.export.rewrite.passes.manager import FxPass, PassResult
 from ingot.export.torch_internals import OpOverload
 
-# How much larger than what it replaces a constant may be. Scales, masks and position ids fold; an int8 weight is not
-# dequantized, and a small weight not repeated to a large one.
+# By how many bytes a constant may be larger than the weights that it replaces: scales, masks and position ids fold, but
+# an int8 weight is not dequantized and a small weight is not repeated.
 GROWTH = 64 * 1024
 
 
 class ConstantFolding(FxPass):
     """Replaces nodes whose inputs are all constant by the result, such as weights that a parametrization computes.
 
-    Random operators, and weights that the graph writes to, are no constants. A constant may be no more than 64 KiB
-    larger than the weights that only it needs.
+    Random operators and weights that the graph writes to are not constants. A constant may be at most 64 KiB larger
+    than the weights that only it uses.
     """
 
     name = "constant-folding"
@@ -46,7 +46,7 @@ class ConstantFolding(FxPass):
             if weight or (_is_foldable(node, memory) and all(other in constant for other in node.all_input_nodes)):
                 constant[node] = None
         matches = 0
-        # From the last, so that what only a folded node needs is found unused.
+        # From the last node to the first, so that inputs of folded nodes alone are unused by then.
         for node in reversed([item for item in constant if item.op == "call_function"]):
             if node.users and source(node) is node and _fits(node):
                 name = f"{node.name}_folded"
@@ -58,7 +58,7 @@ class ConstantFolding(FxPass):
 
 
 def _is_foldable(node: fx.Node, memory: Memory) -> bool:
-    """Tell whether a call may be made now. Operators of other libraries may mean something to a later stage."""
+    """Return whether a call may be evaluated. Operators of other libraries may have a meaning for a later stage."""
     if node.target in (operator.getitem, aten.detach_.default):
         return True
     own = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
@@ -66,7 +66,7 @@ def _is_foldable(node: fx.Node, memory: Memory) -> bool:
 
 
 def _fits(node: fx.Node) -> bool:
-    """Tell whether a node's result is one tensor, and not much larger than the weights that only it needs."""
+    """Return whether a node's result is one tensor that is not much larger than the weights that only it uses."""
     result, cone = tensor(node), _cone(node)
     if result is None:
         return False
@@ -76,7 +76,7 @@ def _fits(node: fx.Node) -> bool:
 
 
 def _cone(node: fx.Node) -> set[fx.Node]:
-    """Return a node and all that it is computed from."""
+    """Return a node and all nodes that it depends on."""
     found, waiting = {node}, [node]
     while waiting:
         new = set(waiting.pop().all_input_nodes) - found
@@ -95,5 +95,5 @@ def _evaluate(node: fx.Node) -> torch.Tensor:
                 args, kwargs = fx.map_arg((item.args, item.kwargs), values.__getitem__)
                 values[item] = item.target(*args, **kwargs)  # type: ignore[operator]
         result: torch.Tensor = values[node]
-        # A view of a weight, such as a slice, must not keep the whole of it.
+        # A view of a weight, such as a slice, must not keep the whole weight alive.
         return result.detach().clone(memory_format=torch.contiguous_format)

@@ -29,7 +29,7 @@ NATIVE = Op(aten._native_batch_norm_legit_no_training.default, LAYER, *STATISTIC
 class ConvBn(PatternPass):
     """Folds ``batch_norm(conv(x))`` and ``batch_norm(linear(x))`` into one layer with new weights.
 
-    The layer's weights and the statistics must be constants; those that the module shares are left as they are.
+    The layer's weights and the statistics must be constants. The module's own tensors are not changed.
     """
 
     name = "conv-bn"
@@ -45,7 +45,7 @@ class ConvBn(PatternPass):
         bias, scale, shift = map(memory.constant, optional)
         if [node is None for node in optional] != [value is None for value in (bias, scale, shift)]:
             return None
-        # Only then is the second dimension, which is normalized, the one that the layer's weight makes.
+        # Otherwise the normalized dimension, the second, is not the layer's output dimension.
         if result.dim() != weight.dim():
             return None
         transposed = layer.target in TRANSPOSED or own.get("transposed", False)

@@ -1,4 +1,4 @@
-"""What can never run, or changes nothing, is removed."""
+"""Branches that never run and nodes without effect are removed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CHECKS = (aten._assert_scalar.default, aten._assert_async.default, aten._assert
 
 
 class DeadBranches(FxPass):
-    """Decides ``torch.cond`` by a constant predicate, and removes nodes that do nothing or that nothing uses.
+    """Replaces a ``torch.cond`` on a constant by its branch, and removes nodes that are unused or without effect.
 
-    They do nothing if they check what always holds (datatypes, constants that are true), or give their input as it is
-    (casts to the same type, dropout in evaluation mode, slices of everything).
+    Nodes without effect check conditions that always hold (datatypes, true constants), or return their input unchanged
+    (casts to the same type, dropout in evaluation mode, slices of a whole dimension).
     """
 
     name = "dead-branches"
@@ -33,7 +33,7 @@ class DeadBranches(FxPass):
             if is_assert(node) or (node.target in _CHECKS and _truth(node.args[0], memory)):
                 graph.erase_node(node)
             elif is_identity(node):
-                # An output that is an input or a weight needs a node of its own.
+                # An output that is an input or a weight needs its own node.
                 node.replace_all_uses_with(node.all_input_nodes[0], lambda user: user.op != "output")
                 if not node.users:
                     graph.erase_node(node)
@@ -42,7 +42,7 @@ class DeadBranches(FxPass):
 
 
 def _decide_branches(graph_module: fx.GraphModule) -> int:
-    """Put the branch that is taken in the place of each ``cond`` that is decided; one may hold another."""
+    """Replace each ``cond`` on a constant, also inside other branches, by the branch that runs."""
     count = 0
     waiting = list(graph_module.graph.nodes)
     memory = Memory(graph_module.graph)
@@ -74,7 +74,7 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node, branch: fx.GraphModule)
 
 
 def _truth(value: Any, memory: Memory) -> bool | None:
-    """Return a predicate as far as it is known."""
+    """Return the value of a predicate, or None if it is not constant."""
     constant = memory.constant(value)
     if constant is not None and constant.numel() == 1:
         return bool(constant)

@@ -1,9 +1,9 @@
-"""Products with 8-bit integer weights are computed with the integers, and scaled afterwards.
+"""Products with dequantized 8-bit weights multiply by the integers and scale the result.
 
-``x @ (q * scale).T`` is ``(x @ q.T) * scale`` where the scale is one for each output. The other choice, to keep the
-dequantization as an operator of its own (DequantizeLinear in ONNX), is no rewrite for exact results: ONNX Runtime 1.31
-fuses it with the product into a kernel that also rounds the inputs to 8 bits, by 6e-3 of the largest output. As
-integers, cast when the session loads, the weights take a quarter of the file and cost nothing at run time.
+``x @ (q * scale).T`` equals ``(x @ q.T) * scale`` with one scale per output. Keeping the dequantization as an operator
+(DequantizeLinear in ONNX) would not be exact: ONNX Runtime 1.31 fuses it with the product into a kernel that also
+rounds the inputs to 8 bits, with an error of 6e-3 of the largest output. As integers, which are cast when the session
+loads, the weights need a quarter of the space and cost nothing at run time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class DequantMatmul(PatternPass):
-    """Replaces ``linear(x, (q - zero) * scale)`` and the same products by matmul, with one scale for each output.
+    """Replaces ``linear(x, (q - zero) * scale)`` and the same products by matmul, with one scale per output.
 
-    A product whose input is dequantized as well is left to be computed in integers as a whole.
+    A product whose input is also dequantized is left, because an engine can compute it in integers.
     """
 
     name = "dequant-matmul"
@@ -80,7 +80,7 @@ def _constant(value: Any, memory: Memory) -> torch.Tensor | None:
 
 
 def _as_matrix(value: torch.Tensor, axis: int | None) -> torch.Tensor:
-    """Return scales or zero points, which may be one for each index of ``axis``, in a shape to multiply a weight by."""
+    """Return scales or zero points, one per index of ``axis`` or one in all, in a shape that broadcasts to a weight."""
     if axis is None:
         return value.reshape((1,) * (2 - value.dim()) + tuple(value.shape))
     return value.reshape((-1, 1) if axis % 2 == 0 else (1, -1))

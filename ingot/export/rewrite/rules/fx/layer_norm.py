@@ -1,4 +1,4 @@
-"""LayerNorm written out becomes ``aten.layer_norm``."""
+"""LayerNorm as a formula becomes ``aten.layer_norm``."""
 
 from __future__ import annotations
 

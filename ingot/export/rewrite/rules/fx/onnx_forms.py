@@ -29,9 +29,9 @@ def attention(
 ) -> Any:
     """Express ``aten.scaled_dot_product_attention`` as two products and a softmax, of queries of any rank.
 
-    The exporter's own form before opset 23 takes shapes apart to transpose the keys, which doubles the nodes, it lets a
-    row in which a Boolean mask hides everything attend to all keys alike, where PyTorch gives zeros, and it takes 4-D
-    queries only (https://github.com/microsoft/onnxscript/pull/2558). It stays in use for grouped heads and dropout.
+    The exporter's own form before opset 23 computes shapes to transpose the keys, which doubles the nodes; lets a row
+    in which a Boolean mask hides everything attend to all keys, where PyTorch returns zeros; and supports 4-D queries
+    only (https://github.com/microsoft/onnxscript/pull/2558). It is still used for grouped heads and dropout.
     """
     if enable_gqa or dropout_p:
         return nn.aten_scaled_dot_product_attention(
@@ -59,7 +59,7 @@ def _scale(query: Any, scale: float | None) -> Any:
 
 
 def _causal(query: Any, key: Any) -> Any:
-    """Return which keys each query attends to: those up to its own position."""
+    """Return a mask of the keys of each query: those up to its own position."""
     zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
     rows, columns = (
         op.Range(zero, op.Squeeze(op.Shape(x, start=len(x.shape) - 2, end=len(x.shape) - 1)), one) for x in (query, key)

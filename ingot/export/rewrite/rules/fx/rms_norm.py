@@ -1,4 +1,4 @@
-"""RMSNorm written out, as in LLaMA and T5, becomes ``aten.rms_norm``."""
+"""RMSNorm as a formula, as in LLaMA and T5, becomes ``aten.rms_norm``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SCALED = Either(Op(aten.mul.Tensor, X, INVERSE), Op(aten.div.Tensor, X, ROOT))
 class RmsNorm(PatternPass):
     """Replaces ``x * rsqrt(mean(x ** 2, -1) + eps)``, with or without a weight of the last dimension's size.
 
-    Casts between other types stay where they are: a LLaMA in half precision norms in single precision, casts down, and
-    only then multiplies by the weight, so its weight stays outside.
+    Casts are not moved: a LLaMA in half precision normalizes in single precision, casts down, and multiplies by the
+    weight afterwards, so its weight stays outside.
     """
 
     name = "rms-norm"

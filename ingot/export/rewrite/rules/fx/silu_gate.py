@@ -1,4 +1,4 @@
-"""SiLU written out becomes ``aten.silu``, in the gates of LLaMA's kind too."""
+"""SiLU as a formula becomes ``aten.silu``, also in gates as in LLaMA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed twice is computed once."""
+"""Equal nodes are computed once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NOT_LIFTED = {"sparse_value", "value_string", "value_strings"}  # the library f
 
 
 class CommonSubexpressions(OnnxRule):
-    """Merges nodes that do the same to the same values, and small weights that are equal.
+    """Merges nodes with the same operator and inputs, and small weights that are equal.
 
-    A model that draws random numbers is left alone: two equal nodes of it need not be equal.
+    A model that draws random numbers is left: two of its nodes that look equal may return different values.
     """
 
     name = "common-subexpressions"
@@ -33,7 +33,7 @@ class CommonSubexpressions(OnnxRule):
         common.DeduplicateInitializersPass()(model)
         merged = common.CommonSubexpressionEliminationPass()(model).modified
         if merged:
-            common.NameFixPass()(model)  # an output that one node left out may be in use since
+            common.NameFixPass()(model)  # an optional output of the first node may be in use now
         return max(int(merged), before - _count(model))
 
 

@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed once."""
+"""Nodes that depend on constants alone become constants."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from onnxscript import optimizer
 
 from ingot.export.rewrite.passes.onnx import RANDOM, OnnxRule, dims
 
-# Elements of the largest constant that may come to be; larger ones only in place of constants that are as large.
+# Elements of the largest new constant; a larger one must replace constants of the same size.
 _LARGEST = 8192
-# The library replaces these by operators of opset 13, whatever the model's own is, or fails.
+# The library replaces these by operators of opset 13, whatever the opset of the model, or fails.
 _SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SplitToSequence")
 
 
 class ConstantFolding(OnnxRule):
-    """Folds constants, but never so that the file grows much.
+    """Folds constants as long as the file does not grow much.
 
-    Inputs with a default value become constants, since nothing here can override them. Quantized weights stay
-    quantized. A branch of an ``If`` whose condition becomes constant takes its place. Models of sequences are left.
+    Inputs with a default value become constants, because Ingot's engines do not override them. Quantized weights stay
+    quantized. An ``If`` whose condition becomes constant is replaced by its branch. Models of sequences are left.
     """
 
     name = "constant-folding"
@@ -34,12 +34,12 @@ class ConstantFolding(OnnxRule):
 
 
 def fold(model: ir.Model, may_fold: Callable[[ir.Node], bool | None]) -> bool:
-    """Fold constants unless ``may_fold`` says no, and decided conditions; tell whether anything changed."""
+    """Fold constants and ``If`` nodes on constants where ``may_fold`` is not False; return whether any changed."""
     if any(node.op_type in _SEQUENCES for node in model.graph.all_nodes()):
         return False
     folded = optimizer.fold_constants(
         model,
-        onnx_shape_inference=True,  # also tells _may_fold how large a result would be
+        onnx_shape_inference=True,  # _may_fold needs the shapes of results
         input_size_limit=_LARGEST,
         output_size_limit=_LARGEST,
         should_fold=may_fold,
@@ -50,7 +50,7 @@ def fold(model: ir.Model, may_fold: Callable[[ir.Node], bool | None]) -> bool:
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """Refuse what is random, and what would have to be computed to learn that it is too large; else leave it open."""
+    """Return False for random operators and for results that are too large or of unknown size, otherwise None."""
     if node.op_type in RANDOM:
         return False
     constants = [value.const_value.size for value in node.inputs if value is not None and value.const_value is not None]

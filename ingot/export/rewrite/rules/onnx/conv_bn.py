@@ -12,7 +12,7 @@ from ingot.export.rewrite.passes.onnx import PatternRule, Replacement, producer
 
 
 class _Fold:
-    """A pattern of the library, which takes for granted: inference, one datatype, and a free name for the bias."""
+    """A pattern of onnxscript, which assumes inference, one datatype, and a free name for the bias."""
 
     def __init__(self, found: Any):
         self.pattern, self.rewrite, self._check = found.pattern, found.rewrite, found.check
@@ -38,7 +38,7 @@ class ConvBn(PatternRule):
     anchors = ("BatchNormalization",)
 
     def patterns(self, opset: int) -> Sequence[Replacement]:
-        # Before opset 9, attributes say whether it is inference and which axes are normalized.
+        # Before opset 9, attributes decide whether it is inference and which axes are normalized.
         found = (
             library.FuseBatchNormIntoConv(),
             library.FuseBatchNormIntoConvTranspose(),

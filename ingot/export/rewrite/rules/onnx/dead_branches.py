@@ -1,4 +1,4 @@
-"""What no output depends on is removed, and so is the branch that is never taken."""
+"""Nodes that no output depends on, and branches that never run, are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.export.rewrite.rules.onnx.constant_folding import fold
 
 
 class DeadBranches(OnnxRule):
-    """Removes unused nodes, weights and local functions; an ``If`` on a constant becomes the branch that is taken."""
+    """Removes unused nodes, weights and local functions; an ``If`` on a constant is replaced by its branch."""
 
     name = "dead-branches"
 

@@ -1,4 +1,4 @@
-"""A product with weights of 4 or 8 bits reads them as they are stored."""
+"""A product with weights of 4 or 8 bits becomes an operator that reads them as stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.export.rewrite.passes.onnx import PatternRule, Replacement, constant,
 from ingot.tensors import Array
 
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
-# How many elements of a column may share a scale; where all of a column do, it is repeated for blocks of _BLOCK.
+# How many elements of a column may share a scale. One scale per column is repeated for blocks of _BLOCK.
 _BLOCKS = (16, 32, 64, 128, 256)
 _BLOCK = 128
 
@@ -54,7 +54,7 @@ class _DequantMatmul:
         return op.MatMulNBits(x, *inputs, **sizes, _domain="com.microsoft")
 
     def _blocks(self, node: ir.Node) -> tuple[Array, Array, Array, int] | None:
-        """Return weights [N, K], scales and zero points [N, K / block], and the block's size, if that is their form."""
+        """Return weights [N, K], scales and zero points [N, K / block], and the block size; None for other forms."""
         w, scale, zero = (constant(value) for value in (*node.inputs, None)[:3])
         if w is None or scale is None or w.ndim != 2 or w.dtype.name not in _BITS:
             return None
@@ -76,14 +76,14 @@ class _DequantMatmul:
 
 
 def _unsigned(array: Array) -> Array:
-    """Return integers of few bits as unsigned ones, signed ones moved up by half of their range."""
+    """Return integers of few bits as unsigned ones; signed ones are shifted by half of their range."""
     name = array.dtype.name
     offset = 0 if name.startswith("u") else 1 << (_BITS[name] - 1)
     return np.asarray(array.astype(np.int16) + offset).astype(np.uint8)
 
 
 def _packed(array: Array, bits: int) -> Array:
-    """Return small integers as bytes, two of 4 bits in one, the first in its lower half."""
+    """Return small integers as bytes: two of 4 bits per byte, the first in the lower half."""
     if bits == 8:
         return np.ascontiguousarray(array)
     even = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, array.shape[-1] % 2)])
@@ -93,8 +93,8 @@ def _packed(array: Array, bits: int) -> Array:
 class DequantMatmul(PatternRule):
     """Finds products with constant weights behind ``DequantizeLinear`` and writes ``MatMulNBits``.
 
-    Scales may be one for all, one for each column, or one for each block of 16 to 256 rows. Activations stay FP32:
-    exact, where ONNX Runtime by itself would round them to 8 bits. Not a default: that has its price in speed.
+    There may be one scale in all, one per column, or one per block of 16 to 256 rows. Activations stay in FP32, where
+    ONNX Runtime by itself would round them to 8 bits. Not a default, because the exact kernel is slower.
     """
 
     name = "dequant-matmul"

@@ -1,4 +1,4 @@
-"""Layer normalization written out by hand becomes the operator."""
+"""Layer normalization as a formula becomes the operator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _LayerNorm:
 
 
 class LayerNorm(PatternRule):
-    """Finds layer normalization over the last axis and writes ``LayerNormalization``, which opset 17 brought."""
+    """Finds layer normalization over the last axis and writes ``LayerNormalization``, which exists from opset 17 on."""
 
     name = "layer-norm"
     anchors = ("ReduceMean",)

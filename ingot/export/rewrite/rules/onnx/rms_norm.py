@@ -1,4 +1,4 @@
-"""RMS normalization, which frameworks write as six operators, becomes what engines run as one."""
+"""RMS normalization, which frameworks write as six operators, becomes one that engines run as a single kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxscript.rewriter import pattern
 
 from ingot.export.rewrite.passes.onnx import PatternRule, Replacement, producer, reduces_last, scalar, spans_last
 
-# The operator set that has an operator for it.
+# The first operator set with an operator for it.
 _OPSET = 23
 
 
@@ -42,7 +42,7 @@ class _RmsNorm:
         **_: Any,
     ) -> bool:
         if self._opset < _OPSET and square == division == 0:
-            return False  # already as ONNX Runtime looks for it
+            return False  # already the form that ONNX Runtime fuses
         return (
             x.dtype is ir.DataType.FLOAT
             and reduces_last(mean, x)
@@ -72,7 +72,7 @@ class _RmsNorm:
 
 
 def _source(x: ir.Value, narrow: ir.Value | None) -> ir.Value:
-    """Return what was cast to FP32 only to be normalized, or the FP32 value itself."""
+    """Return the value that was cast to FP32 for the normalization, or the FP32 value itself."""
     cast = x.producer()
     if narrow is None or cast is None or cast.op_type != "Cast" or cast.inputs[0] is None:
         return x
@@ -82,8 +82,8 @@ def _source(x: ir.Value, narrow: ir.Value | None) -> ir.Value:
 class RmsNorm(PatternRule):
     """Finds RMS normalization over the last axis.
 
-    From opset 23 on it becomes ``RMSNormalization``. Earlier sets have no operator for it; there it gets the one form
-    that ONNX Runtime recognizes and runs as a single kernel, of which PyTorch's exporter writes another.
+    From opset 23 on it becomes ``RMSNormalization``. Earlier sets lack the operator; there it becomes the form that
+    ONNX Runtime fuses into a single kernel, which is not the one that PyTorch's exporter writes.
     """
 
     name = "rms-norm"

@@ -1,4 +1,4 @@
-"""A repair of what PyTorch's exporter makes of rotary embedding from opset 23 on."""
+"""A repair of the rotary embedding that PyTorch's exporter writes from opset 23 on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fits(angles: ir.Value, x: ir.Value) -> bool:
 
 
 class RotaryCache(PatternRule):
-    """Repeats the angles of ``RotaryEmbedding`` for each of the batch; without that only a batch of 1 runs."""
+    """Repeats the angles of ``RotaryEmbedding`` along the batch; otherwise only a batch of 1 runs."""
 
     name = "rotary-cache"
     anchors = ("RotaryEmbedding",)
