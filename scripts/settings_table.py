@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ingot.server.config import ServerConfig, Setting
+from ingot.server.config import ServerConfig
+from ingot.server.settings import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 _HEAD = "| setting | option | variable | default | takes | |\n|---|---|---|---|---|---|\n"

@@ -15,7 +15,8 @@ import typer
 from ingot.cli import interrupts
 from ingot.cli.archives import StoreOption
 from ingot.errors import InvalidArgument
-from ingot.server.config import ServerConfig, Setting
+from ingot.server.config import ServerConfig
+from ingot.server.settings import Setting
 
 
 def serve(

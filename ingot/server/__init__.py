@@ -1,4 +1,5 @@
 """HTTP and gRPC in front of the runtime, and a client for both. Imports neither torch nor export and quant.
 
-Nothing is imported here: a client needs no web framework, and a server no client.
+Start with dataplane.py, which both protocols call; main.py runs a server. Nothing is imported here: a client needs no
+web framework, and a server no client.
 """

@@ -14,9 +14,8 @@ from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
 from ingot.server.listeners import Listeners, Ports
-from ingot.server.listening import bracketed
+from ingot.server.listening import Tls, bracketed
 from ingot.server.recorder import Recorder
-from ingot.server.tls import Tls
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0

@@ -9,8 +9,7 @@ from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.listener import HttpListener
-from ingot.server.listening import Descriptors, Listener, check_port, taken
-from ingot.server.tls import Tls
+from ingot.server.listening import Descriptors, Listener, Tls, check_port, taken
 
 
 class Ports(Protocol):

@@ -1,16 +1,23 @@
-"""Inference requests and responses as the data plane takes and returns them, independent of HTTP and gRPC."""
+"""Inference requests and responses as the data plane takes and returns them, independent of HTTP and gRPC.
+
+A codec recognizes a repeated request by the bytes around its tensors, and then looks it up instead of parsing it:
+:class:`Memo` and :class:`Pattern`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.runtime import InputKey
+from ingot.runtime import InputKey, key_of
 from ingot.server.limits import BoundedCache
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -32,7 +39,13 @@ _UNSUPPORTED = {
 # The protocol states neither the lowest nor the highest priority.
 _MAX_PRIORITY = 1 << 31
 
+# Entries of a memo, and the most bytes around the tensors of a request that is remembered.
+_MEMO_ENTRIES = 512
+MEMO_BYTES = 4 << 10
+
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class Cancellable(Protocol):
@@ -164,6 +177,60 @@ def priority_of(parameters: Parameters) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
         raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
     return _MAX_PRIORITY - value
+
+
+class Memo(Generic[K, V]):
+    """A bounded cache of what requests mean, which learns a key at its second occurrence.
+
+    Requests that never repeat then do not evict those that do.
+    """
+
+    def __init__(self) -> None:
+        self._known: BoundedCache[K, V] = BoundedCache(_MEMO_ENTRIES)
+        self._seen: BoundedCache[int, None] = BoundedCache(_MEMO_ENTRIES)
+        self.get = self._known.get
+        self.keep = self._known.keep
+
+    def is_new(self, key: K) -> bool:
+        """Return whether a key occurs for the first time, and note that it has occurred."""
+        seen = hash(key)
+        if seen in self._seen:
+            return False
+        self._seen.keep(seen, None)
+        return True
+
+
+class Pattern(NamedTuple):
+    """A request without its id and the values of its raw tensors.
+
+    Attributes:
+        template: what the request asks for.
+        tensors: name, shape, type and offset of each; a codec makes them views on the bytes, as ``np.ndarray``.
+        size: where the last tensor ends.
+    """
+
+    template: Template
+    tensors: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, request: InferRequest, gaps: Iterable[int] = ()) -> Pattern | None:
+        """Return a request's pattern, or None if its tensors must be checked each time or it is too large to keep.
+
+        Args:
+            request: with raw tensors, in their order.
+            gaps: bytes before each tensor, behind the one before it; by default none.
+        """
+        arrays = request.inputs.values()
+        # Text and truth values are checked each time.
+        if not request.template.light or any(array.dtype.kind in "Ob" or not array.size for array in arrays):
+            return None
+        tensors, end = [], 0
+        for (name, array), gap in zip(request.inputs.items(), itertools.chain(gaps, itertools.repeat(0)), strict=False):
+            tensors.append((name, array.shape, array.dtype, end + gap))
+            end += gap + array.nbytes
+        request.template.key = key_of(request.inputs)
+        return cls(request.template, tuple(tensors), end)
 
 
 async def outcome_of(begin: Callable[[Callable[[T | Exception], None]], Cancellable | None]) -> T:

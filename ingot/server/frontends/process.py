@@ -23,7 +23,7 @@ from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.remote import EngineEnd, FrontPlane, RemoteCatalog
 from ingot.server.listeners import Listeners
-from ingot.server.tls import Tls
+from ingot.server.listening import Tls
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import codec, reflected
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service, parse
-from ingot.server.listening import bracketed
-from ingot.server.tls import Tls
+from ingot.server.listening import Tls, bracketed
 
 log = rate_limited_logger(__name__)
 

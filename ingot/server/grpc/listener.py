@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ingot.server.dataplane import DataPlane
-from ingot.server.listening import Listener
-from ingot.server.tls import Tls
+from ingot.server.listening import Listener, Tls
 
 
 def create_listener(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ingot import arrays
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import parse
 from ingot.server.limits import BoundedCache
-from ingot.server.memo import MAX_BYTES, Memo, Pattern
-from ingot.server.requests import InferRequest, InferResponse, Route
+from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo, Pattern, Route
 from ingot.tensors import DType
 
 _LENGTHS = 512
@@ -43,7 +44,8 @@ class _Message(NamedTuple):
         for begin, end, gap in self.gaps:
             if data[start + begin : start + end] != gap:
                 return None
-        return self.pattern.request(data, start, identifier, left)
+        inputs = {name: np.ndarray(shape, dtype, data, start + at) for name, shape, dtype, at in self.pattern.tensors}
+        return InferRequest(self.pattern.template, inputs, identifier, left)
 
 
 class Codec:
@@ -122,7 +124,7 @@ class Codec:
         key = prefix + _RAW_INPUT + _varint(len(raw[0]))
         whole = len(prefix) + sum(len(_RAW_INPUT + _varint(len(content))) + len(content) for content in raw)
         # A longer message holds something that this one lacks, and is not recognized.
-        if len(key) > MAX_BYTES or whole + with_id - len(prefix) != size or self._messages.is_new(key):
+        if len(key) > MEMO_BYTES or whole + with_id - len(prefix) != size or self._messages.is_new(key):
             return
         tags = [_RAW_INPUT + _varint(len(content)) for content in raw[1:]]
         pattern = Pattern.of(request, (0, *map(len, tags)))

@@ -13,8 +13,7 @@ import orjson
 from ingot.runtime import key_of
 from ingot.server.http import codec, data
 from ingot.server.http.codec import ResponseFormat
-from ingot.server.memo import MAX_BYTES, Memo, Pattern
-from ingot.server.requests import InferRequest, Template
+from ingot.server.requests import MEMO_BYTES, InferRequest, Memo, Pattern, Template
 from ingot.tensors import DType
 
 # Longer lists are converted in pieces, by codec.py.
@@ -77,13 +76,14 @@ class Decoder:
         start = len(header)
         if len(body) - start != pattern.size:
             return None
-        return pattern.request(body, start, identifier), layout
+        inputs = {name: np.ndarray(shape, dtype, body, start + at) for name, shape, dtype, at in pattern.tensors}
+        return InferRequest(pattern.template, inputs, identifier), layout
 
     def _learn_raw(self, raw: bytes, header: Mapping[str, Any], request: InferRequest, layout: ResponseFormat) -> None:
         """Remember what a header means, if nothing else is needed to read requests that begin with it."""
         identifier, rest = _cut_id(raw)
         key = request.template.model, request.template.version, rest
-        if len(raw) > MAX_BYTES or request.id != identifier or self._raws.is_new(key):
+        if len(raw) > MEMO_BYTES or request.id != identifier or self._raws.is_new(key):
             return
         if identifier and "id" in orjson.loads(b"{" + rest):  # a second id
             return
@@ -117,7 +117,7 @@ class Decoder:
         [(name, array)] = request.inputs.items()
         code = data.FORMATS.get(DType.of(array))
         start, stop = _values(body)
-        if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > MAX_BYTES:
+        if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > MEMO_BYTES:
             return
         identifier, before = _cut_id(body[:start])
         template = request.template

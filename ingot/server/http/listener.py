@@ -8,8 +8,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
-from ingot.server.listening import BACKLOG, listen
-from ingot.server.tls import Tls
+from ingot.server.listening import BACKLOG, Tls, listen
 
 # What tasks of the application whose connection is closed get to end.
 _TASK_SECONDS = 1.0
