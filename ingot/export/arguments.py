@@ -17,9 +17,8 @@ import torch
 from torch import fx, nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.torch_arrays import to_torch
 from ingot.export.torch_internals import positional_arguments, pytree
-from ingot.tensors import Array
+from ingot.tensors import Array, DType
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -130,6 +129,20 @@ def from_example(
     if not tensors:
         raise InvalidArgument("the example inputs hold no tensor; pass tensors or arrays, not numbers or lists of them")
     return Arguments(tuple(tensors), tuple(leaves), structure), tensors
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """Return a copy of an array as a tensor, bfloat16 included.
+
+    Raises:
+        ExportError: the array holds text, for which PyTorch has no tensor.
+    """
+    dtype = DType.of(array)
+    if dtype is DType.BYTES:
+        raise ExportError("PyTorch has no text tensors; tokenize before the model")
+    if dtype is DType.BF16:
+        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
 
 
 def parameters(module: nn.Module) -> tuple[str, ...]:
@@ -251,9 +264,7 @@ def _takes_any_position(module: nn.Module) -> bool:
 
 
 def _tensor(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray):
-        return to_torch(leaf)
-    return leaf
+    return to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _name(path: tuple[Any, ...], known: Sequence[str]) -> str:

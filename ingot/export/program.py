@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError
-from ingot.export.arguments import Arguments
-from ingot.export.torch_arrays import from_torch as from_torch
-from ingot.export.torch_arrays import to_torch as to_torch
+from ingot.export.arguments import Arguments, to_torch
 from ingot.export.torch_internals import pytree
+from ingot.runtime.engines.torch_engine import from_torch
 from ingot.tensors import Array, Signature
 
 NEXT = "_next"

@@ -12,11 +12,11 @@ from torch import fx, nn
 
 from ingot.errors import InvalidArgument
 from ingot.export.program import Eager
-from ingot.export.torch_arrays import from_torch
 from ingot.export.torch_internals import TorchDispatchMode, is_functorch_wrapped, pytree
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
+from ingot.runtime.engines.torch_engine import from_torch
 from ingot.tensors import Array, DType
 
 

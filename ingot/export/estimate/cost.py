@@ -23,10 +23,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ingot.errors import ExportError
+from ingot.export.arguments import to_torch
 from ingot.export.capture import layers
 from ingot.export.program import quiet
 from ingot.export.source.subject import Subject
-from ingot.export.torch_arrays import to_torch
 from ingot.export.torch_internals import (
     FakeCopyMode,
     FakeTensor,

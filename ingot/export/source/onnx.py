@@ -19,11 +19,11 @@ from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import Remembered, unrepeated
 from ingot.export.source import onnx_sizes
-from ingot.export.torch_arrays import from_torch
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.runtime.engines import ort_zipmap
 from ingot.runtime.engines.ort import nameless
+from ingot.runtime.engines.torch_engine import from_torch
 from ingot.tensors import Array, Range, Signature, TensorSpec
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from ingot.errors import InvalidArgument, QuantizationError
+from ingot.export.arguments import to_torch
 from ingot.export.capture import exported
 from ingot.export.program import Program, quiet, user_path
-from ingot.export.torch_arrays import to_torch
 from ingot.model_store import Variant
 from ingot.quant.data.sources.items import Batch
 from ingot.quant.graph import layers
