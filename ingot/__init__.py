@@ -1,6 +1,6 @@
 """Ingot: from a PyTorch model to HTTP and gRPC answers.
 
-The public names below are loaded when they are first used, so that ``import ingot`` stays fast and free of torch.
+The public names below are loaded on first use, so that ``import ingot`` is fast and free of torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done with arrays on every floor: the raw wire form, ``.npz`` files, and the measure of a difference."""
+"""Operations on arrays for all packages: the raw wire form, ``.npz`` files, and relative differences."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def to_bytes(array: Array) -> bytes:
 
 
 MAX_RANK = 32
-_MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot make larger arrays even when empty
+_MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot create larger arrays even if empty
 
 
 def check_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Return a shape that came from a client.
+    """Return a shape sent by a client.
 
     Raises:
         InvalidArgument: it is not a list of sizes.
@@ -49,7 +49,7 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
     elements = 1
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
-            raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is no size")
+            raise InvalidArgument(f"the shape of tensor '{name}' holds {size!r}, which is not a size")
         elements *= size or 1
     if elements > _MAX_ELEMENTS:
         raise InvalidArgument(f"the shape of tensor '{name}', {list(shape)}, is too large")
@@ -57,10 +57,10 @@ def check_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 def from_bytes(name: str, dtype: DType, shape: Sequence[int], raw: bytes | memoryview) -> Array:
-    """Return the array that ``raw`` holds, as a read-only view where the type allows it.
+    """Return the array in ``raw``, as a read-only view if the type allows it.
 
     Raises:
-        InvalidArgument: ``raw`` is not exactly as long as ``dtype`` and ``shape`` say.
+        InvalidArgument: the length of ``raw`` does not match ``dtype`` and ``shape``.
     """
     count = math.prod(shape)
     if dtype is DType.BYTES:
@@ -76,7 +76,7 @@ def from_bytes(name: str, dtype: DType, shape: Sequence[int], raw: bytes | memor
 
 
 def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
-    # The count is the client's word: compare it with what the bytes can hold before any memory is taken for it.
+    # The client states the count: compare it with the size of the data before allocating memory.
     if count * 4 > len(raw):
         raise InvalidArgument(f"tensor '{name}' has {len(raw)} bytes of data, too few for {count} BYTES elements")
     items = np.empty(count, dtype=object)
@@ -94,23 +94,23 @@ def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
     return items
 
 
-# Below this magnitude a tensor is as good as zero, and a share of it is noise.
+# Magnitude below which a tensor counts as zero, and relative errors are noise.
 SCALE_FLOOR = 1e-2
 
 
 def worst_error(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> tuple[str, float]:
-    """Return the output that departs most and by how much; see :func:`departure`."""
+    """Return the output that differs most and its difference; see :func:`departure`."""
     errors = {name: departure(expected[name], actual[name]) for name in expected}
     worst = max(errors, key=lambda name: errors[name])
     return worst, errors[worst]
 
 
 def departure(expected: Array, actual: Array, floor: float = SCALE_FLOOR) -> float:
-    """Return the largest absolute difference as a share of the largest expected magnitude.
+    """Return the largest absolute difference relative to the largest expected magnitude.
 
-    Shares are taken of the whole tensor, not of each element: an element that happens to be near zero says nothing
-    about the numerics; a tensor of nothing but tiny values is measured against ``floor``. Different shapes, datatypes,
-    NaNs or infinities, and any difference in integers or strings, are infinite.
+    It is relative to the whole tensor, not to each element: an element that happens to be near zero says nothing about
+    the numerics. A tensor of tiny values is compared with ``floor``. Different shapes, datatypes, NaNs or infinities,
+    and any difference in integers or strings, are infinite.
     """
     if expected.shape != actual.shape or DType.of(expected) is not DType.of(actual):
         return np.inf
@@ -125,22 +125,22 @@ def departure(expected: Array, actual: Array, floor: float = SCALE_FLOOR) -> flo
 
 
 def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
-    """Open a file for reading, unless it is a device, a pipe or a folder, which may never give anything, or never end.
+    """Open a regular file for reading. Devices, pipes and folders, which may block or never end, are refused.
 
     Args:
         path: the file.
         follow: whether it may be a symbolic link.
 
     Raises:
-        OSError: it is not there, is no such file, or may not be read.
+        OSError: it does not exist, is not a regular file, or may not be read.
     """
-    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    # Without O_NONBLOCK, opening a pipe would block until another process opens it for writing.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise OSError("it is no regular file")
+    raise OSError("it is not a regular file")
 
 
 def load_npz(path: str | Path) -> dict[str, Array]:
@@ -148,7 +148,7 @@ def load_npz(path: str | Path) -> dict[str, Array]:
 
     Raises:
         NotFound: there is no such file.
-        InvalidArgument: it is no ``.npz``, holds Python objects or two arrays of one name, or is encrypted.
+        InvalidArgument: it is not an ``.npz``, is encrypted, or holds Python objects or duplicate names.
     """
     try:
         with open_regular(path) as file:  # opened here, since numpy leaves a damaged file open
@@ -171,13 +171,13 @@ def _members(loaded: Any) -> Iterator[tuple[str, Array]]:
             raise ValueError(f"it holds '{name}' twice")
         seen.add(name)
         array = loaded[name]
-        if not isinstance(array, np.ndarray):  # numpy gives other files as they are
-            raise ValueError(f"'{name}' in it is no .npy")
+        if not isinstance(array, np.ndarray):  # numpy returns other files as bytes
+            raise ValueError(f"'{name}' in it is not an .npy")
         yield name, array
 
 
 def _native(array: Array) -> Array:
-    """Return text as the object array of bytes that BYTES tensors are."""
+    """Return text as an object array of bytes, the form of BYTES tensors."""
     if array.dtype.kind not in "SU":
         return array
     items = [item if isinstance(item, bytes) else item.encode() for item in array.reshape(-1).tolist()]

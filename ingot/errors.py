@@ -3,25 +3,25 @@
     IngotError
     ├── InvalidArgument      the caller's input is wrong (bad tensor, bad reference, bad option)
     │   ├── InvalidArchive   a file is not an archive, or is damaged
-    │   ├── Untrusted        no signature vouches for an archive, and the trust policy asks for one
+    │   ├── Untrusted        an archive lacks a signature that the trust policy requires
     │   ├── ExportError      the model cannot be captured or lowered
-    │   │   ├── ParityError  the exported graph does not equal the PyTorch model
+    │   │   ├── ParityError  the exported graph computes other numbers than the model
     │   │   └── RejectedInputs  the model does not run on some inputs
-    │   ├── QuantizationError  the model cannot be quantized, or its answers become useless
+    │   ├── QuantizationError  the model cannot be quantized, or its outputs become useless
     │   └── TooLarge         the request is larger than the limit
     ├── NotFound             no such model, version, reference or file
     ├── PermissionDenied     a registry or storage service refuses access
     │   └── Unauthenticated  it asks for credentials, or does not accept those that were sent
     ├── AlreadyExists        an immutable name is taken
-    │   └── TagMoved         a tag points to something else than expected: somebody else was faster
+    │   └── TagMoved         a tag points to another archive than expected
     ├── StorageFull          the disk or its quota is full
-    ├── Unsupported          understood, but this server or build does not do it
+    ├── Unsupported          not implemented by this server or build
     ├── Unavailable          not now: loading, draining or overloaded; try again later
-    │   └── Transient        a registry or the way to it failed, which may pass; it was tried again some times
+    │   └── Transient        a registry or the network failed, also when retried
     ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
-    └── InternalError        our fault; clients see a fixed text, the log has the cause
+    └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
 
-Messages name the thing that is wrong and the remedy. Each protocol maps ``Code`` to its own status in one table.
+Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its own status in one table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What went wrong, in terms that no protocol owns."""
+    """Error codes that are independent of any protocol."""
 
     INVALID_ARGUMENT = "invalid_argument"
     TOO_LARGE = "too_large"
@@ -47,7 +47,7 @@ class Code(Enum):
 
 
 class IngotError(Exception):
-    """Base of all deliberate errors; ``str(error)`` is fit to be shown to a user."""
+    """Base of all deliberate errors; ``str(error)`` is fit to show to a user."""
 
     code = Code.INTERNAL
 
@@ -63,13 +63,13 @@ class InvalidArchive(InvalidArgument):
 
 
 class Untrusted(InvalidArgument):
-    """No signature that is accepted vouches for an archive, and the trust policy asks for one."""
+    """An archive has no accepted signature, and the trust policy requires one."""
 
 
 class ExportError(InvalidArgument):
     """A model cannot be captured or lowered.
 
-    ``detail`` shows, over several lines, the user's code that is to blame and an edit of it; it may be empty.
+    ``detail`` shows, over several lines, the user's code that causes this and how to edit it; it may be empty.
     """
 
     def __init__(self, message: str, detail: str = ""):
@@ -86,11 +86,11 @@ class RejectedInputs(ExportError):
 
 
 class ParityError(ExportError):
-    """An exported graph gives other numbers than the model it came from."""
+    """An exported graph computes other numbers than its original model."""
 
 
 class QuantizationError(InvalidArgument):
-    """A model cannot be quantized, or its answers become useless."""
+    """A model cannot be quantized, or its outputs become useless."""
 
 
 class TooLarge(InvalidArgument):
@@ -112,7 +112,7 @@ class AlreadyExists(IngotError):
 
 
 class TagMoved(AlreadyExists):
-    """A tag points to something else than the caller expected, and was left alone."""
+    """A tag points to another archive than the caller expected, and was not changed."""
 
 
 class PermissionDenied(IngotError):
@@ -134,7 +134,7 @@ class StorageFull(IngotError):
 
 
 class Unsupported(IngotError):
-    """The request is understood, but nothing here can do it."""
+    """The request is understood, but this server or build does not implement it."""
 
     code = Code.UNSUPPORTED
 
@@ -146,7 +146,7 @@ class Unavailable(IngotError):
 
 
 class Transient(Unavailable):
-    """A failure that may pass: a dropped connection, a registry's own error, too many requests.
+    """A failure that may pass: a broken connection, an internal error of a registry, too many requests.
 
     ``after`` is how many seconds the registry asks to wait.
     """
@@ -163,7 +163,7 @@ class DeadlineExceeded(IngotError):
 
 
 class InternalError(IngotError):
-    """A fault of ours; the cause is in the log, never in the answer."""
+    """A fault of Ingot; the cause is in the log, never in the answer."""
 
 
 CLASSES: dict[Code, type[IngotError]] = {
@@ -179,17 +179,17 @@ CLASSES: dict[Code, type[IngotError]] = {
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
     Code.INTERNAL: InternalError,
 }
-"""The class that stands for each code where an error came from another process."""
+"""The class for each code of an error from another process."""
 
 _MAX_TEXT = 1000
 
 
 def public_text(error: IngotError) -> str:
-    """Return what a client may see of an error: of an internal one, only that there was one."""
+    """Return the text of an error for clients, which hides the details of internal errors."""
     if error.code is Code.INTERNAL:
         return "internal error; the server's log has the cause"
     text = str(error)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a name of megabytes
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a very long name
 
 
 def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgument | StorageFull:
@@ -199,6 +199,6 @@ def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgume
 
 
 def missing_package(package: str, purpose: str, extra: str | None) -> Unsupported:
-    """Return the error for an optional dependency that is not installed; ``extra`` None is a package of its own."""
+    """Return the error for an optional dependency that is not installed; ``extra`` None installs the package itself."""
     install = package if extra is None else f"'ingot-serve[{extra}]'"
     return Unsupported(f"{purpose} needs the package '{package}', which is not installed: pip install {install}")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-# Of one kind, so many records are written in so many seconds.
+# Number of records of one kind that are written per period, and the period in seconds.
 _MOST = 5
 _SECONDS = 10.0
 # Number of kinds tracked, and the length of the message prefix that identifies one.
@@ -17,16 +17,16 @@ _PREFIX = 200
 
 
 class RateLimitFilter(logging.Filter):
-    """Leaves out errors of a logger that repeat; the next that is written says how many were left out.
+    """Suppresses repeated errors of a logger; the next record that is written reports the number of suppressed ones.
 
-    Records are of one kind if their messages differ in numbers alone.
+    Records are of one kind if their messages differ only in numbers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._clock = clock
         self._lock = threading.Lock()  # loggers call filters from any thread
-        self._seen: dict[str, tuple[float, int]] = {}  # by kind: when its first was written, and how many came since
+        self._seen: dict[str, tuple[float, int]] = {}  # by kind: start of the period and number of records since
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.ERROR:
@@ -47,7 +47,7 @@ class RateLimitFilter(logging.Filter):
 
 
 def rate_limited_logger(name: str) -> logging.Logger:
-    """Return the logger of a module, with repeated errors left out. Call it once per name."""
+    """Return the logger of a module with a rate limit for repeated errors. Call it once per name."""
     logger = logging.getLogger(name)
     logger.addFilter(RateLimitFilter())
     return logger

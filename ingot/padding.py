@@ -1,8 +1,8 @@
-"""Padding: making inputs larger along a dimension in a way that the model is known not to notice, and cutting back.
+"""Padding: enlarging inputs along a dimension without changing the outputs, and cutting the outputs back.
 
-A model with a mask, such as BERT, answers a sentence of 20 tokens as it answers the same one with 12 more that are
-masked. An archive says so for each such dimension, and the export proves it; the server then runs requests of different
-lengths in one call.
+A model with a mask, such as BERT, gives the same answer for a sentence of 20 tokens and for the same one with 12 masked
+tokens appended. An archive declares each such dimension, and the export proves it; the server then runs requests of
+different lengths in one call.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _MAX_SIZE = 1 << 40
 
 @dataclass(frozen=True)
 class Padding:
-    """How inputs are made larger along one named dimension.
+    """How inputs are enlarged along one named dimension.
 
-    ``values`` is what is put in, for every input that has the dimension; a mask's is that which masks. ``buckets`` are
-    the sizes that are padded to, in ascending order; without them, or beyond the last, any size is.
+    ``values`` has the fill value of every input with the dimension; for a mask, the value that masks. ``buckets`` are
+    the target sizes in ascending order; without buckets, or beyond the last one, any size is possible.
     """
 
     values: Mapping[str, int | float] = field(default_factory=dict)
     buckets: tuple[int, ...] = ()
 
     def check(self, dim: str, signature: Signature) -> None:
-        """Check that a model's inputs can be padded so.
+        """Check that a model's inputs can be padded this way.
 
         Raises:
-            InvalidArgument: the signature has no such dimension or it is the batch's; ``values`` are not those of the
-                inputs that have it, or are none of their datatype; a bucket is none of its sizes.
+            InvalidArgument: the signature lacks the dimension, or it is the batch's; ``values`` do not match the inputs
+                that have it or their datatypes; a bucket is not an allowed size.
         """
         if dim == signature.batch or dim not in signature.symbols:
-            what = "the batch" if dim == signature.batch else "no dimension of the inputs"
+            what = "the batch" if dim == signature.batch else "not a dimension of the inputs"
             known = ", ".join(name for name in signature.symbols if name != signature.batch)
             raise InvalidArgument(f"'{dim}' cannot be padded: it is {what}; there are: {known or 'none'}")
         specs = {spec.name: spec for spec in signature.inputs if dim in spec.shape}
         inputs = [spec.name for spec in signature.inputs]
         for name in self.values:
             if name not in specs:
-                what = "which does not have it" if name in inputs else "which is no input"
+                what = "which does not have it" if name in inputs else "which is not an input"
                 raise InvalidArgument(
                     f"padding of '{dim}' has a value for '{name}', {what}; these have it: {', '.join(specs)}"
                 )
@@ -62,7 +62,7 @@ class Padding:
             raise InvalidArgument(f"the buckets of '{dim}' are not in ascending order: {self.buckets}")
         for size in self.buckets:
             if not 0 < size < _MAX_SIZE or size not in sizes:
-                raise InvalidArgument(f"bucket {size} of '{dim}' is none of its sizes, {sizes}")
+                raise InvalidArgument(f"bucket {size} of '{dim}' is not one of its sizes, {sizes}")
 
 
 def _check_value(spec: TensorSpec, value: int | float) -> None:
@@ -88,7 +88,7 @@ def parse(text: str) -> tuple[str, Padding]:
         InvalidArgument: it is not of that form.
     """
     match = _TEXT.match(text.strip())
-    problem = f"'{text}' says no padding; write a dimension, or dim:input=value,... such as seq:ids=1, or seq@64,128"
+    problem = f"'{text}' is not a padding; write a dimension, or dim:input=value,... such as seq:ids=1, or seq@64,128"
     if match is None:
         raise InvalidArgument(problem)
     values: dict[str, int | float] = {}
@@ -108,7 +108,7 @@ def parse(text: str) -> tuple[str, Padding]:
 
 
 def declared(paddings: Mapping[str, Padding], signature: Signature) -> dict[str, Padding]:
-    """Return paddings with zero for each input of theirs that names no value.
+    """Return paddings completed with the value zero for inputs without one.
 
     Raises:
         InvalidArgument: see :meth:`Padding.check`.
@@ -122,7 +122,7 @@ def declared(paddings: Mapping[str, Padding], signature: Signature) -> dict[str,
 
 
 class Padder:
-    """Pads inputs of a model and cuts its outputs back.
+    """Pads the inputs of a model and cuts its outputs back.
 
     Args:
         signature: the model's.
@@ -136,7 +136,7 @@ class Padder:
         self._inputs = {spec.name: axes for spec in signature.inputs if (axes := self._axes(spec))}
         self._outputs = {spec.name: axes for spec in signature.outputs if (axes := self._axes(spec))}
         kinds = {spec.name: spec.dtype.numpy for spec in signature.inputs}
-        # Where an input has two such dimensions, the later's value is in the corner.
+        # If an input has two such dimensions, the value of the later one fills the corner.
         self._values = {
             name: kinds[name].type(value) for padding in paddings.values() for name, value in padding.values.items()
         }
@@ -146,7 +146,7 @@ class Padder:
         ]
 
     def _axes(self, spec: TensorSpec) -> list[tuple[int, int]]:
-        """Return the places in ``dims``, and the axes, of a tensor's padded dimensions."""
+        """Return (index in ``dims``, axis) of a tensor's padded dimensions."""
         return [(self.dims.index(dim), axis) for axis, dim in enumerate(spec.shape) if dim in self.paddings]
 
     def sizes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
@@ -154,11 +154,11 @@ class Padder:
         return tuple(inputs[name].shape[axis] for name, axis in self._first)
 
     def target(self, sizes: Iterable[Sequence[int]], *, rounded: bool = False) -> tuple[int, ...]:
-        """Return the sizes to pad to, so that requests of all of ``sizes`` fit: the largest, or the bucket above it.
+        """Return the sizes to pad to so that all requests fit: the largest size, or the bucket above it.
 
         Args:
             sizes: of the requests.
-            rounded: where there are no buckets, round up to an eighth of a power of two, for few different sizes.
+            rounded: without buckets, round up to an eighth of a power of two, for few distinct sizes.
         """
         return tuple(
             self._up(dim, max(each), rounded) for dim, each in zip(self.dims, zip(*sizes, strict=True), strict=True)
@@ -169,18 +169,18 @@ class Padder:
         if larger is None and rounded:
             step = max(1, 1 << max(0, size.bit_length() - 4))
             larger = -(-size // step) * step
-        # A model may end between two powers of two.
+        # The range of a dimension may end between two steps.
         return larger if larger is not None and larger in self.signature.range(dim) else size
 
     def shape(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of an input of ``shape``, padded to ``sizes``."""
+        """Return the shape of an input after padding to ``sizes``."""
         padded = list(shape)
         for place, axis in self._inputs.get(name, ()):
             padded[axis] = sizes[place]
         return tuple(padded)
 
     def put(self, name: str, array: Array, into: Array) -> None:
-        """Copy an input into one of its padded shape, and fill the rest."""
+        """Copy an input into an array of its padded shape, and fill the rest."""
         if array.shape == into.shape:
             into[...] = array
             return
@@ -200,7 +200,7 @@ class Padder:
         return padded
 
     def cut(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the part of the outputs that answers a request of ``inputs``, which were padded."""
+        """Return the part of the outputs that belongs to the unpadded inputs."""
         sizes = self.sizes(inputs)
         found = dict(outputs)
         for name, axes in self._outputs.items():
@@ -210,7 +210,7 @@ class Padder:
         return found
 
     def elements(self, inputs: Mapping[str, Array], sizes: Sequence[int] | None = None) -> int:
-        """Return how many elements the padded inputs of a request have; ``sizes``: if it is padded to those."""
+        """Return the number of elements of a request's padded inputs, after padding to ``sizes`` if given."""
         total = 0
         for name in self._inputs:
             shape = inputs[name].shape

@@ -1,7 +1,7 @@
-"""Tensors as every floor above sees them: data types, shapes with named dimensions, signatures.
+"""Tensors: data types, shapes with named dimensions, and signatures.
 
-One table relates the four naming systems (Open Inference Protocol, numpy, ONNX, PyTorch); nothing else in Ingot lists
-data types. Shapes are tuples of ints (fixed) and names (dynamic); equal names must have equal sizes in one request.
+One table relates the naming systems (Open Inference Protocol, numpy, ONNX, PyTorch); nothing else in Ingot lists data
+types. Shapes are tuples of ints (fixed) and names (dynamic); equal names must have equal sizes within a request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DType(Enum):
 
     @property
     def torch_name(self) -> str:
-        """The PyTorch and ONNX Runtime spelling, such as ``float32``; ``string`` for BYTES."""
+        """The PyTorch and ONNX Runtime name, such as ``float32``; ``string`` for BYTES."""
         return _TABLE[self].name
 
     @property
@@ -66,7 +66,7 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, text: str) -> DType:
-        """Return the type that any of the four systems calls ``text``.
+        """Return the type named ``text`` in any of the four systems.
 
         Raises:
             InvalidArgument: no system knows the name.
@@ -123,7 +123,7 @@ _TABLE: dict[DType, _Names] = {
 _BY_NAME = {alias: dtype for dtype, row in _TABLE.items() for alias in (dtype.value.lower(), row.name, *row.aliases)}
 _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not DType.BYTES}
 
-# The datatype comes last, so that a name may have colons, as those of TensorFlow do.
+# The datatype comes last, so that a name may contain colons, as in TensorFlow.
 _NAME = re.compile(r"[A-Za-z_][\w.\-/:]*")
 _SPEC = re.compile(rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\]$""")
 _SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15})(:(?P<step>[1-9]\d{0,14}))?)?$")
@@ -143,7 +143,7 @@ class TensorSpec:
 
     @property
     def wire_shape(self) -> list[int]:
-        """The shape as the protocol gives it: -1 for dynamic dimensions."""
+        """The shape in the protocol: -1 for dynamic dimensions."""
         return [dim if isinstance(dim, int) else -1 for dim in self.shape]
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Range:
-    """The sizes that a dynamic dimension may have: multiples of ``step``, ends included; ``high`` None is unbounded."""
+    """The allowed sizes of a dynamic dimension: multiples of ``step``, ends included; ``high`` None is unbounded."""
 
     low: int = 1
     high: int | None = None
@@ -180,7 +180,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and gives.
+    """The inputs and outputs of a model.
 
     ``batch`` names the dimension along which requests may be joined; it is None for a model whose rows are not
     independent, which then runs one request at a time. ``ranges`` bounds named dimensions; without one, a size is 1 or
@@ -198,7 +198,7 @@ class Signature:
             if len(set(names)) < len(names):
                 raise InvalidArgument(f"a signature names a tensor twice: {', '.join(names)}")
             if any(isinstance(dim, int) and dim < 0 for spec in specs for dim in spec.shape):
-                raise InvalidArgument("a signature has a dimension below zero")
+                raise InvalidArgument("a signature has a negative dimension")
         if self.batch is None:
             return
         inputs = [spec.shape.count(self.batch) for spec in self.inputs]
@@ -214,7 +214,7 @@ class Signature:
         return self.ranges.get(symbol, Range())
 
     def max_samples(self, wanted: int) -> int:
-        """Return how many rows one call may have, at most ``wanted``."""
+        """Return how many samples one call may have, at most ``wanted``."""
         high = self.range(self.batch).high if self.batch else 1
         return wanted if high is None else min(wanted, high)
 
@@ -231,12 +231,12 @@ def symbols(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
 def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
     """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``.
 
-    Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be left out;
-    ``name=low..high:step`` means the multiples of ``step`` within it. A name that is not letters, digits and
-    ``_ . - / :`` after a first letter or ``_`` stands in double quotes: ``"petal length (cm)":float32[batch,1]``.
+    Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be omitted;
+    ``name=low..high:step`` means the multiples of ``step`` within it. A name with other characters than letters, digits
+    and ``_ . - / :`` after a first letter or ``_`` is in double quotes: ``"petal length (cm)":float32[batch,1]``.
 
     Returns:
-        The spec, and the ranges that it states.
+        The spec, and its ranges.
 
     Raises:
         InvalidArgument: ``text`` is not of that form.
@@ -258,7 +258,7 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
                 f"dimension '{part}' of '{text}' is neither a size, a name, nor name=low..high or name=low..high:step"
             )
         if symbol["name"] in shape:
-            raise InvalidArgument(f"dimension '{symbol['name']}' stands twice in '{text}'; give each axis its own name")
+            raise InvalidArgument(f"dimension '{symbol['name']}' occurs twice in '{text}'; give each axis its own name")
         shape.append(symbol["name"])
         if symbol["low"] is not None:
             step = int(symbol["step"] or 1)
@@ -331,10 +331,10 @@ def check_inputs(signature: Signature, arrays: Mapping[str, Array]) -> dict[str,
 
 
 def check_same(declared: Signature, actual: Signature) -> None:
-    """Check that a file takes and gives what is declared of it; the names of its dimensions may differ.
+    """Check that a file has the declared inputs and outputs; the names of its dimensions may differ.
 
     Raises:
-        InvalidArgument: a tensor is missing, or its datatype, rank or a fixed dimension is another.
+        InvalidArgument: a tensor is missing, or its datatype, rank or a fixed dimension differs.
     """
     for side in ("inputs", "outputs"):
         found = {spec.name: spec for spec in getattr(actual, side)}

@@ -65,7 +65,7 @@ def test_a_spec_is_shown_as_it_is_written() -> None:
         ("image:float32[1.5]", "dimension '1.5'"),
         ("image:float32[seq=5]", "dimension 'seq=5'"),
         ("image:float32[seq=5...9]", "dimension 'seq=5...9'"),
-        ("image:float32[N,N]", "dimension 'N' stands twice"),
+        ("image:float32[N,N]", "dimension 'N' occurs twice"),
         ("image:float32[seq=9..3]", "range of dimension 'seq=9..3' in 'image:float32[seq=9..3]' is empty"),
         (f"image:float32[{'9' * 5000}]", "dimension '999"),
         (f"image:float32[seq=1..{'9' * 5000}]", "dimension 'seq=1..999"),

@@ -162,7 +162,7 @@ class Model:
         try:
             signature = self._open(engines)
             dispatcher = self._warm(engines, signature)
-        except Exception as error:
+        except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
             if self._engine_swap is not None:
                 self._engine_swap.close()
             for engine in engines:

@@ -42,13 +42,13 @@ def test_a_bad_serving_document(change: dict[str, object], where: str) -> None:
 @pytest.mark.parametrize(
     ("padding", "says"),
     [
-        ({"width": {"values": {"x": 0}}}, "'width' cannot be padded: it is no dimension"),
+        ({"width": {"values": {"x": 0}}}, "'width' cannot be padded: it is not a dimension"),
         ({"batch": {"values": {"x": 0}}}, "'batch' cannot be padded: it is the batch"),
         ({"seq": {"values": {"x": 0, "scale": 0}}}, "a value for 'scale', which does not have it; these have it: x"),
-        ({"seq": {"values": {"x": 0, "z": 0}}}, "a value for 'z', which is no input; these have it: x"),
+        ({"seq": {"values": {"x": 0, "z": 0}}}, "a value for 'z', which is not an input; these have it: x"),
         ({"seq": {"values": {}}}, "needs one value for each input that has it: x"),
         ({"seq": {"values": {"x": 1e300}}}, "1e.300 cannot pad input 'x', which is float32"),
-        ({"seq": {"values": {"x": 0}, "buckets": [0]}}, "bucket 0 of 'seq' is none of its sizes"),
+        ({"seq": {"values": {"x": 0}, "buckets": [0]}}, "bucket 0 of 'seq' is not one of its sizes"),
         ({"seq": {"values": {"x": 0}, "buckets": [64, 32]}}, "not in ascending order"),
     ],
 )

@@ -37,9 +37,8 @@ def atomic_file(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iter
             if durable:
                 os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_folder(path.parent)
 

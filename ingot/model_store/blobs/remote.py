@@ -7,6 +7,8 @@ such as ``AWS_ACCESS_KEY_ID``, from files and from the machine's identity.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,17 +57,13 @@ class ObjectFile:
             Unsupported: obstore is not installed.
         """
         obstore, store, path = self._located()
-        try:
+        with self.errors(obstore):
             return int(obstore.head(store, path)["size"])
-        except Exception as error:  # obstore raises many types; each is converted
-            raise self._error(obstore, error) from error
 
     def open(self) -> io.RawIOBase:
         obstore, store, path = self._located()
-        try:
+        with self.errors(obstore):
             return _Reader(self, obstore, obstore.open_reader(store, path, buffer_size=_BUFFER_BYTES))
-        except Exception as error:  # obstore raises many types; each is converted
-            raise self._error(obstore, error) from error
 
     def _located(self) -> tuple[Any, Any, str]:
         try:
@@ -76,13 +74,18 @@ class ObjectFile:
         folder, _, path = self.url.rpartition("/")
         if not path or folder.endswith(":/"):
             raise InvalidArgument(f"'{self.url}' does not name an object; write s3://bucket/folder/digits.ingot")
-        try:
+        with self.errors(obstore):
             return obstore, from_url(folder), path
-        except Exception as error:  # obstore raises many types; each is converted
-            raise self._error(obstore, error) from error
 
-    def _error(self, obstore: Any, error: Exception) -> IngotError:
-        """Convert an error of obstore, whose exceptions have no meaningful common base class."""
+    @contextmanager
+    def errors(self, obstore: Any) -> Iterator[None]:
+        """Convert errors of obstore."""
+        try:
+            yield
+        except Exception as error:  # obstore's exceptions have no meaningful common base class
+            raise self._converted(obstore, error) from error
+
+    def _converted(self, obstore: Any, error: Exception) -> IngotError:
         reason = " ".join(str(error).split("\n")[0].split())[:300]
         kinds = obstore.exceptions
         if isinstance(error, (FileNotFoundError, kinds.NotFoundError)):
@@ -116,10 +119,8 @@ class _Reader(io.RawIOBase):
         return int(self._reader.tell())
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        try:
+        with self._file.errors(self._obstore):
             content = self._reader.read(len(buffer))
-        except Exception as error:  # as above
-            raise self._file._error(self._obstore, error) from error
         buffer[: len(content)] = memoryview(content)
         return len(content)
 

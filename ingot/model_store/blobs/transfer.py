@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -84,19 +85,17 @@ class Transfer:
 
     def each(self, work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
         """Call ``work`` for each item in several threads. The first error cancels all of them and is raised."""
-        with ThreadPoolExecutor(workers, thread_name_prefix="ingot-transfer") as pool:
-            try:
-                futures = [pool.submit(self._work, work, item) for item in items]
-                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                failed = [future for future in finished if future.exception() is not None]
-                if failed:
-                    self._cancel()
-                    pool.shutdown(cancel_futures=True)
-                    _raise_first(future.exception() for future in futures if not future.cancelled())
-            except BaseException:  # Ctrl-C: threads must end before the destination is cleaned up
+        with ThreadPoolExecutor(workers, thread_name_prefix="ingot-transfer") as pool, ExitStack() as on_error:
+            # Also on Ctrl-C: threads must end before the destination is cleaned up.
+            on_error.callback(pool.shutdown, cancel_futures=True)
+            on_error.callback(self._cancel)
+            futures = [pool.submit(self._work, work, item) for item in items]
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            if any(future.exception() is not None for future in finished):
                 self._cancel()
                 pool.shutdown(cancel_futures=True)
-                raise
+                _raise_first(future.exception() for future in futures if not future.cancelled())
+            on_error.pop_all()
 
     def _work(self, work: Callable[[Item], None], item: Item) -> None:
         _thread.transfer = self

@@ -144,9 +144,8 @@ class CacheEntry:
                 fill(temporary)
                 _seal(CacheEntry(temporary))
                 temporary.rename(self.path)
-            except BaseException:
+            finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise
             sync_folder(folder)
         return True
 

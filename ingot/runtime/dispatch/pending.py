@@ -215,7 +215,7 @@ class Parts(Pending):
         found = [outcome for outcome in self._outcomes if outcome is not None]
         try:
             return {name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()}
-        except Exception as error:  # engines are foreign code: outputs can have any shape
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # engines may return any shape
             log.exception("the outputs of a request that ran in %d parts cannot be joined", len(found))
             return InternalError(
                 f"the outputs of the request's {len(found)} parts cannot be joined: {error}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from ingot.errors import InvalidArchive, InvalidArgument
@@ -29,13 +30,12 @@ class PartitionedEngine:
             raise InvalidArgument(f"the plan {path} cannot be read: {error.strerror}") from error
         self._plan = manifest.decode(PartitionPlan, raw, "the plan")
         self._engines: list[Engine] = []
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
             for segment in self._plan.segments:
                 self._engines.append(open_segment(path.with_name(segment.blob), segment.format))
                 _check_values(segment, self._engines[-1].signature)
-        except Exception:
-            self.close()
-            raise
+            on_error.pop_all()
 
     @property
     def signature(self) -> Signature:

@@ -158,12 +158,11 @@ class EngineSwap:
         if self._stopped.is_set():
             raise _Stopped
         engine = opened()
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(engine.close)
             tensors.check_same(place.signature, engine.signature)
             self._test(engine)
-        except BaseException:
-            engine.close()
-            raise
+            on_error.pop_all()
         place.replace(engine)
 
     def _build(self, entry: CacheEntry) -> None:

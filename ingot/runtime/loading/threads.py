@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ingot.errors import IngotError
@@ -72,11 +73,10 @@ def tune(
     if loaded > _LOADS_SOON:
         return Tuned(engine, threads, f"one per core; fewer were not tried, since loading takes {loaded:.1f} s")
     alone = reopen(1)
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(alone.close)
         gain = _gain(alone, engine, batches)
-    except BaseException:
-        alone.close()
-        raise
+        on_error.pop_all()
     kept, closed, count = (engine, alone, threads) if gain >= _PAYS else (alone, engine, 1)
     closed.close()
     return Tuned(kept, count, f"{threads} threads are {gain:.2f} times as fast as 1")

@@ -68,10 +68,10 @@ def test_a_dimension_of_one_size_cannot_be_proved() -> None:
     ("pad", "says"),
     [
         ("batch", "'batch' cannot be padded: it is the batch; there are: seq"),
-        ("width", "'width' cannot be padded: it is no dimension of the inputs"),
+        ("width", "'width' cannot be padded: it is not a dimension of the inputs"),
         ("seq:ids=0.5", "0.5 cannot pad input 'ids'"),
-        ("seq:msk=1", "padding of 'seq' has a value for 'msk', which is no input; these have it: ids, mask"),
-        ("seq@70", "bucket 70 of 'seq' is none of its sizes"),
+        ("seq:msk=1", "padding of 'seq' has a value for 'msk', which is not an input; these have it: ids, mask"),
+        ("seq@70", "bucket 70 of 'seq' is not one of its sizes"),
         ("seq@32,16", "not in ascending order"),
     ],
 )
@@ -84,5 +84,5 @@ def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str, says: str) ->
     "pad", ["", "seq:", "seq:ids", "seq:ids=", "seq:ids=x", "seq:ids=nan", "seq@", "seq@1,,2", "2"]
 )
 def test_text_that_says_no_padding_is_refused(pad: str) -> None:
-    with pytest.raises(InvalidArgument, match="says no padding"):
+    with pytest.raises(InvalidArgument, match="is not a padding"):
         export_model(Mean(), inputs=INPUTS, pad=pad)
