@@ -203,8 +203,8 @@ class Policy:
         """Check that an archive may be copied: it must be trusted under its source and under its target.
 
         An archive from a registry or a file is checked under its name there. An archive that goes into the local store,
-        or to a name with a rule, is checked under that name, so that a name without a required signature is no way
-        around one with it. Any other archive is checked under its source name.
+        or to a name with a rule, is checked under that name, so that copying cannot bypass a required
+        signature. Any other archive is checked under its source name.
 
         Args:
             archive: with its attachments.
