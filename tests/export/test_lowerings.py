@@ -123,7 +123,7 @@ class TestOneModelInParts:
         store, metrics = Store(tmp_path), Metrics()
         store.push(archive(net), "net:1")
         model = Repository(store, Settings(device="cpu")).add("net:1")
-        with pytest.raises(Unsupported, match="format 'partitioned' can run code"):
+        with pytest.raises(Unsupported, match="format 'partitioned' can run its author's code"):
             model.load()
         model = Repository(store, Settings(device="cpu", allow_code=True), metrics).add("net:1")
         model.load()
