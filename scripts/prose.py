@@ -28,6 +28,9 @@ CLEAN = [
     *(f"ingot/{name}.py" for name in ("__init__", "_version", "arrays", "errors", "faultlog", "padding", "tensors")),
     "ingot/model_store",
     "ingot/runtime",
+    ":(glob)ingot/server/*.py",
+    "ingot/server/frontends",
+    "ingot/server/http",
     "scripts",
 ]
 
