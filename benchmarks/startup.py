@@ -1,4 +1,4 @@
-"""How long Ingot takes to start, beside what it is made of: ``python -m benchmarks.startup``.
+"""The time that Ingot takes to start, compared with its dependencies: ``python -m benchmarks.startup``.
 
 Every command runs as a fresh process, all of them in turn, and the medians are reported with their ratio to a bare
 interpreter, so that a noisy machine disturbs all alike.

@@ -1,7 +1,7 @@
 """What clients may send to the fast gRPC server: ``make fuzz``, or ``python -m fuzz.http2 [-max_total_time=60]``.
 
 An input is the bytes behind a connection's preface, cut into pieces at its own bytes. Nothing raises, what a connection
-holds stays bounded, and a connection that is not closed answers a call that follows, unless the input left it amid a
+holds stays bounded, and a connection that is not closed answers a call that follows, unless the input ends inside a
 frame or a block of headers.
 """
 

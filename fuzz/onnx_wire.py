@@ -1,4 +1,4 @@
-"""What graphs call the files beside them: ``make fuzz``, or ``python -m fuzz.onnx_wire [CORPUS] [-max_total_time=60]``.
+"""The names of external files in graphs: ``make fuzz``, or ``python -m fuzz.onnx_wire [CORPUS] [-max_total_time=60]``.
 
 An input is an encoded ONNX model. Of every model that the onnx package reads, each file that it names is found, or the
 model is refused; a file that is missed could be another model's weights.

@@ -110,7 +110,7 @@ def registry(require_tool: RequireTool, tmp_path_factory: pytest.TempPathFactory
 def registry_with_password(
     require_tool: RequireTool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str, str]]:
-    """The address, the user and the password of a real registry that lets nobody else in."""
+    """The address, the user and the password of a real registry that rejects all others."""
     folder = tmp_path_factory.mktemp("guarded")
     with docker_registry(require_tool("docker-registry"), folder, htpasswd=HTPASSWD) as port:
         yield f"oci://127.0.0.1:{port}", USER, PASSWORD

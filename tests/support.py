@@ -20,7 +20,7 @@ def matrix(*values: Any) -> list[Any]:
     return [first, *(pytest.param(other, marks=pytest.mark.matrix) for other in others)]
 
 
-# Commands that end by themselves and answer to no signal: a process of their own would prove nothing more, and take
+# Commands that end by themselves and answer to no signal: a separate process would prove nothing more, and take
 # a second, or three where PyTorch is imported.
 _IN_PROCESS = """
 compare diff export fsck gc history import infer inspect keygen list load promote pull push remove rollback save sign

@@ -52,7 +52,7 @@ def test_the_formula_became_the_operator_and_the_graph_is_quantized_around_it(va
     makers = {output: node for node in model.graph.node for output in node.output}
     for node in model.graph.node:
         if (node.domain, node.op_type) == OPERATOR:
-            # It takes the two halves of what a quantized layer gives: integers of a convolution, floats of a product.
+            # It takes the two halves of a quantized layer's result: integers of a convolution, floats of a product.
             left, right = (makers[name] for name in node.input[:2])
             assert left is right
             assert left.op_type == "Split"

@@ -172,5 +172,5 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
         )
         assert result.returncode == 0, result.stdout + result.stderr
         printed += result.stdout.splitlines()
-    assert '{"ready":true}' in printed  # on a line of its own
+    assert '{"ready":true}' in printed  # on a separate line
     assert any(line.startswith("digits  sha256:") for line in printed)

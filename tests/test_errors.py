@@ -50,7 +50,7 @@ def test_the_tree_in_the_documentation_has_every_error() -> None:
 def test_every_code_has_a_status_in_each_protocol(protocol: object) -> None:
     status = protocol.STATUS  # type: ignore[attr-defined]
     assert set(status) == set(Code)
-    assert len(set(status.values())) == len(Code), "two codes cannot be told apart by a client"
+    assert len(set(status.values())) == len(Code), "a client cannot distinguish two codes"
 
 
 def test_http_statuses_blame_the_right_side() -> None:

@@ -1,4 +1,4 @@
-"""An operator of one's own and a model whose code does not know of it; docs/custom-ops.md goes through this file.
+"""A custom operator and a model whose code does not use it; docs/custom-ops.md explains this file.
 
     python -m examples.custom_op.model
 

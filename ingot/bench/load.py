@@ -1,6 +1,6 @@
 """A closed-loop HTTP load generator: so many clients, each sending its next request when the last is answered.
 
-It is a program of its own (``python -m ingot.bench.load URL < BODY``), so that it does not share an
+It is a separate program (``python -m ingot.bench.load URL < BODY``), so that it does not share an
 interpreter lock with the server that it measures, and speaks HTTP/1.1 by hand, since client libraries cost more time
 than the server.
 """

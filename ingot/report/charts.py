@@ -156,7 +156,7 @@ def meter(share: float) -> str:
 
 
 def image(chart: str, title: str = "") -> str:
-    """Return a chart as an SVG file of its own, with its title above it."""
+    """Return a chart as a separate SVG file, with its title above it."""
     head, _, rest = chart[chart.index("<svg") : chart.rindex("</svg>") + 6].partition(">")
     width, height = map(int, head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
     top = 30 if title else 0  # the drawing is moved down by extending the view upwards

@@ -1,4 +1,4 @@
-"""The coverage run's zoo and judge; the run itself takes an hour and is no test."""
+"""The coverage run's zoo and judge; the run itself takes an hour and is not a test."""
 
 from __future__ import annotations
 

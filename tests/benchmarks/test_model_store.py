@@ -1,4 +1,4 @@
-"""The benchmark of the store in small; the run itself takes minutes and is no test."""
+"""The benchmark of the store in small; the run itself takes minutes and is not a test."""
 
 from __future__ import annotations
 

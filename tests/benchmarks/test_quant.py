@@ -1,4 +1,4 @@
-"""The judge and the tables of the quantization benchmark; the run itself takes half an hour and is no test."""
+"""The judge and the tables of the quantization benchmark; the run itself takes half an hour and is not a test."""
 
 from __future__ import annotations
 

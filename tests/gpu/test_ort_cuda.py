@@ -1,4 +1,4 @@
-"""What needs an NVIDIA GPU with ``ingot-serve[gpu]``; ``pytest -m gpu`` runs it alone."""
+"""Tests that need an NVIDIA GPU with ``ingot-serve[gpu]``; ``pytest -m gpu`` runs only them."""
 
 from __future__ import annotations
 

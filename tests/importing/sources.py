@@ -19,7 +19,7 @@ COMPILED = ("net/data/aotinductor/model/model.so",)
 
 
 def torch_file(*names: str) -> bytes:
-    """Return a zip with the names that tell files of PyTorch's apart."""
+    """Return a zip with the names that distinguish PyTorch's files."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as file:
         for name in names:
@@ -58,7 +58,7 @@ def tgz(path: Path, files: Mapping[str, bytes], *more: tarfile.TarInfo) -> Path:
 
 
 def read(path: Path, *, allow_code: bool = True, without_handler: bool = False, limits: Limits = LIMITS) -> Imported:
-    """Read the only model of a source. What was unpacked is gone when this returns."""
+    """Read the only model of a source. Unpacked files are removed when this returns."""
     with candidates(path, Consent(allow_code, without_handler), limits) as found:
         (candidate,) = found
         return candidate.read()
