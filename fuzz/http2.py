@@ -14,9 +14,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["ingot.server.grpc"]):
-    from ingot.server.grpc.fast import frames
-    from ingot.server.grpc.fast.frames import ErrorCode
+with atheris.instrument_imports(include=["ingot.server.grpc", "ingot.server.http2"]):
+    from ingot.server.http2 import frames
+    from ingot.server.http2.frames import ErrorCode
     from tests.server.echo_peer import LIMIT, Peer, data, prefixed, request
 
 _MOST_HELD = 4 * LIMIT + (1 << 20)
@@ -33,11 +33,11 @@ async def _feed(content: bytes) -> None:
     for start in range(0, len(content), step):
         peer.send(content[start : start + step])
     await peer.received()
-    connection = peer.connection
-    held = sum(stream.held for stream in connection.streams.values()) + connection.queued + len(connection._rest)
+    connection, http2 = peer.connection, peer.connection.http2
+    held = sum(stream.held for stream in http2.sender.streams.values()) + http2.sender.queued + len(http2._rest)
     if held > _MOST_HELD:
         raise AssertionError(f"{held} bytes are held after {len(content)} came")
-    if not peer.wire.closed and not connection._rest and not connection._block_of and not connection.leaving:
+    if not peer.wire.closed and not http2._rest and not http2._block_of and not http2.control.leaving:
         ping = frames.frame(frames.PING, 0, 0, b"answer!!")
         peer.send(ping)
         found = await peer.received()
@@ -45,7 +45,7 @@ async def _feed(content: bytes) -> None:
             raise AssertionError("a connection that is open does not answer a PING")
     connection.connection_lost(None)
     await peer.received()
-    if connection.streams:
+    if http2.sender.streams:
         raise AssertionError("a connection that is closed holds streams")
 
 

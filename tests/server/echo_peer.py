@@ -11,9 +11,9 @@ from hpack import Decoder, Encoder
 from ingot.runtime import Metrics
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.fast import frames
-from ingot.server.grpc.fast.connection import Connection
-from ingot.server.grpc.fast.listener import FastListener
+from ingot.server.grpc.connection import Connection
+from ingot.server.grpc.fast import FastListener
+from ingot.server.http2 import frames
 from ingot.server.requests import InferRequest, InferResponse, Route
 from ingot.tensors import DType, TensorSpec
 
@@ -92,7 +92,7 @@ class Peer:
         self.plane = EchoPlane(loop)
         behind: Any = plane or self.plane
         self.front = FastListener(behind, LIMIT, 4 * LIMIT)
-        self.connection = Connection(loop, self.front._calls)
+        self.connection = Connection(loop, self.front._calls, self.front._connections)
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
         self._encoder = Encoder()

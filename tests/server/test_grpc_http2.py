@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.server.grpc import call as call_module
+from ingot.server.grpc import calls
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.fast import calls, control, frames
-from ingot.server.grpc.fast import outlet as outlets
-from ingot.server.grpc.fast import stream as streams
-from ingot.server.grpc.fast.frames import ErrorCode
-from ingot.server.grpc.fast.head import Heads
-from ingot.server.grpc.fast.messages import Messages
-from ingot.server.grpc.fast.replies import integer
-from ingot.server.grpc.fast.stream import Stream
+from ingot.server.grpc.call import Call
+from ingot.server.grpc.head import Head
+from ingot.server.grpc.messages import Messages
+from ingot.server.grpc.replies import integer
+from ingot.server.http2 import allowance, frames, sender
+from ingot.server.http2.frames import ErrorCode
+from ingot.server.http2.headers import HeaderDecoder
 from ingot.server.limits import CALL_BYTES, STREAM_BYTES, Budget
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
@@ -208,7 +209,7 @@ def test_a_client_that_works_may_ping_more() -> None:
 
 
 def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> None:
-    class Counted(dict[int, Stream]):
+    class Counted(dict[int, Call]):
         """The streams of a connection; counts how many were given out by iteration."""
 
         looks = 0
@@ -222,10 +223,10 @@ def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> Non
         peer = Peer()
         for index in range(1000):
             peer.send(peer.head(1 + 2 * index))
-        streams = peer.connection.streams = Counted(peer.connection.streams)
+        streams = peer.connection.http2.sender.streams = Counted(peer.connection.http2.sender.streams)
         windows = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, 70_000 + size) for size in range(60)]
         peer.send(frames.frame(frames.SETTINGS, 0, 0, b"".join(windows)))
-        assert peer.connection.initial == 70_059
+        assert peer.connection.http2.sender.initial == 70_059
         assert streams.looks <= 2 * len(streams)
         peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[-1]))
         assert streams.looks <= 2 * len(streams)
@@ -243,11 +244,11 @@ def test_headers_that_are_long_to_read_cost_patience(costs: str) -> None:
 
     async def test() -> None:
         peer = Peer()
-        before = peer.connection._patience
+        before = peer.connection.http2.allowance._left
         for stream_id in (1, 3, 5, 7):
             peer.send(huffman(stream_id, 14_000) if costs != "many" else literal_call(stream_id, many))
-        assert len(peer.connection.streams) == 4
-        assert peer.connection._patience <= before - 4 * 4
+        assert len(peer.connection.http2.sender.streams) == 4
+        assert peer.connection.http2.allowance._left <= before - 4 * 4
 
     run(test)
 
@@ -256,7 +257,7 @@ def test_headers_that_are_long_to_read_cost_patience(costs: str) -> None:
 def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(control, "_PATIENCE_A_SECOND", 0)
+    monkeypatch.setattr(allowance, "_PER_SECOND", 0)
 
     async def test() -> None:
         peer = Peer()
@@ -279,7 +280,7 @@ def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
     table = b"\x40\x01y" + integer(3000, 7) + b"0" * 3000 + b"\xbe" + b"\x0f\x2f" + packed[3:]
     costs = []
     for block in (plain, packed, table):
-        heads = Heads()
+        heads = HeaderDecoder(Head)
         heads.decode(block)
         costs.append(heads.cost)
     assert costs == [5001 // 2048, (5001 + 3125) // 2048, (2 * 3001 + 5001 + 3125) // 2048]
@@ -323,7 +324,7 @@ class TestOpenCalls:
                 await peer.received()
                 taken, _ = tracemalloc.get_traced_memory()
                 tracemalloc.stop()
-                assert len(peer.connection.streams) == 500
+                assert len(peer.connection.http2.sender.streams) == 500
                 assert taken < 500 * each
                 assert self.counted(peer) == 500 * (CALL_BYTES + (STREAM_BYTES if sent else 0))
                 peer.connection.connection_lost(None)
@@ -352,7 +353,7 @@ class TestOpenCalls:
     def test_those_of_a_connection_that_is_lost_end_over_several_ticks(self) -> None:
         async def test() -> None:
             peers = [Peer(), Peer()]
-            peers[1].front._calls.endings = peers[0].front._calls.endings  # as of one server
+            peers[1].front._calls.cleanup = peers[0].front._calls.cleanup  # as of one server
             for peer in peers:
                 for index in range(500):
                     peer.send(peer.call(1 + 2 * index, request(1, model="never")))
@@ -362,7 +363,7 @@ class TestOpenCalls:
                 await asyncio.sleep(0)
                 left.append(sum(not ticket.cancelled for peer in peers for ticket in peer.plane.tickets))
             assert max(before - after for before, after in pairwise(left)) <= 128
-            assert all(self.counted(peer) == 0 and not peer.connection.streams for peer in peers)
+            assert all(self.counted(peer) == 0 and not peer.connection.http2.sender.streams for peer in peers)
 
         run(test)
 
@@ -563,7 +564,7 @@ def test_messages_that_wait_take_about_the_bytes_that_came() -> None:
 
 
 def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlets, "_MOST_QUEUED", 100_000)
+    monkeypatch.setattr(sender, "_MOST_QUEUED", 100_000)
 
     async def test() -> None:
         peer = Peer()
@@ -571,7 +572,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         for index in range(40):
             peer.send(peer.call(1 + 2 * index, request(*range(3000))))
             await peer.received()
-        assert peer.connection.queued <= 100_000
+        assert peer.connection.http2.sender.queued <= 100_000
         refused = len(peer.plane.errors)
         assert 0 < refused < 40
         assert "windows" not in str(peer.plane.errors[0])
@@ -579,7 +580,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}) + frames.window_update(0, 1 << 20))
         found = await peer.received()
         assert len({of for kind, _, of, _ in found if kind == frames.DATA}) == 40 - refused
-        assert peer.connection.queued == 0
+        assert peer.connection.http2.sender.queued == 0
 
     run(test)
 
@@ -599,7 +600,7 @@ def test_a_client_that_answers_pings_but_takes_none_of_its_answers_is_left() -> 
         peer.connection.look(5, 7)
         assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
         assert peer.wire.closed
-        assert peer.connection.queued == 0
+        assert peer.connection.http2.sender.queued == 0
 
     run(test)
 
@@ -708,20 +709,20 @@ class TestStalls:
             for part in whole[10:13]:
                 peer.connection.look(3, 1 << 30)
                 peer.send(data(9, bytes((part,))))
-                assert set(peer.connection.streams) == {3, 5, 7, 9}
+                assert set(peer.connection.http2.sender.streams) == {3, 5, 7, 9}
             peer.connection.look(3, 1 << 30)
             found = await peer.received()
             assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
-            assert set(peer.connection.streams) == {5, 7}
+            assert set(peer.connection.http2.sender.streams) == {5, 7}
             assert held(peer) == 0
             for _ in range(10):
                 peer.connection.look(3, 1 << 30)
-            assert set(peer.connection.streams) == {5, 7}
+            assert set(peer.connection.http2.sender.streams) == {5, 7}
 
         run(test)
 
     def test_a_message_that_brings_enough_has_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(streams, "BODY_BYTES", 10)
+        monkeypatch.setattr(call_module, "BODY_BYTES", 10)
 
         async def test() -> None:
             peer = Peer()
@@ -745,7 +746,7 @@ class TestStalls:
                 peer.connection.look(3, 1 << 30)
                 peer.send(data(1, whole[10:] + whole[:10]))
                 await peer.received()
-            assert set(peer.connection.streams) == {1}
+            assert set(peer.connection.http2.sender.streams) == {1}
 
         run(test)
 
@@ -756,7 +757,7 @@ class TestStalls:
             peer.connection.pause_writing()
             for _ in range(10):
                 peer.connection.look(3, 1 << 30)
-            assert set(peer.connection.streams) == {1}
+            assert set(peer.connection.http2.sender.streams) == {1}
 
         run(test)
 
@@ -782,7 +783,7 @@ def test_a_client_that_cancels_or_leaves_is_forgotten() -> None:
         assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, False]
         peer.connection.connection_lost(None)
         assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, True]
-        assert not peer.connection.streams
+        assert not peer.connection.http2.sender.streams
 
     run(test)
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError, Message
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.requests import MAX_TENSORS, InferRequest, InferResponse, Template, check_parameters, named
 from ingot.tensors import Array, DType
+
+M = TypeVar("M", bound=Message)
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -162,3 +165,15 @@ def _typed(name: str, dtype: DType, shape: Sequence[int], contents: pb.InferTens
         if array.min() < bounds.min or array.max() > bounds.max:
             raise InvalidArgument(f"tensor '{name}' is {dtype.value}, but holds a number out of its range")
     return array.astype(dtype.numpy).reshape(shape)
+
+
+def parse(kind: type[M], raw: bytes) -> M:
+    """Parse a message.
+
+    Raises:
+        InvalidArgument: it is not valid protobuf.
+    """
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: it is no valid protobuf") from error

@@ -17,9 +17,10 @@ from grpc_reflection.v1alpha import reflection
 from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
 from ingot.faultlog import rate_limited_logger
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import codec, reflected
+from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.service import Service, parse
+from ingot.server.grpc.reflection import pool
+from ingot.server.grpc.service import Service
 from ingot.server.listening import Tls, bracketed
 
 log = rate_limited_logger(__name__)
@@ -97,7 +98,7 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
     health_service = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection(
-        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=reflected.pool()
+        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=pool()
     )
     return server, health_service
 
@@ -110,7 +111,7 @@ def _unary(
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
         try:
-            return await function(parse(kind, raw))
+            return await function(codec.parse(kind, raw))
         except IngotError as error:
             failure = error
         except Exception as error:
@@ -126,7 +127,7 @@ def _unary(
 
 def _infer_stream(service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        requests = (parse(pb.ModelInferRequest, data) async for data in messages)
+        requests = (codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
                 async for answer in answers:

@@ -1,4 +1,4 @@
-"""The choice between the two gRPC servers: only the one that is asked for is imported."""
+"""The choice of the gRPC server; only the chosen one is imported."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def create_listener(
     """Return a server that does not listen yet.
 
     Args:
-        kind: ``fast`` or ``grpcio``; only the one that is asked for is imported.
+        kind: ``fast`` or ``grpcio``.
         plane: the server's behaviour.
-        max_body_bytes: the largest message that is taken; answers are not limited.
-        max_bodies_bytes: what the messages that are being received may hold together; ``fast`` alone.
+        max_body_bytes: the largest message that is accepted; answers are not limited.
+        max_bodies_bytes: the most bytes that incomplete messages may hold together; only for ``fast``.
         tls: the certificate, or None.
         shared: whether other processes listen on the same port.
     """
     if kind == "fast":
-        from ingot.server.grpc.fast.listener import FastListener
+        from ingot.server.grpc.fast import FastListener
 
         context = None if tls is None else tls.context(["h2"])
         return FastListener(plane, max_body_bytes, max_bodies_bytes, context, shared=shared)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from ingot.errors import IngotError, InvalidArgument, NotFound, public_text
+from ingot.errors import IngotError, NotFound, public_text
 from ingot.faultlog import rate_limited_logger
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, wrapped
@@ -136,15 +136,3 @@ def _filled(message: M, content: dict[str, Any]) -> M:
 
 def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.dtype.value, shape=spec.wire_shape)
-
-
-def parse(kind: type[M], raw: bytes) -> M:
-    """Parse a message.
-
-    Raises:
-        InvalidArgument: it is no valid protobuf.
-    """
-    try:
-        return kind.FromString(raw)
-    except DecodeError as error:
-        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: it is no valid protobuf") from error

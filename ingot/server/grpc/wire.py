@@ -14,7 +14,6 @@ import numpy as np
 from ingot import arrays
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.service import parse
 from ingot.server.limits import BoundedCache
 from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo, Pattern, Route
 from ingot.tensors import DType
@@ -107,7 +106,7 @@ class Codec:
         return (data,), len(data)
 
     def _parse(self, data: bytes, left: float | None) -> tuple[InferRequest, bool]:
-        message = parse(pb.ModelInferRequest, data)
+        message = codec.parse(pb.ModelInferRequest, data)
         request = codec.decode_request(message)
         typed = not message.raw_input_contents
         if not typed:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.server.grpc.fast import listener, stream
+from ingot.server.grpc import call, fast
 from ingot.server.http import timeouts
 from ingot.server.main import RunningServer
 from tests import onnx_models
@@ -211,9 +211,9 @@ class TestGrpc:
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Connections are looked at so often that a minute is 0.18 s; a mebibyte is a kibibyte."""
-        monkeypatch.setattr(listener, "_LOOK_SECONDS", 0.03)
-        monkeypatch.setattr(listener, "_END", 1 << 30)  # who is silent for so short a time is not left
-        monkeypatch.setattr(stream, "BODY_BYTES", 1024)
+        monkeypatch.setattr(fast, "_LOOK_SECONDS", 0.03)
+        monkeypatch.setattr(fast, "_END", 1 << 30)  # who is silent for so short a time is not left
+        monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
     @pytest.mark.parametrize("kind", STALLED_CALLS)
     def test_messages_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:

@@ -11,24 +11,23 @@ from google.protobuf.message import Message
 
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc import reflected
-from ingot.server.grpc.codec import SERVICE
-from ingot.server.grpc.fast.calls import Calls
-from ingot.server.grpc.fast.connection import Connection
-from ingot.server.grpc.fast.frames import ErrorCode
-from ingot.server.grpc.fast.health import SERVICE as HEALTH
-from ingot.server.grpc.fast.health import Health
-from ingot.server.grpc.fast.method import Method, Streaming
-from ingot.server.grpc.fast.reflection import SERVICES as REFLECTION
-from ingot.server.grpc.fast.reflection import Reflection
-from ingot.server.grpc.service import Service, Unary, parse
+from ingot.server.grpc.call import Method, Streaming
+from ingot.server.grpc.calls import Calls
+from ingot.server.grpc.codec import SERVICE, parse
+from ingot.server.grpc.connection import Connection
+from ingot.server.grpc.health import SERVICE as HEALTH
+from ingot.server.grpc.health import Health
+from ingot.server.grpc.reflection import SERVICES as REFLECTION
+from ingot.server.grpc.reflection import Reflection, pool
+from ingot.server.grpc.service import Service, Unary
+from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import Budget, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
-# How often connections are looked at, and after how many looks without a sign of life a client is asked, and left.
+# The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
 _LOOK_SECONDS = 10.0
 _WARN, _END = 6, 8
-# While it drains: how often to see whether all is done.
+# The interval of checks whether all connections have drained.
 _STEP = 0.02
 
 
@@ -59,9 +58,9 @@ class FastListener:
         methods = self._methods(Service(plane))
         budgets = Budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
         self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, *budgets, self._count_fault)
-        connections = self._calls.connections
+        connections = self._connections = set[Connection]()
         plane.metrics.grpc_connections.set_function(lambda: len(connections))
-        plane.metrics.grpc_streams.set_function(lambda: sum(len(one.streams) for one in list(connections)))
+        plane.metrics.grpc_streams.set_function(lambda: sum(len(one.http2.sender.streams) for one in list(connections)))
         self._listener: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
 
@@ -73,31 +72,31 @@ class FastListener:
         """
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls),
+            lambda: Connection(loop, self._calls, self._connections),
             sock=listen(host, port, shared=self._shared),
-            backlog=BACKLOG,  # which is set anew, and would be 100
+            backlog=BACKLOG,  # asyncio calls listen() again, with 100 by default
             ssl=self._tls,
         )
         self._look(loop)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def set_serving(self, serving: bool) -> None:
-        """Say what the health service answers."""
+        """Set the answer of the health service."""
         for service in ("", SERVICE):
             self._health.set(service, serving)
 
     async def stop(self, drain: float) -> None:
-        """Take no more calls, give those in flight ``drain`` seconds, and close."""
+        """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
         if self._listener is not None:
             self._listener.close()
         self._health.close()
         loop = asyncio.get_running_loop()
         end = loop.time() + drain
-        for connection in list(self._calls.connections):
+        for connection in list(self._connections):
             connection.leave()
-        while self._calls.connections and loop.time() < end:
+        while self._connections and loop.time() < end:
             await asyncio.sleep(_STEP)
-        for connection in list(self._calls.connections):
+        for connection in list(self._connections):
             connection.close()
         if self._looking is not None:
             self._looking.cancel()
@@ -107,7 +106,7 @@ class FastListener:
         methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True)
         methods[_path("Check", HEALTH)] = Method(self._health.check)
         methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
-        reflection = Reflection((SERVICE, HEALTH, *REFLECTION), reflected.pool())
+        reflection = Reflection((SERVICE, HEALTH, *REFLECTION), pool())
         for name in REFLECTION:
             methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info, many=True)
         return methods
@@ -116,7 +115,7 @@ class FastListener:
         self._faults.labels(code.name.lower()).inc()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        for connection in list(self._calls.connections):
+        for connection in list(self._connections):
             connection.look(_WARN, _END)
         self._looking = loop.call_later(_LOOK_SECONDS, self._look, loop)
 

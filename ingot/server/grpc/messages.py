@@ -1,4 +1,4 @@
-"""gRPC's messages in the bytes of a stream: each behind a flag and its length."""
+"""The framing of gRPC messages: each follows a flag and its length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Messages:
         return (self.taken > 0 and self.size > 0) or 0 < self._wanted < self.size
 
     def feed(self, data: bytes) -> bool:
-        """Take bytes in, and tell whether a message is complete; :attr:`size` is what waits to be taken.
+        """Add bytes, and return whether a message is complete; :attr:`size` counts the bytes not taken yet.
 
         Raises:
             TooLarge: a message is, or will be.
@@ -56,7 +56,7 @@ class Messages:
         return self.ready()
 
     def ready(self) -> bool:
-        """Tell whether a message is complete.
+        """Return whether a message is complete.
 
         Raises:
             TooLarge: the first is, or will be.
@@ -107,8 +107,8 @@ def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
     """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.decompressed`.
 
     Raises:
-        Unsupported: nobody knows the encoding.
-        InvalidArgument: it is none.
+        Unsupported: the encoding is unknown.
+        InvalidArgument: the message is not compressed so.
     """
     if encoding == b"identity":
         raise InvalidArgument("a message is compressed, but grpc-encoding names no compression")

@@ -1,36 +1,44 @@
-"""One stream of a connection, which is one call: what has arrived of it, and what waits to be sent."""
+"""The state of one gRPC call: its stream, its messages, and its work."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 from ingot.server.dataplane import Ticket
-from ingot.server.grpc.fast.head import Head
-from ingot.server.grpc.fast.messages import Messages
-from ingot.server.grpc.fast.method import Method
+from ingot.server.grpc.head import Head
+from ingot.server.grpc.messages import Messages
+from ingot.server.http2.stream import Stream
 from ingot.server.limits import BODY_BYTES
 
+Unary = Callable[[bytes], Awaitable[bytes]]
+Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
-class Stream:
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a service, unary or streaming; ``many``: it accepts more than one message."""
+
+    unary: Unary | None = None
+    streaming: Streaming | None = None
+    many: bool = False
+
+
+class Call(Stream):
     """A call.
 
-    ``ended`` says that the client has sent all, ``closed`` that nothing more is to be sent to it. ``credit`` is what
-    the client's window differs by from the initial one, ``received`` what of our window is not given back yet, and
-    ``held`` what the call's messages hold of the server's budget, ``counted`` what the call itself holds of the budget
-    for open calls. ``working`` has the bytes of each message that was taken and is not answered yet.
+    ``held``: bytes that the call's messages hold of the server's budget. ``counted``: bytes that the call itself holds
+    of the budget for open calls. ``working``: the size of each message that was read and is not answered yet.
     """
 
-    # Most calls need none of these; what is not set takes no time.
-    ended = opened = closed = False
-    credit = received = held = counted = total = 0
+    held = counted = 0
     looks = mark = number = 0  # of stalls()
     method: Method | None = None
     messages: Messages | None = None
-    outgoing: deque[bytes | memoryview] | None = None
     working: deque[int] | None = None
-    ending: bytes | None = None
     ticket: Ticket | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -38,7 +46,8 @@ class Stream:
     room: asyncio.Future[None] | None = None  # to send
 
     def __init__(self, stream_id: int, head: Head):
-        self.id = stream_id
+        self.id = stream_id  # as Stream.__init__, without a call per request
+        self.length = head.length
         self.head = head
         self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
 
@@ -48,9 +57,9 @@ class Stream:
         return None if self.deadline is None else self.deadline - time.perf_counter()
 
     def stalls(self, looks: int) -> bool:
-        """Tell whether a message was begun, and too little of it came in so many calls of this.
+        """Return whether a message has begun, and too little of it arrived in so many calls of this method.
 
-        A call of one message has begun it with its headers. One that takes many may wait between them for ever.
+        A call of one message begins it with its headers. A call of many may wait between them for any time.
         """
         if self.method is None or self.ended:
             return False
@@ -64,16 +73,16 @@ class Stream:
         return self.looks > looks
 
     def wake(self) -> None:
-        """Tell a call that waits for a message that there is one, or will be none, or that it may take one."""
+        """Wake a call that waits for a message: one has arrived, will never arrive, or may be read now."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
     def stop(self) -> None:
-        """End the work, as nobody waits for its result."""
+        """Cancel the work: its result is not needed."""
         self.closed = True
         if self.ticket is not None:
             self.ticket.cancel()
-            self.ticket = None  # which leads back here
+            self.ticket = None  # cancelling must not come here again
         if self.task is not None:
             self.task.cancel()
         if self.timer is not None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from ingot.errors import NotFound
-from ingot.server.grpc.service import parse
+from ingot.server.grpc.codec import parse
 
 SERVICE = "grpc.health.v1.Health"
 _STATUS = {
@@ -19,7 +19,7 @@ _STATUS = {
 
 
 class Health:
-    """What is served; a service of which nothing was said is unknown."""
+    """The services' states; a service that was never set is unknown."""
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
@@ -27,12 +27,12 @@ class Health:
         self._closed = False
 
     def set(self, service: str, serving: bool) -> None:
-        """Say whether a service is served; those who watch are told."""
+        """Set whether a service is served, and notify watchers."""
         self._serving[service] = serving
         self._announce()
 
     def close(self) -> None:
-        """End the calls of those who watch."""
+        """End the calls of watchers."""
         self._closed = True
         self._announce()
 
@@ -40,7 +40,7 @@ class Health:
         """Answer ``Check``.
 
         Raises:
-            NotFound: nobody said anything of the service.
+            NotFound: the service was never set.
         """
         service = parse(HealthCheckRequest, data).service
         if service not in self._serving:

@@ -1,4 +1,4 @@
-"""Server reflection, ``grpc.reflection.v1alpha`` and ``v1``, which differ in nothing but their names."""
+"""Server reflection, ``grpc.reflection.v1alpha`` and ``v1``, which differ only in their names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import (
     ErrorResponse,
     ExtensionNumberResponse,
@@ -16,18 +18,19 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServiceResponse,
 )
 
-from ingot.server.grpc.service import parse
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.codec import parse
 
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12
 
 
 class Reflection:
-    """Tells clients which services there are, and the files that describe their messages.
+    """Lists the services, and returns the files that describe their messages.
 
     Args:
         services: their names.
-        pool: where their files are.
+        pool: holds their files.
     """
 
     def __init__(self, services: Sequence[str], pool: DescriptorPool):
@@ -73,7 +76,7 @@ def _error(code: int, text: str) -> ServerReflectionResponse:
 
 
 def _files(file: FileDescriptor) -> ServerReflectionResponse:
-    """Return a file and all that it needs."""
+    """Return a file and its dependencies."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:
@@ -83,3 +86,11 @@ def _files(file: FileDescriptor) -> ServerReflectionResponse:
             waiting += file.dependencies
     files = FileDescriptorResponse(file_descriptor_proto=list(found.values()))
     return ServerReflectionResponse(file_descriptor_response=files)
+
+
+def pool() -> DescriptorPool:
+    """Return our private pool with the health and reflection services added, for reflection."""
+    found: DescriptorPool = pb.DESCRIPTOR.pool
+    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        found.AddSerializedFile(file.serialized_pb)
+    return found

@@ -1,0 +1,294 @@
+"""The calls of all connections: from a stream's bytes to a method, and from its answer or error to the call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
+
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.faultlog import rate_limited_logger
+from ingot.server.compression import decompress
+from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.grpc.call import Call, Method
+from ingot.server.grpc.codec import STATUS
+from ingot.server.grpc.messages import PREFIX, Messages, pieces
+from ingot.server.grpc.replies import Replies, StreamCleanup
+from ingot.server.grpc.wire import Codec
+from ingot.server.http2.allowance import COST_OF_REFUSAL
+from ingot.server.http2.connection import STREAM_WINDOW
+from ingot.server.http2.frames import ErrorCode
+from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
+from ingot.server.requests import InferResponse
+
+log = rate_limited_logger(__name__)
+
+Work = Callable[[], Coroutine[None, None, None]]
+
+_UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
+
+
+class Calls:
+    """Answers calls.
+
+    Args:
+        plane: the server's behaviour.
+        methods: what can be called, by path.
+        infer: the path of inference, which goes to the data plane without a coroutine.
+        limit: the most bytes of a message.
+        budget: what messages that come in more than one frame may hold until their calls are over.
+        open_calls: what calls may hold while they are open, without their messages.
+        count_fault: called with the reason when a client breaks HTTP/2.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        methods: Mapping[bytes, Method],
+        infer: bytes,
+        limit: int,
+        budget: Budget,
+        open_calls: Budget,
+        count_fault: Callable[[ErrorCode], None],
+    ):
+        self._plane = plane
+        self._methods = methods
+        self._infer = methods[infer]
+        self._limit = limit
+        self._budget = budget
+        self._open_calls = open_calls
+        self._codec = Codec()
+        self.count_fault = count_fault
+        self.cleanup = StreamCleanup()
+
+    def begin(self, replies: Replies, call: Call) -> None:
+        """Take a call whose headers came.
+
+        Raises:
+            Fault: the client sends too many that cannot be answered.
+        """
+        method = call.method = self._methods.get(call.head.path)
+        if method is None:
+            path = call.head.path.decode(errors="replace")
+            self._turn_away(replies, call, _UNIMPLEMENTED, f"there is no method {path[:200]}")
+        elif call.head.oversized:
+            self._turn_away(replies, call, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
+        elif call.head.untimely:  # grpcio's status, and Go's
+            self._turn_away(replies, call, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
+        else:
+            try:
+                self._count(call, CALL_BYTES)
+            except Unavailable as error:
+                self._refuse(replies, call, error)
+                return
+            if method.streaming is not None:
+                call.messages = Messages(self._limit)
+            if call.ended:
+                self.ended(replies, call)
+
+    def _turn_away(self, replies: Replies, call: Call, status: int, text: str) -> None:
+        """Answer a call that its headers alone refuse."""
+        replies.fail(call, status, text)
+        replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+
+    def arm(self, replies: Replies, call: Call) -> None:
+        """End a call when its deadline passes, whatever it does then."""
+        if call.left is not None and call.timer is None and not call.closed:
+            call.timer = replies.loop.call_later(max(0.0, call.left), self._late, replies, call)
+
+    def whole(self, replies: Replies, call: Call, data: bytes) -> None:
+        """Take a call whose request came in one frame, and is all there."""
+        size = len(data) - PREFIX
+        plain = size >= 0 and data[0] == 0 and int.from_bytes(data[1:PREFIX]) == size
+        if plain and call.method is self._infer and size <= self._limit:
+            self._submit(replies, call, data[PREFIX:])
+            return
+        self.feed(replies, call, data)
+
+    def feed(self, replies: Replies, call: Call, data: bytes) -> None:
+        """Take some of a request; the last of it if the stream has ended."""
+        if call.messages is None:
+            call.messages = Messages(self._limit)
+        messages = call.messages
+        try:
+            self._hold(call, len(data))
+            complete = messages.feed(data)
+            if messages.more and call.method is not None and not call.method.many:
+                raise InvalidArgument("the call takes one message, and more were sent")
+            if complete and call.task is None and call.method is not None and call.method.streaming is not None:
+                self._count(call, STREAM_BYTES)  # not before: a task for each call that only waits would be dear
+                self._run(replies, call, partial(self._stream, replies, call, call.method))
+        except IngotError as error:
+            self._refuse(replies, call, error)
+            call.stop()  # its task would wait for more messages, and nobody would know of it
+            return
+        if call.ended:
+            self.ended(replies, call)
+            return
+        if complete:
+            call.wake()
+        else:
+            replies.http2.refill(call)
+
+    def ended(self, replies: Replies, call: Call) -> None:
+        """Take the end of a request."""
+        method = call.method
+        if method is None or method.streaming is not None:
+            if method is not None and call.task is None:  # which ends at once, as no message came
+                self._run(replies, call, partial(self._stream, replies, call, method))
+            call.wake()
+            return
+        if call.messages is None or not call.messages.ready():
+            self._refuse(replies, call, InvalidArgument("the call takes one message, and the request ended before it"))
+            return
+        compressed, data = call.messages.take()
+        if method is self._infer and not compressed:
+            self._submit(replies, call, data)
+        else:
+            self._run(replies, call, partial(self._unary, replies, call, method, compressed, data))
+
+    def stalled(self, replies: Replies, call: Call) -> None:
+        """End a call of which a message was begun, and does not come."""
+        self._end(replies, call, f"the rest of the message did not come in time; {BODY_PACE}")
+
+    def _hold(self, call: Call, size: int) -> None:
+        """Count memory for a call until it is over.
+
+        Raises:
+            Unavailable: it is too much, or the call is over: what still works for it is to stop.
+        """
+        if call.closed:
+            raise Unavailable("the call is over")
+        self._budget.change(size, call.held)
+        call.held += size
+
+    def _count(self, call: Call, size: int) -> None:
+        """Count what the server keeps for a call itself until it is over.
+
+        Raises:
+            Unavailable: too many calls are open.
+        """
+        self._open_calls.change(size, call.counted)
+        call.counted += size
+
+    def release(self, call: Call) -> None:
+        """Give back what a call held."""
+        if call.held:
+            self._budget.change(-call.held)
+            call.held = 0
+        if call.counted:
+            self._open_calls.change(-call.counted)
+            call.counted = 0
+
+    def _submit(self, replies: Replies, call: Call, data: bytes) -> None:
+        try:
+            left = call.left
+            if left is not None and left <= 0:
+                raise DeadlineExceeded("the call's deadline passed before its request was there")
+            request, typed = self._codec.decode(data, left)
+            call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
+        except IngotError as error:
+            self._refuse(replies, call, error)
+        except Exception as error:
+            log.exception("ModelInfer failed")
+            self._refuse(replies, call, wrapped(error))
+
+    def _answer(self, replies: Replies, call: Call, typed: bool, outcome: InferResponse | IngotError) -> None:
+        call.ticket = None  # an answer that cannot be sent yet must not hold its request, too
+        if isinstance(outcome, IngotError):
+            self._refuse(replies, call, outcome)
+            return
+        try:
+            replies.answer(call, *self._codec.encode(outcome, typed=typed))
+        except IngotError as error:
+            self._refuse(replies, call, error)
+        except Exception as error:
+            log.exception("an answer of model %s could not be encoded", outcome.route.name)
+            self._refuse(replies, call, wrapped(error))
+
+    def _refuse(self, replies: Replies, call: Call, error: IngotError) -> None:
+        if call.closed:
+            return
+        self._plane.count_error("grpc", error)
+        status = STATUS[error.code]
+        replies.fail(call, status, public_text(error), accepts=status == _UNIMPLEMENTED)
+
+    def _late(self, replies: Replies, call: Call) -> None:
+        call.timer = None  # which leads back here
+        self._end(replies, call, "the call's deadline passed")
+
+    def _end(self, replies: Replies, call: Call, why: str) -> None:
+        self._refuse(replies, call, DeadlineExceeded(why))
+        call.stop()
+
+    def _run(self, replies: Replies, call: Call, work: Work) -> None:
+        self.arm(replies, call)
+        call.task = replies.loop.create_task(self._guarded(replies, call, work))
+
+    async def _guarded(self, replies: Replies, call: Call, work: Work) -> None:
+        """Answer with whatever goes wrong in a call."""
+        try:
+            await work()  # made here, as the task may be cancelled before it begins
+        except IngotError as error:
+            self._refuse(replies, call, error)
+        except Exception as error:
+            log.exception("%s failed", call.head.path.decode(errors="replace"))
+            self._refuse(replies, call, wrapped(error))
+
+    async def _unary(self, replies: Replies, call: Call, method: Method, compressed: bool, data: bytes) -> None:
+        if compressed:
+            data = await self._decompressed(call, data)
+        if method is self._infer:
+            self._submit(replies, call, data)
+        elif method.unary is not None:
+            answer = await method.unary(data)
+            replies.answer(call, (answer,), len(answer))
+
+    async def _stream(self, replies: Replies, call: Call, method: Method) -> None:
+        if method.streaming is not None:
+            async with contextlib.aclosing(method.streaming(self._messages(replies, call))) as answers:
+                async for answer in answers:
+                    self._settle(call)
+                    replies.send(call, answer)
+                    await replies.room(call)
+        replies.end(call)
+
+    async def _messages(self, replies: Replies, call: Call) -> AsyncGenerator[bytes, None]:
+        """Yield the messages of a request, as long as those in work are not too large together.
+
+        Only when all that are complete were taken may the client send more of them.
+        """
+        messages = call.messages
+        working = call.working = deque()
+        while messages is not None:
+            if messages.ready() and sum(working) < STREAM_WINDOW:
+                compressed, data = messages.take()
+                size = len(data) + PREFIX
+                if compressed:
+                    data = await self._decompressed(call, data)
+                    size += len(data)
+                working.append(size)
+                yield data
+            elif call.ended and not messages.ready():
+                if messages.size:
+                    raise InvalidArgument("the request ended amid a message")
+                return
+            else:
+                if not messages.ready():
+                    replies.http2.refill(call)
+                call.waiting = replies.loop.create_future()
+                await call.waiting
+
+    def _settle(self, call: Call) -> None:
+        """Give back what the oldest message of a stream held, as it is answered."""
+        if call.working and not call.closed:
+            size = call.working.popleft()
+            call.held -= size
+            self._budget.change(-size)
+            call.wake()
+
+    async def _decompressed(self, call: Call, data: bytes) -> bytes:
+        """Return what a message holds; that is held beside the message."""
+        content = pieces(data, call.head.encoding, self._limit)
+        return await decompress(content, len(data), partial(self._hold, call))

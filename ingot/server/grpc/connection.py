@@ -1,0 +1,179 @@
+"""A gRPC connection: an asyncio transport, HTTP/2 on its bytes, and the server's calls behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from ingot.server.grpc.call import Call
+from ingot.server.grpc.calls import Calls
+from ingot.server.grpc.head import Head
+from ingot.server.grpc.replies import HTTP_1, Replies
+from ingot.server.http2.allowance import COST_OF_REFUSAL
+from ingot.server.http2.connection import STREAM_WINDOW, Http2Connection
+from ingot.server.http2.frames import ErrorCode, Fault
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection.
+
+    ``_quiet`` counts the calls of :meth:`look` since the client last sent anything, ``_stuck`` those since it last read
+    any of its queued answers.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_connections",
+        "_fresh",
+        "_moved",
+        "_quiet",
+        "_replies",
+        "_stuck",
+        "http2",
+        "loop",
+        "transport",
+    )
+
+    parse = staticmethod(Head)
+    create = staticmethod(Call)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, connections: set[Connection]):
+        self.loop = loop
+        self.transport: asyncio.Transport | None = None
+        self.http2: Http2Connection[Call] = Http2Connection(self, loop.time)
+        self._calls = calls
+        self._connections = connections
+        self._replies = Replies(loop, self.http2)
+        self._fresh: list[Call] = []
+        self._quiet = self._stuck = self._moved = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.http2.control.over = True
+        self._connections.discard(self)
+        self._calls.cleanup.add(self._replies)
+
+    def pause_writing(self) -> None:
+        self.http2.sender.paused = True
+        if self.transport is not None:
+            self.transport.pause_reading()  # a client that does not read its answers may not ask for more
+
+    def resume_writing(self) -> None:
+        self.http2.sender.paused = False
+        self._quiet = 0
+        if self.transport is not None:
+            self.transport.resume_reading()
+        self._flush()
+
+    def eof_received(self) -> None:
+        """Close: gRPC clients never shut down one side alone, so this one has left and waits for no answers."""
+        self.http2.control.leaving = True
+
+    def data_received(self, data: bytes) -> None:
+        self._quiet = 0
+        self.http2.receive(data)
+        if self._fresh:
+            for call in self._fresh:
+                if not call.ended:
+                    self._calls.arm(self._replies, call)
+            self._fresh.clear()
+
+    def look(self, warn: int, end: int) -> None:
+        """Check for dead and stuck clients, and for stalled messages; called at regular intervals.
+
+        Args:
+            warn: the calls without a sign of life after which the client is pinged; also the calls without any progress
+                after which a client that does not read its answers, or a call that stalls inside a message, is ended.
+            end: the calls without a sign of life after which the connection is aborted.
+        """
+        sender, control = self.http2.sender, self.http2.control
+        self._quiet += 1
+        self._stuck = self._stuck + 1 if sender.queued and sender.moved == self._moved else 0
+        self._moved = sender.moved
+        if self._quiet >= end and self.transport is not None:
+            self.transport.abort()
+        elif self._stuck >= warn and not sender.paused:
+            control.fail(Fault(ErrorCode.ENHANCE_YOUR_CALM, "answers wait, and the client keeps its windows closed"))
+        elif self._quiet == warn and control.settled:
+            control.ping()
+        if sender.paused:
+            return
+        for call in list(sender.streams.values()):
+            # A larger ``received`` means that earlier messages wait for the model: the client may not send more.
+            if call.received < STREAM_WINDOW // 2 and call.stalls(warn):
+                self._calls.stalled(self._replies, call)
+
+    def leave(self) -> None:
+        """Ask the client to open no more calls."""
+        self.http2.control.leave()
+
+    def wake(self) -> None:
+        self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self.transport is None or self.http2.control.over:
+            self.http2.sender.take()
+            return
+        data = self.http2.sender.take()
+        if data:
+            self.transport.write(data)
+        self.http2.sender.more()
+
+    def close(self) -> None:
+        """Write the remaining output and close."""
+        control = self.http2.control
+        control.leaving = True
+        self._flush()
+        control.over = True
+        if self.transport is not None:
+            self.transport.close()
+        self._calls.cleanup.add(self._replies)
+
+    def drained(self) -> None:
+        self.loop.call_soon(self.close)
+
+    def not_http2(self, data: bytes) -> None:
+        if self.transport is not None:
+            if b"HTTP/1" in data[:1024] or data[:4] in (b"GET ", b"POST", b"HEAD"):
+                self.transport.write(HTTP_1)
+            self.http2.control.over = True
+            self.transport.close()
+
+    def faulted(self, code: int) -> None:
+        self._calls.count_fault(ErrorCode(code))
+
+    def begin(self, stream: Call) -> None:
+        if stream.head.refusal:
+            self._replies.refuse(stream, stream.head.refusal)
+            self.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+            return
+        self._calls.begin(self._replies, stream)
+        if stream.deadline is not None:
+            self._fresh.append(stream)
+
+    def data(self, stream: Call, data: bytes) -> None:
+        if stream.ended and stream.messages is None:
+            self._calls.whole(self._replies, stream, data)
+        else:
+            self._calls.feed(self._replies, stream, data)
+
+    def ended(self, stream: Call) -> None:
+        self._calls.ended(self._replies, stream)
+
+    def sent(self, stream: Call) -> None:
+        if stream.room is not None and not stream.room.done():
+            stream.room.set_result(None)
+
+    def stopped(self, stream: Call) -> None:
+        stream.stop()
+
+    def released(self, stream: Call) -> None:
+        if stream.timer is not None:
+            stream.timer.cancel()
+        self._calls.release(stream)
+        if self.http2.control.leaving and not self.http2.sender.streams:
+            self.drained()

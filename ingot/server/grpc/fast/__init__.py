@@ -1,1 +1,0 @@
-"""The fast gRPC server: HTTP/2 and gRPC on asyncio alone."""

@@ -1,0 +1,45 @@
+"""The headers of a gRPC call."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ingot.server.http2.headers import HEADER_LIST, fault_of
+
+# Bytes of a client's name that an error quotes. Heads live as long as their calls.
+_QUOTED = 64
+
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class Head:
+    """The headers of a call.
+
+    ``fault``: the error of malformed headers, or "". ``refusal``: the HTTP status for a request that is not gRPC,
+    otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout.
+    """
+
+    __slots__ = ("encoding", "fault", "length", "oversized", "path", "refusal", "timeout", "untimely")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]):
+        fields: dict[bytes, bytes] = {}
+        self.fault = fault_of(headers, fields)
+        self.path: Final = fields.get(b":path", b"")
+        self.refusal = _refusal(fields)
+        self.oversized = sum(len(name) + len(value) + 32 for name, value in headers) > HEADER_LIST
+        self.encoding = fields.get(b"grpc-encoding", b"identity")[:_QUOTED]
+        timeout = fields.get(b"grpc-timeout")
+        found = None if timeout is None else _TIMEOUT.fullmatch(timeout)
+        self.untimely = timeout is not None and found is None
+        self.timeout = int(found[1]) * _UNITS[found[2]] if found else None
+        length = fields.get(b"content-length")
+        self.length = int(length) if length is not None else None
+
+
+def _refusal(fields: dict[bytes, bytes]) -> int:
+    if fields.get(b":method") != b"POST":
+        return 405
+    kind = fields.get(b"content-type", b"")
+    return 0 if kind[:16] == b"application/grpc" and kind[16:17] in b"+;" else 415

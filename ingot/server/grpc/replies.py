@@ -1,0 +1,174 @@
+"""Answers of calls. Their header blocks are literals, so a client's settings cannot change a table of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+
+from ingot.server.grpc.call import Call
+from ingot.server.http2.connection import Http2Connection
+from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS
+
+# RFC 7541, appendix A and section 6.
+_STATUS_200 = b"\x88"
+_STATUS = b"\x08"
+_CONTENT_TYPE = b"\x0f\x10"
+_ALLOW = b"\x0f\x07"
+_CONTENT_LENGTH_0 = b"\x0f\x0d\x010"
+
+_PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
+
+
+def integer(value: int, prefix: int, first: int = 0) -> bytes:
+    """Encode an integer for HPACK (RFC 7541, section 5.1) after the bits of ``first``."""
+    most = (1 << prefix) - 1
+    if value < most:
+        return bytes((first | value,))
+    out = bytearray((first | most,))
+    value -= most
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _text(value: bytes) -> bytes:
+    return integer(len(value), 7) + value
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    return b"\x00" + _text(name) + _text(value)
+
+
+OPENING = _STATUS_200 + _CONTENT_TYPE + _text(b"application/grpc")
+_OK = _literal(b"grpc-status", b"0")
+
+_HEAD_OF_OPENING = len(OPENING) << 8 | HEADERS
+_HEAD_OF_OK = len(_OK) << 8 | HEADERS
+_BEGIN = struct.Struct(f">IBI{len(OPENING)}sIBIBI")
+_END = struct.Struct(f">IBI{len(_OK)}s")
+
+
+def whole(stream_id: int, message: tuple[bytes, ...], size: int) -> list[bytes]:
+    """Return the frames of a whole answer: one message of ``size`` bytes, which fits into one frame."""
+    begin = _BEGIN.pack(
+        _HEAD_OF_OPENING, END_HEADERS, stream_id, OPENING, (size + 5) << 8 | DATA, 0, stream_id, 0, size
+    )
+    return [begin, *message, _END.pack(_HEAD_OF_OK, END_HEADERS | END_STREAM, stream_id, _OK)]
+
+
+def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False) -> bytes:
+    """Return the header block that ends an answer.
+
+    Args:
+        status: gRPC's number.
+        text: the message for the client.
+        opened: whether the answer has begun; otherwise this block is all of it.
+        accepts: whether to list the supported compressions.
+    """
+    block = _OK if status == 0 else _literal(b"grpc-status", str(status).encode())
+    if text:
+        block += _literal(b"grpc-message", _percent_encoded(text))
+    if accepts:
+        block += _literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
+    return block if opened else OPENING + block
+
+
+def refusal(status: int) -> bytes:
+    """Return the header block of an answer to a request that is not gRPC."""
+    block = _STATUS + _text(str(status).encode()) + _CONTENT_LENGTH_0
+    return block + _ALLOW + _text(b"POST") if status == 405 else block
+
+
+def _percent_encoded(text: str) -> bytes:
+    raw = text.encode(errors="replace")
+    return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in raw)
+
+
+HTTP_1 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: 67\r\n\r\n"
+    b"this port speaks gRPC over HTTP/2; plain HTTP is on the other port\n"
+)
+
+# A handler that sends many messages waits while its stream has more bytes queued than this.
+_STREAM_QUEUE = 256 << 10
+
+
+class Replies:
+    """Answers the calls of one connection."""
+
+    __slots__ = ("_sender", "http2", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, http2: Http2Connection[Call]):
+        self.loop = loop
+        self.http2 = http2
+        self._sender = http2.sender
+
+    def answer(self, call: Call, message: tuple[bytes, ...], size: int) -> None:
+        """Answer a call with one message, given in parts, and end it.
+
+        Raises:
+            TooLarge: the client does not read its answers, and too many bytes wait already.
+        """
+        sender = self._sender
+        if sender.fits(call, size + 5):
+            sender.answer(call, whole(call.id, message, size), size + 5)
+            return
+        sender.send(call, OPENING, b"\0" + size.to_bytes(4), *message)
+        sender.end(call, ending(0, opened=True))
+
+    def send(self, call: Call, message: bytes) -> None:
+        """Send one of many messages; raises as :meth:`answer`."""
+        self._sender.send(call, OPENING, b"\0" + len(message).to_bytes(4), message)
+
+    def end(self, call: Call) -> None:
+        """End an answer after its queued messages."""
+        self._sender.end(call, ending(0, opened=call.opened))
+
+    def fail(self, call: Call, status: int, text: str, *, accepts: bool = False) -> None:
+        """End an answer with an error; its queued messages are dropped."""
+        if not call.closed:
+            self._sender.replace(call, ending(status, text, opened=call.opened, accepts=accepts))
+
+    def refuse(self, call: Call, status: int) -> None:
+        """Answer a request that is not gRPC with a status of HTTP."""
+        self._sender.replace(call, refusal(status))
+
+    async def room(self, call: Call) -> None:
+        """Wait while too many bytes of a call are queued."""
+        while call.outgoing and sum(map(len, call.outgoing)) > _STREAM_QUEUE:
+            call.room = self.loop.create_future()
+            await call.room
+
+
+# Calls ended per tick of the event loop. Each may cancel a task and its work, which takes about 0.1 ms.
+_A_TICK = 64
+
+
+class StreamCleanup:
+    """Ends the calls of closed connections, a limited number per tick of the event loop."""
+
+    def __init__(self) -> None:
+        self._closed: deque[Replies] = deque()
+        self._due = False
+
+    def add(self, replies: Replies) -> None:
+        """End the calls of a connection, the first ones now unless this tick has ended enough already."""
+        self._closed.append(replies)
+        if not self._due:
+            self._end_some(replies.loop)
+
+    def _end_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = _A_TICK
+        while self._closed and left:
+            sender = self._closed[0].http2.sender
+            while sender.streams and left:
+                sender.forget(next(iter(sender.streams.values())))
+                left -= 1
+            if not sender.streams:
+                self._closed.popleft()
+        self._due = left < _A_TICK
+        if self._due:
+            loop.call_soon(self._end_some, loop)
