@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.made import MadeOnce, make_once
 from tests.model_store.registry.servers import HTPASSWD, PASSWORD, USER, docker_registry
 from tests.reaper import pytest_configure as pytest_configure
 from tests.reaper import pytest_unconfigure as pytest_unconfigure
@@ -33,38 +34,56 @@ settings.load_profile("ingot")
 
 
 @pytest.fixture(scope="session")
-def digits() -> tuple[Digits, Data, Data]:
+def digits(made_once: MadeOnce) -> tuple[Digits, Data, Data]:
     """The digits classifier after a few epochs (some 98 % right), the training and the held-out images."""
-    from ingot.demo.digits import load, train
+    import torch
+
+    from ingot.demo.digits import Digits, load, train
 
     training, held_out = load()
-    return train(training, epochs=4), training, held_out
+    model = Digits()
+    weights = made_once("digits.pt", lambda path: torch.save(train(training, epochs=4).state_dict(), path))
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    return model.eval(), training, held_out
 
 
 @pytest.fixture(scope="session")
-def digits_fp32(digits: tuple[Digits, Data, Data], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_fp32(request: pytest.FixtureRequest, made_once: MadeOnce) -> Path:
     """An archive file of the digits classifier, as exported."""
-    from ingot.demo.digits import INPUT
-    from ingot.export import export_model
 
-    path = tmp_path_factory.mktemp("archive") / "digits.ingot"
-    export_model(digits[0], inputs=[INPUT], output_names=["logits"], name="digits").save(path)
-    return path
+    def make(path: Path) -> None:
+        from ingot.demo.digits import INPUT
+        from ingot.export import export_model
+
+        model = request.getfixturevalue("digits")[0]
+        export_model(model, inputs=[INPUT], output_names=["logits"], name="digits").save(path)
+
+    return made_once("digits.ingot", make)
 
 
 @pytest.fixture(scope="session")
-def digits_archive(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> Path:
+def digits_archive(request: pytest.FixtureRequest, digits_fp32: Path, made_once: MadeOnce) -> Path:
     """An archive file of the digits classifier with the variants int8 and fp32."""
-    from ingot.model_store import Archive, BlobFolder
-    from ingot.quant import QuantConfig, StaticInt8, quantize
 
-    path = digits_fp32.with_name("digits-int8.ingot")
-    # On a busy machine such a small model may not be found faster: it is kept all the same, and put first here.
-    config = QuantConfig(recipe=StaticInt8(), force=True)
-    blobs = BlobFolder.scratch()
-    found = quantize(digits_fp32, {"image": digits[1].images}, config=config).copy_to(blobs)
-    Archive.create(blobs, [found.variant(name).descriptor for name in ("int8", "fp32")]).save(path)
-    return path
+    def make(path: Path) -> None:
+        from ingot.model_store import Archive, BlobFolder
+        from ingot.quant import QuantConfig, StaticInt8, quantize
+
+        # On a busy machine such a small model may not be faster: the variant is kept anyway, and comes first.
+        config = QuantConfig(recipe=StaticInt8(), force=True)
+        blobs = BlobFolder.scratch()
+        images = request.getfixturevalue("digits")[1].images
+        found = quantize(digits_fp32, {"image": images}, config=config).copy_to(blobs)
+        Archive.create(blobs, [found.variant(name).descriptor for name in ("int8", "fp32")]).save(path)
+
+    return made_once("digits-int8.ingot", make)
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes a file once for all workers and runs, until a source of it changes; returns this session's copy."""
+    folder, kept = tmp_path_factory.mktemp("made"), request.config.cache.mkdir("made")
+    return lambda name, make: make_once(kept, folder, name, make)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_formats_that_can_run_code_are_left_out_and_not_an_error() -> None:
         assert client.metadata("double")["properties"]["variant"] == "fp32"
     with pytest.raises(Unsupported, match=r"no variant of model 'double' can run here: aoti: .*--allow-code.*; bf16: "):
         ingot.serve(archive([code, HALF]), **FREE)
-    with pytest.raises(Unsupported, match="if you trust where it comes from"):
+    with pytest.raises(Unsupported, match="if you trust its source"):
         ingot.serve(archive([code]), **FREE)
 
 
