@@ -13,7 +13,7 @@ SECONDS := 60
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
-	@echo "make test-matrix         the contract tests on every other server, front end and scheme"
+	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"
@@ -36,7 +36,7 @@ test: lint tools
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-matrix: $(INSTALLED) tools
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m matrix $(ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m 'matrix and not long' $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)

@@ -18,6 +18,8 @@ from ingot.model_store import BlobFolder, Variant
 from ingot.quant import StaticInt8
 from tests.support import ROOT
 
+pytestmark = pytest.mark.matrix
+
 OPERATOR = ("acme", "gated_rms_norm")
 
 

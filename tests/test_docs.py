@@ -140,6 +140,7 @@ def test_images_are_built_from_the_releases_that_are_tested() -> None:
     assert all("-c /wheels/constraints.txt" in line for line in installs)
 
 
+@pytest.mark.matrix
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples.
 

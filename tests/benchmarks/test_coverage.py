@@ -42,11 +42,11 @@ def test_the_zoo_is_as_large_as_promised_and_every_name_is_one_case() -> None:
     assert len({case.name for case in zoo.CASES}) == len(zoo.CASES)
 
 
-@pytest.mark.parametrize("case", zoo.CASES, ids=lambda case: case.name)
-def test_what_is_judged_has_no_size_of_the_example(case: Case) -> None:
-    for sizes in case.unseen_sizes:
-        assert all(size != case.example_sizes[symbol] for symbol, size in sizes.items())
-        assert all(size in case.ranges[symbol] for symbol, size in sizes.items())
+def test_what_is_judged_has_no_size_of_the_example() -> None:
+    for case in zoo.CASES:
+        for sizes in case.unseen_sizes:
+            assert all(size != case.example_sizes[symbol] for symbol, size in sizes.items()), case.name
+            assert all(size in case.ranges[symbol] for symbol, size in sizes.items()), case.name
 
 
 @pytest.mark.parametrize("name", ["dlrm", "cached_decoder", "running_statistics", "detector", "selection"])

@@ -27,6 +27,8 @@ from tests.quant.test_pt2e import Net
 from tests.server.test_lifecycle import running
 from tests.support import RequireTool, RunIngot
 
+pytestmark = pytest.mark.matrix  # compiling takes a minute; tests/runtime/test_aoti.py compiles one model
+
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((40, 3, 8, 8)).astype(np.float32)
 

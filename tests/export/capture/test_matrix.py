@@ -17,6 +17,7 @@ from ingot.export.capture.ladder import ROUTES
 from ingot.export.program import name_outputs
 from ingot.model_store import Archive
 from tests.export.capture.kinds import KINDS
+from tests.support import matrix
 
 SPEC = ["x:float32[batch,seq=1..64,4]"]
 LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious"}
@@ -58,7 +59,7 @@ def disagreement(archive: Archive, module: nn.Module) -> float:
     return worst
 
 
-@pytest.mark.parametrize("route", ["auto", *ROUTES])
+@pytest.mark.parametrize("route", matrix("auto", *ROUTES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_equal_or_refused(kind: str, route: str) -> None:
     torch.manual_seed(0)

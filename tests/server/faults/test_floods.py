@@ -41,6 +41,7 @@ from tests.server.outside import (
     unpacked,
     wait_until,
 )
+from tests.support import matrix
 
 pytestmark = pytest.mark.usefixtures("bounded_memory", "still_answers", "others")
 
@@ -99,7 +100,7 @@ def reset(peer: Peer, stream: int, body: bytes = b"") -> bytes:
     return peer.call(stream, body, end=bool(body)) + frame(RST_STREAM, 0, stream, CANCEL)
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("flood", matrix(*FLOODS))
 def test_a_flood(service: Service, flood: str) -> None:
     with Peer(service.grpc_address) as peer:
         pour(peer, FLOODS[flood](peer))

@@ -23,6 +23,7 @@ from tests.server.gates import Gate, hold
 from tests.server.http2 import CALL, Peer
 from tests.server.outside import INFER, message, request_of, wait_until
 from tests.server.test_tls import make
+from tests.support import matrix
 
 MIB = 1 << 20
 BODY = body_of([1, 2, 3])
@@ -65,7 +66,7 @@ STALLED = {
 
 @pytest.mark.usefixtures("quickly")
 class TestHttp:
-    @pytest.mark.parametrize("kind", STALLED)
+    @pytest.mark.parametrize("kind", matrix(*STALLED))
     def test_bodies_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:
         with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:
             address = address_of(server.http_url)
@@ -215,7 +216,7 @@ class TestGrpc:
         monkeypatch.setattr(fast, "_END", 1 << 30)  # who is silent for so short a time is not left
         monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
-    @pytest.mark.parametrize("kind", STALLED_CALLS)
+    @pytest.mark.parametrize("kind", matrix(*STALLED_CALLS))
     def test_messages_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:
         with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:
             send, status = STALLED_CALLS[kind]
