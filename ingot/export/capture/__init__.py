@@ -1,1 +1,1 @@
-"""Ways from a PyTorch module to a Program; one module a way."""
+"""Capture: turn a PyTorch module into a Program, by one of several routes."""

@@ -1,7 +1,8 @@
-"""What a captured program takes for granted of its sizes, and the sizes at which that does not hold.
+"""Conditions on sizes that a captured program assumes.
 
-A model's code may ask for a size (``if rows % 2``); the capture then follows the example's way and notes a guard. ONNX
-has no guards. So the declared sizes are searched for some that break one, and the graph is proved at those too.
+A model's code may branch on a size (``if rows % 2``); the capture then follows the branch of the example and records a
+guard. ONNX has no guards, so :mod:`ingot.export.capture.counterexamples` searches the declared sizes for some that
+break a condition, and the graph is proved at those too.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from ingot.export.capture.counterexamples import Assumption, Sizes
 from ingot.export.torch_internals import is_unbounded, python_code, shape_guards
 from ingot.tensors import TensorSpec
 
-# What a size is called in a guard of a flat module's program: strict capture has a name of its own.
+# A size in a guard of a flat module's program: `tensors`, or `flat_args` in strict mode.
 _SIZE = re.compile(r"L\['(?:tensors|flat_args)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _NUMBER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 
 def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> tuple[Assumption, ...]:
-    """Return the conditions of a program on sizes of its inputs."""
+    """Return the conditions of a program on sizes of its inputs.
+
+    Raises:
+        ExportError: the program has a condition that cannot be evaluated at given sizes.
+    """
     return (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
 
 
@@ -39,16 +44,16 @@ def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]
         text = _SIZE.sub(lambda match: str(inputs[int(match[1])].shape[int(match[2])]), code)
         if "L[" in text:
             if re.search(r"\.(size|shape|stride|storage_offset)\b", text):
-                raise ExportError(f"the capture takes for granted what cannot be proved: {text}")
-            continue  # on a constant, which cannot change
+                raise ExportError(f"the capture assumes a condition that cannot be proved: {text}")
+            continue  # a guard on a constant, which cannot change
         dims = {str(inputs[int(place)].shape[int(axis)]) for place, axis in _SIZE.findall(code)}
-        # Evaluated under names of our own: the user's may be words of Python.
+        # `_size('name')` instead of the bare name: a user's name may be a Python keyword.
         named = _SIZE.sub(lambda match: f"_size({str(inputs[int(match[1])].shape[int(match[2])])!r})", code)
         yield _written(text, named, sorted(dim for dim in dims if not dim.isdecimal()))
 
 
 def _written(text: str, named: str, dims: Sequence[str]) -> Assumption:
-    """Return a condition that is an expression of Python, with sizes as calls of ``_size``."""
+    """Return a condition given as a Python expression, with sizes as calls of ``_size``."""
     numbers = tuple(map(int, _NUMBER.findall(text)))
     holds = partial(_evaluate, eval(f"lambda _size: {named}", dict(_NAMES)))
     return Assumption(plain(named, text), holds, tuple(dims), numbers, code=named)
@@ -69,14 +74,14 @@ _NAMES: dict[str, Any] = {"math": math, "torch": torch, "__builtins__": _BUILTIN
 
 
 def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:
-    """Yield the conditions that were left to the graph to check; those on what depends on values are the model's own.
+    """Yield the deferred conditions, without those that depend on tensor values: these are the model's own checks.
 
-    They are read where the trace keeps them: a graph without operations is not given its checks.
+    The shape environment is read as well as the graph: torch inserts no assertions into a graph without operations.
     """
     sizes = list(_sizes(exported, inputs))
     known = {size.symbol: size for size in sizes}
     environments = {id(size.environment): size.environment for size in sizes}.values()
-    left = [
+    deferred = [
         env.simplify(item.expr)
         for env in environments
         for items in env.deferred_runtime_asserts.values()
@@ -85,12 +90,12 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
     for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         value = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
         if isinstance(value, torch.SymBool):
-            left.append(value.node.expr)
-    for expr in dict.fromkeys(left):
+            deferred.append(value.node.expr)
+    for expr in dict.fromkeys(deferred):
         if free_unbacked_symbols(expr):
             continue
         if not expr.free_symbols <= known.keys():
-            raise ExportError(f"the capture takes for granted what cannot be proved: {expr}")
+            raise ExportError(f"the capture assumes a condition that cannot be proved: {expr}")
         if expr != sympy.true:
             text, named = (
                 python_code(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
@@ -101,7 +106,7 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
 
 @dataclass(frozen=True)
 class _Size:
-    """A named dimension that is dynamic in a program: a number of times a symbol of its."""
+    """A named dimension that is dynamic in a program: ``factor`` times a symbol of the program."""
 
     dim: str
     factor: int
@@ -116,7 +121,7 @@ class _Size:
         return f"(_size({self.dim!r}) // {self.factor})"
 
     def of(self, sizes: Sizes) -> int:
-        """Return the symbol's value at some sizes."""
+        """Return the symbol's value at the given sizes."""
         return sizes[self.dim] // self.factor
 
 
@@ -142,7 +147,7 @@ def _sizes(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec])
     """Yield each named dimension of each input that is dynamic in the program.
 
     Raises:
-        ExportError: the program has it as something else than a multiple of a symbol.
+        ExportError: the program has one that is not a multiple of a symbol.
     """
     nodes = {node.name: node for node in exported.graph.nodes}
     for spec, node_name in zip(inputs, exported.graph_signature.user_inputs, strict=True):
@@ -152,9 +157,7 @@ def _sizes(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec])
                 continue
             factor, symbol = size.node.expr.as_coeff_Mul()
             if not symbol.is_symbol or not factor.is_integer:
-                raise ExportError(
-                    f"the capture takes for granted that '{dim}' is {size.node.expr} of some whole number"
-                )
+                raise ExportError(f"the capture assumes that '{dim}' is {size.node.expr} for some integer")
             yield _Size(dim, int(factor), symbol, size.node.shape_env)
 
 

@@ -1,4 +1,4 @@
-"""Conditions on sizes as formulas: whether one holds at all declared sizes, and how it is best written."""
+"""Conditions on sizes as formulas: proof that one holds at all declared sizes, and its simplified text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sympy
 
 from ingot.tensors import Range
 
-# How many classes of sizes, by their remainders, a condition is proved for one by one.
+# The most residue classes of sizes that a condition is proved for, one by one.
 _MOST_CLASSES = 256
 
 _Values = Mapping[str, sympy.Expr]
@@ -22,10 +22,10 @@ class _Unknown(Exception):
 
 
 def always(code: str, ranges: Mapping[str, Range]) -> bool:
-    """Tell whether a condition is proved to hold at all sizes; one that is not proved may hold nevertheless.
+    """Return whether a condition is proved to hold at all declared sizes; False may also mean undecided.
 
     Args:
-        code: Python, with sizes as calls such as ``_size('batch')``.
+        code: a Python expression, with sizes as calls such as ``_size('batch')``.
         ranges: the declared sizes.
     """
     try:
@@ -36,7 +36,7 @@ def always(code: str, ranges: Mapping[str, Range]) -> bool:
 
 
 def plain(code: str, text: str) -> str:
-    """Return a comparison of sums and products with what both sides share cancelled, and ``text`` for all others."""
+    """Return a polynomial comparison with common factors and terms cancelled, and ``text`` for other conditions."""
     try:
         tree = ast.parse(code, mode="eval").body
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
@@ -65,7 +65,7 @@ def _is_negative(term: sympy.Expr) -> bool:
 
 
 def _classes(tree: ast.expr, ranges: Mapping[str, Range]) -> Iterator[_Values]:
-    """Yield the sizes by their remainders of all divisors, each as a least size and some number of periods."""
+    """Yield the sizes by residue class modulo all divisors, each as a smallest size plus a multiple of the period."""
     divisors = math.prod(_divisors(tree))
     dims = {name: ranges.get(name, Range()) for name in _names(tree)}
     periods = {name: math.lcm(bounds.step, divisors) for name, bounds in dims.items()}
@@ -129,7 +129,7 @@ def _compared(op: ast.cmpop, left: sympy.Expr, right: sympy.Expr) -> bool:
 
 
 def _above(value: sympy.Expr, least: int) -> bool:
-    """Tell whether a polynomial of numbers that are not below zero is seen not to be below 0, or to be above it."""
+    """Return whether a polynomial of nonnegative symbols has a visible lower bound: 0, or above 0 if ``least``."""
     symbols = sorted(value.free_symbols, key=str)
     if not value.is_polynomial(*symbols):
         return False

@@ -1,4 +1,4 @@
-"""Branches on buffers that never change: the capture knows their values, as it does those of Python's numbers."""
+"""Branches on buffers that never change: the capture treats their values as constants, like Python numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from ingot.export.program import Eager
 from ingot.export.torch_internals import constants_of
 
-# Elements of a buffer whose values are known: a mask of features, not a table.
+# The most elements of a buffer whose values are known: enough for a mask of features, not for a table.
 _MOST = 1024
 
 
 def of(eager: Eager) -> dict[str, tuple[Any, torch.dtype]]:
-    """Return the values and types of a model's small buffers, but for its states, and of tensors kept as attributes."""
+    """Return the values and types of a model's small buffers, except its states, and of tensors kept as attributes."""
     found = dict(eager.module.named_buffers())
     for path, part in eager.module.named_modules():
         own = {name: value for name, value in vars(part).items() if torch.is_tensor(value)}
@@ -29,7 +29,7 @@ def of(eager: Eager) -> dict[str, tuple[Any, torch.dtype]]:
 
 
 def decides(error: BaseException) -> bool:
-    """Tell whether a capture failed as the code decides by a tensor's values."""
+    """Return whether a capture failed because the code branches on a tensor's values."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, GuardOnDataDependentSymNode) or "data-dependent" in str(seen).lower():
@@ -39,5 +39,5 @@ def decides(error: BaseException) -> bool:
 
 
 def known() -> contextlib.AbstractContextManager[None]:
-    """Track the values of what is computed from constants alone; PyTorch tracks single numbers."""
+    """Let a capture track values computed from constants alone; PyTorch does so only for single numbers."""
     return constants_of(_MOST)

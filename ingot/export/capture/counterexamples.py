@@ -1,7 +1,7 @@
 """The search for declared sizes at which a condition does not hold.
 
-All sizes are tried where there are few. Otherwise those that the condition's own numbers point to: what it compares
-with, its factors, and the sizes whose quotient or product it may be.
+All sizes are tried if there are few. Otherwise the search tries sizes derived from the numbers in the condition: the
+bounds that it compares with, their factors and products, and the sizes next to these.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from ingot.tensors import Range
 
 Sizes = Mapping[str, int]
 
-# How many combinations of sizes are tried for one condition and for all together, and how far sizes go where no range
-# bounds them.
+# The most combinations of sizes for one condition and for all together, and the largest size of an unbounded dimension.
 _MOST = 50_000
 BUDGET = 1_000_000
 _LARGEST = 1 << 20
@@ -25,15 +24,15 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Assumption:
-    """One condition on sizes; ``text`` is as PyTorch writes it, in the user's names.
+    """One condition on sizes.
 
     Attributes:
-        text: the condition.
-        holds: tells whether it holds at some sizes.
-        dims: the dimensions that it speaks of.
-        numbers: those that it compares sizes with, or computes with.
+        text: the condition as PyTorch writes it, with the user's names.
+        holds: returns whether it holds at given sizes.
+        dims: the dimensions in it.
+        numbers: the constants in it.
         simple: breaks near its numbers if it breaks at all, as a bound does.
-        code: the condition as :func:`ingot.export.capture.conditions.always` reads it, if there is such a form.
+        code: the condition in the form that :func:`ingot.export.capture.conditions.always` reads, or empty.
     """
 
     text: str
@@ -51,12 +50,12 @@ def search(
 
     Args:
         assumptions: the conditions.
-        default: sizes at which all of them hold, which dimensions have that a condition does not speak of.
+        default: sizes at which all of them hold; used for the dimensions that are not in a condition.
         ranges: the declared sizes.
 
     Returns:
-        For each condition that breaks, the smallest sizes at which it was seen to; and the conditions that held at all
-        sizes that were tried, where others are declared too.
+        For each condition that breaks, the smallest sizes found that break it; and the conditions that held at all
+        sizes tried, but could not be tried at all declared sizes.
     """
     found: list[dict[str, int]] = []
     unsure: list[Assumption] = []
@@ -78,12 +77,12 @@ def search(
 
 
 def tries(assumptions: Sequence[Assumption]) -> int:
-    """Return how many combinations of sizes are tried for each condition: at least 1,000, if the budget is spent."""
+    """Return how many combinations of sizes are tried for each condition: at least 1,000, even beyond the budget."""
     return min(_MOST, max(1_000, BUDGET // max(len({item.text for item in assumptions}), 1)))
 
 
 def short(assumptions: Sequence[Assumption]) -> str:
-    """Say that the search was cut short, if it was, for those who read of conditions that it did not decide."""
+    """Return a remark that the budget limited the search, or an empty string; shown with undecided conditions."""
     most = tries(assumptions)
     return f" (the search ran out of its budget at {most:,} combinations each)" if most < _MOST else ""
 
@@ -97,7 +96,7 @@ def _all(bounds: Range) -> Sequence[int]:
 
 
 def _pointed_to(bounds: Range, numbers: Iterable[int], most: int) -> Sequence[int]:
-    """Return up to ``most`` sizes of a dimension that a condition with these numbers may break at."""
+    """Return up to ``most`` sizes of a dimension at which a condition with these numbers may break."""
     step, high = bounds.step, bounds.nearest(_LARGEST)
     near = (bounds.low + step * count for count in range(64))
     likely = itertools.chain(
@@ -112,7 +111,7 @@ def _pointed_to(bounds: Range, numbers: Iterable[int], most: int) -> Sequence[in
 
 
 def _related(numbers: Sequence[int]) -> Iterator[int]:
-    """Yield the numbers, their factors and products, each more or less one or another of the numbers."""
+    """Yield the numbers, their factors and products, and each of these plus or minus 1 or one of the numbers."""
     factors = dict.fromkeys(factor for number in numbers for factor in _factors(number))
     products = (one * other for one, other in itertools.product(factors, numbers))
     for size in dict.fromkeys((*numbers, *factors, *products)):

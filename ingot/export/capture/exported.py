@@ -32,21 +32,21 @@ def trace(
     """Trace a module of flat tensors with the named dimensions of ``inputs`` dynamic.
 
     Args:
-        flat: takes the inputs by position.
+        flat: a module that accepts the inputs by position.
         inputs: names the dynamic dimensions.
         ranges: their bounds.
         example: inputs to trace with; named dimensions should be 2 or more and distinct.
         strict: read the module's bytecode, instead of running it on symbolic tensors.
-        oblivious: treat sizes of 0 and 1 like any other, leave conditions on sizes to the graph, and narrow the ranges
-            where torch asks for it.
-        deferred: leave conditions on sizes to the graph.
-        inferred: let torch find how far each dimension can be dynamic, instead of telling it.
+        oblivious: treat sizes of 0 and 1 like any other, defer conditions on sizes to the graph, and narrow the ranges
+            where torch suggests it.
+        deferred: defer conditions on sizes to the graph.
+        inferred: let torch find how far each dimension can be dynamic.
 
-    The last three may give a program for narrower ranges than are declared, which
-    :mod:`ingot.export.capture.assumptions` tells.
+    The last three may return a program for narrower ranges than declared; :mod:`ingot.export.capture.assumptions`
+    finds these conditions.
 
     Raises:
-        Exception: whatever ``torch.export`` raises.
+        Exception: any error of ``torch.export``.
     """
     shapes = dynamic_shapes(inputs, ranges, inferred=inferred)
     patch = torch_internals.size_oblivious() if oblivious else contextlib.nullcontext()
@@ -71,17 +71,17 @@ def trace(
 
 
 def _narrowed(shapes: Any, message: str) -> Any:
-    """Return dimensions with the ranges that torch suggests in an error's message, or None if it suggests none."""
+    """Return dimensions with the ranges that torch suggests in an error message, or None if it suggests none."""
     try:
         return refine_dynamic_shapes_from_suggested_fixes(message, shapes)
-    except Exception:  # noqa: BLE001 - another message, or dimensions that depend on each other
+    except Exception:  # noqa: BLE001 - fails in many ways on other messages and on dimensions that depend on each other
         return None
 
 
 def dynamic_shapes(
     inputs: Sequence[TensorSpec], ranges: Mapping[str, Range], *, inferred: bool = False
 ) -> tuple[tuple[dict[int, Any], ...]]:
-    """Return what ``torch.export`` is told of a module of flat tensors, whose one argument is variadic."""
+    """Return ``dynamic_shapes`` of ``torch.export`` for a module of flat tensors, whose one argument is variadic."""
     dims = {
         symbol: torch.export.Dim.AUTO if inferred else _dim(symbol, ranges.get(symbol, Range()))
         for symbol in symbols(inputs)
@@ -90,7 +90,7 @@ def dynamic_shapes(
 
 
 def unguarded(exported: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Return a program's graph module without its conditions on sizes, which ONNX does not have either."""
+    """Return a program's graph module without its conditions on sizes, which ONNX cannot express."""
     module: fx.GraphModule = exported.module(check_guards=False)
     module.validate_inputs = False  # type: ignore[assignment]
     for node in list(module.graph.nodes):
@@ -102,7 +102,7 @@ def unguarded(exported: torch.export.ExportedProgram) -> fx.GraphModule:
 
 
 def positional(graph: fx.GraphModule) -> nn.Module:
-    """Return a graph module as one of flat tensors again, which :func:`trace` takes."""
+    """Return a graph module as a module of flat tensors, which :func:`trace` accepts."""
     return _Positional(graph)
 
 
@@ -123,14 +123,14 @@ def program(
     output_names: Sequence[str],
     log: Sequence[str] = (),
 ) -> Program:
-    """Describe a traced program.
+    """Return a traced program with its signature.
 
     Raises:
-        ExportError: a dimension that is declared dynamic became fixed, or the program changes a buffer or an input.
+        ExportError: a dimension declared dynamic became fixed, or the program changes a buffer or an input.
     """
     graph = exported.graph_signature
-    parts = (graph.buffers_to_mutate, graph.user_inputs_to_mutate, graph.parameters_to_mutate)
-    mutated = [name for part in parts for name in part.values()]
+    kinds = (graph.buffers_to_mutate, graph.user_inputs_to_mutate, graph.parameters_to_mutate)
+    mutated = [name for kind in kinds for name in kind.values()]
     if mutated:
         shown = ", ".join(sorted(user_path(name) for name in mutated))
         raise ExportError(f"the captured graph changes {shown}, which a served graph would silently drop")
@@ -177,7 +177,7 @@ def _signature(
 
 
 def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Expr], own: str) -> int | str:
-    """Return an output's dimension in the user's names; one that depends on values gets a name of its own."""
+    """Return an output's dimension in the user's names, or ``own`` if it depends on tensor values."""
     if expr.is_number:
         return int(expr)
     known = {symbol for value in renamed.values() for symbol in value.free_symbols}
@@ -186,6 +186,6 @@ def _dimension(expr: sympy.Expr, renamed: Mapping[sympy.Symbol, sympy.Expr], own
 
 def _fixed(dim: str, spec: TensorSpec, size: int) -> ExportError:
     return ExportError(
-        f"dimension '{dim}' of input '{spec.name}' became fixed at {size}, the size that it was captured with; replace "
-        "what depends on the size, such as a Python loop over it, or declare a number instead of the name"
+        f"dimension '{dim}' of input '{spec.name}' became fixed at {size}, its size during the capture; replace "
+        "the code that depends on the size, such as a Python loop over it, or declare a number instead of the name"
     )

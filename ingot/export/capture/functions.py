@@ -1,6 +1,7 @@
 """Functions of ``torch.nn.functional`` whose capture would fix a dynamic size, written for any size.
 
-Adaptive pooling is captured by PyTorch as so many windows of known length, and an affine grid as so many points.
+PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid as a fixed number of
+points.
 """
 
 from __future__ import annotations
@@ -12,14 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
+
+from ingot.export.capture import recurrent
 
 Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def dynamic() -> Iterator[None]:
-    """Replace the functions, where a size that matters is dynamic."""
+def dynamic(module: nn.Module) -> Iterator[None]:
+    """Let the layers of a module be captured at any size."""
+    with _replaced(), recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _replaced() -> Iterator[None]:
+    """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
     module: Any = functional
     originals = {name: getattr(module, name) for name in _FUNCTIONS}
     for name, make in _FUNCTIONS.items():
@@ -38,7 +49,7 @@ def _adaptive(
         counts = (output_size,) * rank if isinstance(output_size, int) else tuple(output_size)
         pairs = zip(input.shape[-rank:], counts, strict=True)
         free = needed or _any_dynamic(size for size, count in pairs if count not in (None, 1))
-        if not free or any((*options, *named.values())):  # such as return_indices
+        if not free or any((*options, *named.values())):  # for example return_indices
             return original(input, output_size, *options, **named)
         result = input
         for axis, count in enumerate(counts, start=-rank):
@@ -51,17 +62,17 @@ def _adaptive(
 
 def _mean(x: Tensor, count: int) -> Tensor:
     inside, lengths = _windows(x.shape[-1], count, x.device)
-    # Not a product with zeros and ones, which would spread infinities over all windows.
+    # masked_fill, not a product with zeros and ones: 0 * inf is NaN in all windows.
     return x.unsqueeze(-2).masked_fill(~inside, 0).sum(-1) / lengths[:, 0].to(x.dtype)
 
 
-def _most(x: Tensor, count: int) -> Tensor:
+def _maximum(x: Tensor, count: int) -> Tensor:
     inside, _ = _windows(x.shape[-1], count, x.device)
     return x.unsqueeze(-2).masked_fill(~inside, -math.inf).amax(-1)
 
 
 def _windows(size: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return which places [count, size] are in which window, and each window's length [count, 1]."""
+    """Return a mask [count, size] of the positions in each window, and the window lengths [count, 1]."""
     index = torch.arange(count, device=device)[:, None]
     begin = torch.div(index * size, count, rounding_mode="floor")
     end = torch.div((index + 1) * size + count - 1, count, rounding_mode="floor")
@@ -83,7 +94,7 @@ def _affine_grid(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _line(count: int, corners: bool, like: Tensor) -> Tensor:
-    """Return ``count`` places between -1 and 1: with the ends, or the middles of equal parts."""
+    """Return ``count`` evenly spaced positions in [-1, 1]: including the ends, or the centres of equal cells."""
     place = torch.arange(count, dtype=like.dtype, device=like.device)
     if not corners:
         return (2 * place + 1) / count - 1
@@ -94,13 +105,13 @@ def _any_dynamic(sizes: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-# The maximum is always written so: PyTorch's own has no ONNX form even where all sizes are fixed.
+# Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "affine_grid": _affine_grid,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
     "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
     "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, False),
-    "adaptive_max_pool1d": functools.partial(_adaptive, 1, _most, True),
-    "adaptive_max_pool2d": functools.partial(_adaptive, 2, _most, True),
-    "adaptive_max_pool3d": functools.partial(_adaptive, 3, _most, True),
+    "adaptive_max_pool1d": functools.partial(_adaptive, 1, _maximum, True),
+    "adaptive_max_pool2d": functools.partial(_adaptive, 2, _maximum, True),
+    "adaptive_max_pool3d": functools.partial(_adaptive, 3, _maximum, True),
 }

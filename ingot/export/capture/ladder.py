@@ -1,4 +1,4 @@
-"""The capture ladder: ways from a module to a graph, tried in order until one is proved equal."""
+"""The capture routes, tried in order until one returns a graph that is proved equal to the module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.capture import constants, exported, layers, torchscript
+from ingot.export.capture import constants, exported, functions, torchscript
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
@@ -25,7 +25,7 @@ from ingot.tensors import Array, Range, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class Legacy:
-    """An ONNX model that came straight from TorchScript."""
+    """An ONNX model converted directly from TorchScript."""
 
     model: ir.Model
     signature: Signature
@@ -33,12 +33,12 @@ class Legacy:
 
 
 Captured = Program | Legacy
-"""A captured model, or an ONNX one where the way is TorchScript's."""
+"""The result of a capture: a program, or an ONNX model for the TorchScript routes."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is captured: a module, its inputs with their ranges, one example of them, and its outputs' names."""
+    """A module to capture, with its inputs and their ranges, one example of them, and the names of its outputs."""
 
     eager: Eager
     inputs: tuple[TensorSpec, ...]
@@ -48,8 +48,8 @@ class Task:
     opset: int | None = None
 
     def program(self, module: nn.Module, route: str, **options: bool) -> Program:
-        """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`, and describe it."""
-        with layers.dynamic(module):
+        """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`."""
+        with functions.dynamic(module):
             traced = exported.trace(module, self.inputs, self.ranges, self.eager.tensors(self.example), **options)
         log = f"captured by {route}, torch {torch.__version__}"
         found = exported.program(traced, self.inputs, self.ranges, self.output_names, (log,))
@@ -69,14 +69,14 @@ EXPORTS: dict[str, dict[str, bool]] = {
 def _export(route: str, task: Task) -> Captured:
     try:
         return task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route])
-    except Exception as error:  # torch.export raises many kinds
+    except Exception as error:  # torch.export and the model's code raise errors of any type
         buffers = constants.of(task.eager)
         if not buffers or not constants.decides(error):
             raise
         with constants.known():
             try:
                 return task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route])
-            except Exception:  # noqa: BLE001 - what the code does with its own buffers explains more
+            except Exception:  # noqa: BLE001 - the first error, of any type, explains more than that of the retry
                 raise error from None
 
 
@@ -127,11 +127,11 @@ ROUTES: dict[str, Callable[[Task], Captured]] = {
     "trace": _trace,
 }
 AUTO = tuple(EXPORTS)
-"""TorchScript is not among them: a trace follows the example's way through the code, and both are deprecated."""
+"""Without TorchScript: a trace records only the branches that the example takes, and both routes are deprecated."""
 
 
 class _Failed(Exception):
-    """A route does not capture the module; its cause says why."""
+    """A route failed to capture the module; ``__cause__`` is the reason."""
 
 
 def capture(
@@ -140,29 +140,29 @@ def capture(
     """Capture a module by the first route that succeeds and is proved equal.
 
     Args:
-        task: what is captured.
-        route: one of :data:`ROUTES`, or ``auto`` for the ladder.
-        prove: holds a captured model against the original; raises ``ExportError``.
-        progress: called with what begins now.
+        task: the module and its inputs.
+        route: one of :data:`ROUTES`, or ``auto`` to try those of :data:`AUTO`.
+        prove: compares a captured model with the original; raises ``ExportError``.
+        progress: called with the name of each step.
 
     Returns:
-        What was captured, and all attempts up to it.
+        The captured model, and all attempts including the successful one.
 
     Raises:
-        ExportError: no route succeeds; the message explains the failure of the one that came farthest.
-        InvalidArgument: there is no such route.
+        ExportError: no route succeeds; the message explains the failure of the one that got farthest.
+        InvalidArgument: the route does not exist.
     """
     attempts: list[Attempt] = []
     failures: list[Exception] = []
-    rungs = list(_rungs(task, route))
-    while rungs:
-        name = rungs.pop(0)
+    routes = list(_routes(task, route))
+    while routes:
+        name = routes.pop(0)
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
         try:
             try:
                 with unchanged(task.eager.module) if task.eager.caches else contextlib.nullcontext():
                     captured = ROUTES[name](task)
-            except Exception as error:  # torch.export and the user's code raise many kinds
+            except Exception as error:  # torch.export and the model's code raise errors of any type
                 raise _Failed from error
             prove(captured)
         except (_Failed, ExportError) as failure:
@@ -175,14 +175,14 @@ def capture(
                 rungs.append("strict")
             continue
         return captured, (*attempts, Attempt(route=name))
-    nearest = next((index for index, failure in enumerate(failures) if _came_through(failure)), 0)
-    first = failures[nearest]
+    farthest = next((index for index, failure in enumerate(failures) if _ran_to_end(failure)), 0)
+    first = failures[farthest]
     others = [failure for failure in failures if failure is not first]
-    raise _explained([first, *others], task, attempts[nearest].route) from first
+    raise _explained([first, *others], task, attempts[farthest].route) from first
 
 
-def _came_through(failure: Exception) -> bool:
-    """Tell whether a route came to the end of the model's code, so that what it lacks is less than another's."""
+def _ran_to_end(failure: Exception) -> bool:
+    """Return whether a route traced all of the model's code before it failed."""
     return isinstance(failure, ExportError) or "Constraints violated" in str(failure)
 
 
@@ -197,7 +197,7 @@ def _rungs(task: Task, route: str) -> Sequence[str]:
 
 
 def _explained(failures: Sequence[Exception], task: Task, route: str) -> ExportError:
-    """Explain the first of some failures; the others may know the line."""
+    """Explain the first of some failures; the others may contain the line of code that the first lacks."""
     first, *others = failures
     if isinstance(first, ExportError):
         return first

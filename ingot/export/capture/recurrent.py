@@ -1,9 +1,9 @@
-"""Recurrent layers as single operators, so that the length of what they read stays dynamic.
+"""Recurrent layers as single operators, so that the length of a sequence stays dynamic.
 
 ``torch.export`` unrolls ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` over the example's sequence, which fixes its length.
-While :func:`opaque` is entered, each layer becomes one operator with the meaning of ONNX's LSTM, GRU or RNN. A packed
-sequence is captured as a padded one with the lengths beside it, which these operators take too: how many elements are
-packed, and so the shape of what PyTorch packs, depends on the lengths' values.
+Within :func:`opaque`, each layer becomes one operator with the semantics of ONNX's LSTM, GRU or RNN. A packed sequence
+is captured as a padded one and its lengths, which these operators accept: the shape of PyTorch's packed tensor depends
+on the values of the lengths.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BLOCKS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 @contextlib.contextmanager
 def opaque() -> Iterator[None]:
-    """Replace the functions that recurrent layers, and the packing of sequences, call."""
+    """Replace the functions that recurrent layers and the packing of sequences call."""
     check = nn.RNNBase.check_forward_args
 
     def check_unpacked(self: nn.RNNBase, x: Tensor, hidden: Tensor, sizes: Any) -> None:
-        if not isinstance(sizes, _Lengths):  # whose rows it would fix
+        if not isinstance(sizes, _Lengths):  # the check would fix their batch dimension
             check(self, x, hidden, sizes)
 
     nn.RNNBase.check_forward_args = check_unpacked  # type: ignore[method-assign, assignment]
@@ -45,14 +45,14 @@ def opaque() -> Iterator[None]:
 
 
 def used_by(module: nn.Module) -> bool:
-    """Tell whether a module has recurrent layers."""
+    """Return whether a module has recurrent layers."""
     return any(isinstance(part, nn.RNNBase) for part in module.modules())
 
 
 class _Lengths:
-    """What stands for the ``batch_sizes`` of a packed sequence: the lengths [B] of the sequences, padded to S steps."""
+    """The lengths [B] of sequences padded to S steps, in place of the ``batch_sizes`` of a packed sequence."""
 
-    device = torch.device("cpu")  # where PyTorch wants the batch sizes
+    device = torch.device("cpu")  # PyTorch requires batch_sizes there
 
     def __init__(self, lengths: Tensor, steps: int, rows: int):
         self.lengths = lengths
@@ -60,9 +60,9 @@ class _Lengths:
         self.rows = rows
 
     def __getitem__(self, index: int) -> int:
-        """Return how many sequences have a first element: all."""
+        """Return the number of sequences that have a first element, which is all of them."""
         if index != 0:
-            raise NotImplementedError("how many sequences go on at a later step is not known while a model is captured")
+            raise NotImplementedError("the number of sequences at a later step is not known during a capture")
         return self.rows
 
     @functools.cached_property
@@ -89,12 +89,12 @@ class _Layers:
     def _pack_padded_sequence(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Any]:
         if batch_first:
             x = x.transpose(0, 1)
-        return x, _Lengths(lengths, *x.shape[:2])  # not flat: it is but handed on to what follows
+        return x, _Lengths(lengths, *x.shape[:2])  # not flattened: recurrent layers receive it unchanged
 
     def _pad_packed_sequence(
         self, x: Tensor, sizes: _Lengths, batch_first: bool, padding: float, total: int
     ) -> tuple[Tensor, Tensor]:
-        if total is sizes.longest:  # which is what PyTorch passes unless the user says otherwise
+        if total is sizes.longest:  # PyTorch's default
             x = x.narrow(0, 0, total)
         else:
             x = functional.pad(x, (0, 0) * (x.dim() - 1) + (0, total - sizes.steps))
@@ -125,7 +125,7 @@ class _Layers:
 
 
 def _arguments(args: tuple[Any, ...]) -> tuple[Tensor, Any, _Lengths | None, Sequence[Any]]:
-    """Return the input, the states, the lengths and the rest; packed sequences come in another order."""
+    """Return the input, the states, the lengths and the rest; the order differs for packed sequences."""
     if isinstance(args[1], _Lengths):
         data, sizes, states, *rest = args
         return data, states, sizes, (*rest, False)
@@ -186,7 +186,7 @@ def _restore(kind: str, weight: Tensor) -> Tensor:
 
 
 def _blocks(kind: str, weight: Tensor) -> list[Tensor]:
-    # Slices, since the ONNX exporter does not fold a Split of constants.
+    # Slices, because the ONNX exporter does not fold a Split of constants.
     size = weight.shape[0] // len(_BLOCKS[kind])
     return [weight[index * size : (index + 1) * size] for index in range(len(_BLOCKS[kind]))]
 
@@ -194,7 +194,7 @@ def _blocks(kind: str, weight: Tensor) -> list[Tensor]:
 def _run(
     kind: str, name: str, x: Tensor, w: Tensor, r: Tensor, b: Tensor, states: Sequence[Tensor], lengths: Tensor | None
 ) -> Any:
-    """Run PyTorch's own function on weights in ONNX's order; results beyond a sequence's length are zero."""
+    """Run PyTorch's function on weights in ONNX's gate order; outputs beyond a sequence's length are zero."""
     function = torch_internals.recurrent_function(name)
     flat = []
     for index in range(w.shape[0]):
@@ -282,4 +282,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.ingot.gru.default: _onnx_gru,
     torch.ops.ingot.rnn.default: _onnx_rnn,
 }
-"""For the ONNX exporter."""
+"""The operators' ONNX forms, for the exporter."""

@@ -1,6 +1,6 @@
-"""TorchScript, for legacy models: straight to ONNX by PyTorch's older exporter, which keeps its loops and branches.
+"""TorchScript, for legacy models: to ONNX by PyTorch's older exporter, which keeps loops and branches.
 
-PyTorch has a converter of TorchScript to FX too; it crashes the process on some scripted layers (torch 2.13, LSTM).
+PyTorch's converter of TorchScript to FX is not used: it crashes the process on some scripted layers (torch 2.13, LSTM).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def lower(
     signature: Signature,
     opset: int | None,
 ) -> ir.Model:
-    """Translate a TorchScript module called with ``args`` and ``kwargs``, whose tensors have ``names`` in order."""
+    """Convert a TorchScript module called with ``args`` and ``kwargs``, whose tensors have ``names`` in order."""
     specs = (*signature.inputs, *signature.outputs)
     axes = {spec.name: {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in specs}
     buffer = io.BytesIO()
@@ -34,7 +34,7 @@ def lower(
         torch.onnx.export(
             module,
             args,
-            buffer,  # type: ignore[arg-type]  # the older exporter takes files too
+            buffer,  # type: ignore[arg-type]  # the older exporter accepts file objects
             kwargs=kwargs or None,
             dynamo=False,
             input_names=list(names),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, IngotError, InvalidArgument
-from ingot.export.capture import exported, layers
+from ingot.export.capture import exported, functions
 from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain import Explanation, explain, explain_at
 from ingot.export.explain.causes import Cause, Kind
@@ -61,7 +61,7 @@ def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Exp
 def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
     """Return what the draft export of a module meets. Of its outputs, those that are no tensors are dropped."""
     try:
-        with torch.no_grad(), layers.dynamic(module):  # not quiet: the findings are what torch logs
+        with torch.no_grad(), functions.dynamic(module):  # not quiet: the findings are what torch logs
             drafted = torch.export.draft_export(
                 subject.eager.flat(),
                 subject.eager.tensors(subject.example),

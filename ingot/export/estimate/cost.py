@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ingot.errors import ExportError
 from ingot.export.arguments import to_torch
-from ingot.export.capture import layers
+from ingot.export.capture import functions
 from ingot.export.program import quiet
 from ingot.export.source.subject import Subject
 from ingot.export.torch_internals import (
@@ -143,7 +143,7 @@ def measure(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode) ->
     args, kwargs = subject.eager.arguments.bind(tensors)
     flops = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     memory = _Memory(tensors, tensors_of(subject.eager.module))
-    with quiet(), torch.no_grad(), layers.dynamic(subject.eager.module), mode, memory, flops:
+    with quiet(), torch.no_grad(), functions.dynamic(subject.eager.module), mode, memory, flops:
         subject.eager.module(*args, **kwargs)
     return Cost(dict(sizes), flops.get_total_flops(), memory.peak)
 
@@ -160,7 +160,7 @@ def writes(subject: Subject, mode: FakeTensorMode) -> list[str]:
     parameters = dict(module.named_parameters())
     states = {**dict(module.named_buffers()), **dict(zip(subject.eager.names, tensors, strict=True))}
     versions = {name: version(tensor) for name, tensor in (parameters | states).items()}
-    with contextlib.suppress(Exception), quiet(), torch.no_grad(), layers.dynamic(module), mode:
+    with contextlib.suppress(Exception), quiet(), torch.no_grad(), functions.dynamic(module), mode:
         module(*args, **kwargs)  # a failure is already in the notes
     now = states | dict(module.named_buffers())
     changed = [name for name in states if now[name] is not states[name] or version(now[name]) != versions[name]]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ingot.errors import ExportError
-from ingot.export.capture import exported, ladder, layers
+from ingot.export.capture import exported, functions, ladder
 from ingot.export.estimate import cost
 from ingot.export.estimate.cost import Cost
 from ingot.export.explain import explain
@@ -129,7 +129,7 @@ def _try(subject: Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tup
     routes = []
     for name, options in ladder.EXPORTS.items():
         try:
-            with layers.dynamic(module):
+            with functions.dynamic(module):
                 captured = exported.trace(subject.eager.flat(), subject.inputs, subject.ranges, tensors, **options)
             missing = outside(captured, opset, TRANSLATIONS)
         except Exception as error:  # noqa: BLE001 - torch.export raises many kinds
