@@ -81,7 +81,7 @@ class TestRefusedExports:
         command = ["export", "tests.export.models:net", "--input", "x:float32[batch,5]", "-o", "net.ingot"]
         message = refused(run_ingot(*command))
         assert message.startswith("the model does not run on the example inputs (x [3, 5]): RuntimeError")
-        assert message.endswith("it runs with x:float32[batch,4]: declare that")
+        assert message.endswith("it runs with x:float32[batch,4]: declare it so")
         assert not (tmp_path / "net.ingot").exists()
 
     def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_a_first_call_fills_is_a_constant(empty: bool) -> None:
     module = Positions(empty).eval()
     before = module.positions
     archive = export_model(module, inputs="x:float32[batch,4,6,6]")
-    assert "the model fills positions when it is first called; the graph holds the result" in (
+    assert "the model fills positions on its first call; the graph contains the result" in (
         archive.variant().serving.provenance.notes
     )
     assert module.positions is before
@@ -117,7 +117,7 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     kept = module().eval()
     with pytest.raises(ExportError) as caught:
         export_model(kept, inputs=inputs)
-    assert f"it computed for one size of {dims}: declare {dims} as fixed" in str(caught.value)
+    assert f"computed for one size of {dims}: declare {dims} as fixed" in str(caught.value)
     archive = export_model(kept, inputs=f"x:float32[batch,{','.join(map(str, shape))}]")
     engine = load_engine(archive.variant().path(), device="cpu")
     x = torch.randn(2, *shape)
@@ -134,7 +134,7 @@ def test_the_command_line_tells(run_ingot: RunIngot, tmp_path: Path) -> None:
     source = "tests.export.test_caches:Positions"
     result = run_ingot("export", source, "--input", "x:float32[batch,4,6,6]", "-o", tmp_path / "p.ingot")
     succeeded(result)
-    assert "note: the model fills positions when it is first called" in result.stderr
+    assert "note: the model fills positions on its first call" in result.stderr
     message = refused(
         run_ingot("export", source, "--input", "x:float32[batch,4,side=6..24:6,6]", "-o", tmp_path / "q.ingot")
     )

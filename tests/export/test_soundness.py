@@ -14,7 +14,7 @@ import ingot
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.proof.examples import Examples
-from ingot.export.proof.parity import prove, rows_touch
+from ingot.export.proof.parity import prove, unbatchable
 from ingot.runtime import load_engine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.export.models import Function
@@ -71,8 +71,8 @@ def test_half_precision_does_not_hide_that_rows_touch() -> None:
     signature = Signature((TensorSpec("x", DType.BF16, shape),), (TensorSpec("y", DType.BF16, shape),))
     half = DType.BF16.numpy
     mixing = Runs(lambda x: (x.astype(np.float32) - 0.1 * x.astype(np.float32).mean(0)).astype(half))
-    assert rows_touch(mixing, signature, "batch", Examples(signature.inputs, {})) is not None
-    assert rows_touch(Runs(lambda x: x), signature, "batch", Examples(signature.inputs, {})) is None
+    assert unbatchable(mixing, signature, "batch", Examples(signature.inputs, {})) is not None
+    assert unbatchable(Runs(lambda x: x), signature, "batch", Examples(signature.inputs, {})) is None
 
 
 def test_a_parameter_that_is_written_is_refused() -> None:
@@ -164,10 +164,10 @@ def test_rows_that_touch_through_extreme_values_are_not_joined(
     assert archive.signature.batch is None
 
 
-def test_what_differs_at_extreme_values_is_told() -> None:
+def test_what_differs_at_extreme_values_is_reported() -> None:
     archive = export_model(Function(torch.sign), inputs="x:float32[batch,3]")
     notes = archive.variant().serving.provenance.notes
-    assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' is not")]
+    assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' differs")]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The proof that a graph equals its model: inputs to ask both, and how their answers are compared."""
+"""The proof that a graph equals its model: example inputs for both, and the comparison of their outputs."""

@@ -1,4 +1,4 @@
-"""Buffers that a model fills when it is first called, and that depend on nothing but sizes: constants, not states."""
+"""Buffers that a model fills on its first call and that depend on sizes alone: constants, not states."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Buffers = dict[str, torch.Tensor]
 
 
 def find(eager: Eager, examples: Examples) -> Buffers:
-    """Return the buffers that a first call fills, with what they hold at the default sizes.
+    """Return the buffers that a first call fills, with their values at the default sizes.
 
-    One is among them if a second call with other values does not change it, and if it holds the same when those values
-    come first: a scale that is set by the first batch is a state.
+    A second call with other inputs must not change them, and a first call with those inputs must fill them with the
+    same values: a scale set by the first batch is a state.
     """
     first, other = (examples.make(examples.default_sizes, seed) for seed in (0, 1))
     with unchanged(eager.module) as saved:
@@ -37,14 +37,14 @@ def find(eager: Eager, examples: Examples) -> Buffers:
         for name in changed
         if all(name in values and same(filled[name], values[name]) for values in (again, apart))
     }
-    return found if len(found) == len(changed) else {}  # a flag beside a state says whether that is set
+    return found if len(found) == len(changed) else {}  # with a state, the others may be flags of that state
 
 
 def fill(eager: Eager, caches: Buffers, example: Mapping[str, Array]) -> Eager:
-    """Fill the caches of a model, and return it as one that is asked as if for the first time.
+    """Fill the caches of a model, and return the model with empty caches before each call.
 
     Raises:
-        ParityError: the model answers otherwise once they are filled.
+        ParityError: its outputs change once the caches are filled.
     """
     module = eager.module
     empty = {name: getattr(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in caches}
@@ -54,14 +54,14 @@ def fill(eager: Eager, caches: Buffers, example: Mapping[str, Array]) -> Eager:
     for name, array in expected.items():
         if not np.array_equal(array, actual[name], equal_nan=array.dtype.kind in "fc"):
             raise ParityError(
-                f"the model gives different '{name}' for the same input once its buffers {', '.join(caches)} are "
+                f"the model returns different '{name}' for the same input once its buffers {', '.join(caches)} are "
                 "filled; compute them when it is built, or at each call"
             )
     return fresh
 
 
 def remedy(eager: Eager, examples: Examples) -> str:
-    """Say which dynamic dimensions the caches depend on, and what helps, if a capture failed; or nothing."""
+    """Return the dynamic dimensions that the caches depend on, with a remedy, for a capture that failed; or ''."""
     default = examples.default_sizes
     filled = _at(eager, examples, default)
     found = []
@@ -76,13 +76,13 @@ def remedy(eager: Eager, examples: Examples) -> str:
         return ""
     dims = " and ".join(f"'{dim}'" for dim in found)
     return (
-        f"the model keeps {', '.join(eager.caches)} from call to call, which it computed for one size of {dims}: "
+        f"the model keeps {', '.join(eager.caches)} between calls, computed for one size of {dims}: "
         f"declare {dims} as fixed, or let forward compute it at each call"
     )
 
 
 def _at(eager: Eager, examples: Examples, sizes: Mapping[str, int]) -> Buffers | None:
-    """Return what the caches hold after a first call at these sizes, or None if the model does not run there."""
+    """Return the values of the caches after a first call at these sizes, or None if the model does not run there."""
     with unchanged(eager.module):
         _hold(eager.module, eager.caches)
         try:
@@ -98,6 +98,6 @@ def _hold(module: nn.Module, values: Mapping[str, torch.Tensor | None]) -> None:
 
 
 def _after(eager: Eager, inputs: Mapping[str, Array]) -> Buffers:
-    """Call a model as it stands, and return what its buffers then hold."""
+    """Call a model without resetting its caches, and return its buffers after the call."""
     Eager(eager.module, eager.arguments, eager.output_names).run(inputs)
     return {name: value.clone() for name, value in eager.module.named_buffers()}

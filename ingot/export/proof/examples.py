@@ -1,4 +1,4 @@
-"""Example inputs: given by the user or generated from a signature, at any sizes of its named dimensions."""
+"""Example inputs, from the user or generated from a signature, at any sizes of the named dimensions."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ingot import tensors
 from ingot.errors import ExportError
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
-# FLOPs of one call, beyond which a case is left out that is not needed to show that a dimension is dynamic.
+# The most FLOPs of one call for cases that are not needed to show that a dimension is dynamic.
 MOST_WORK = 3e10
-# Sizes that are tried for named dimensions: distinct, so that two dimensions are never equal by accident.
+# Sizes of named dimensions: distinct, so that two dimensions are never equal by accident.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 LARGEST = 33
-"""The largest number of steps that a case gives a dimension by itself."""
+"""The largest size of a single dimension in a case, in steps of its range."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What the values of an integer input, an index, must be below: ``rows``, and the size of each of ``dims``."""
+    """The exclusive upper bound of an integer input used as an index: ``rows``, and the size of each of ``dims``."""
 
     rows: int | None = None
     dims: tuple[str, ...] = ()
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return the limit at some sizes."""
+        """Return the limit at the given sizes."""
         sides = [sizes[dim] for dim in self.dims] + ([] if self.rows is None else [self.rows])
         return max(min(sides), 1)
 
@@ -42,10 +42,9 @@ class Examples:
     Args:
         inputs: the model's inputs.
         ranges: bounds of their named dimensions.
-        given: the user's own arrays, which are then repeated or cut along named dimensions instead of generated; all
-            inputs that are not in ``limits`` or here are generated.
-        limits: of the values of integer inputs that are indices.
-        states: inputs that are states of the model, with their first values.
+        given: the user's arrays, which are repeated or cut along named dimensions; other inputs are generated.
+        limits: upper bounds of integer inputs that are indices.
+        states: inputs that are states of the model, with their initial values.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class Examples:
         return changed
 
     def signed(self) -> Examples:
-        """Return examples whose floats are positive and negative in turn: a trace follows one branch only."""
+        """Return examples with alternating signs of the floats, since a trace records one branch only."""
         return self._changed(_signed=True)
 
     def within(self, ranges: Mapping[str, Range]) -> Examples:
-        """Return examples with other bounds of the dimensions that ``ranges`` names."""
+        """Return examples with other bounds of the dimensions in ``ranges``."""
         signature = self._signature
         return self._changed(_signature=replace(signature, ranges={**signature.ranges, **ranges}))
 
@@ -87,7 +86,7 @@ class Examples:
         return self._changed(_limits={**self._limits, **limits})
 
     def related(self) -> Examples:
-        """Return examples of which the model may reject some, since its dimensions depend on each other."""
+        """Return examples some of which the model may reject, because its dimensions depend on each other."""
         return self._changed(_related=True)
 
     def with_states(self, inputs: Sequence[TensorSpec], states: Mapping[str, Array]) -> Examples:
@@ -105,7 +104,7 @@ class Examples:
 
     @property
     def default_sizes(self) -> dict[str, int]:
-        """One size for each named dimension: that of the given arrays, if it is 2 or more, else a distinct one."""
+        """One size per named dimension: that of the given arrays if it is 2 or more, otherwise a distinct one."""
         candidates = itertools.cycle(_SIZES)
         sizes = {}
         for symbol, bounds in self.ranges.items():
@@ -120,28 +119,28 @@ class Examples:
         return {symbol: self._signature.range(symbol) for symbol in self._signature.symbols}
 
     def at(self, more: Sequence[Mapping[str, int]]) -> Examples:
-        """Return examples with further cases, beside those that they have."""
+        """Return examples with further cases."""
         return self._changed(_more=[*self._more, *map(dict, more)])
 
     def is_index(self, name: str) -> bool:
-        """Tell whether an input was found to be an index."""
+        """Return whether an input is known to be an index."""
         return name in self._limits
 
     @property
     def stretched(self) -> bool:
-        """Whether some cases may be ones that no model takes: cut from or repeated of given arrays, for instance."""
+        """Whether the model may reject some cases, for instance those made by cutting or repeating given arrays."""
         return bool(self._given) or self._related
 
     def affordable(self, sizes: Mapping[str, int], most: float | None = None) -> bool:
-        """Tell whether a call takes no more than ``most`` FLOPs, if they grow with each size; see :data:`MOST_WORK`."""
+        """Return whether a call needs at most ``most`` FLOPs, :data:`MOST_WORK` by default, if they grow linearly."""
         shares = (sizes[symbol] / size for symbol, size in self.default_sizes.items())
         return self._work * math.prod(shares) <= (MOST_WORK if most is None else most)
 
     def cases(self) -> Iterator[dict[str, int]]:
-        """Yield sizes to prove equality at: the default, then each dimension at its least, at 2, at 9 and at 33.
+        """Yield the sizes of the proof: the default, then each dimension at its minimum, at 2, at 9 and at 33.
 
-        The default comes again between and at the end, where it is asked with other values. Large cases of models that
-        compute much are left out, except those of the least sizes, of 2 and those given to :meth:`at`.
+        The default is repeated in between and at the end, for other values. Cases over :data:`MOST_WORK` are left out,
+        except those of the minimum sizes, of 2 and those given to :meth:`at`.
         """
         default, ranges = self.default_sizes, self.ranges
         seen = [default]
@@ -156,10 +155,10 @@ class Examples:
                 yield default
 
     def make(self, sizes: Mapping[str, int], seed: int = 0, *, varied: bool = True) -> dict[str, Array]:
-        """Return inputs at the given sizes; given arrays are cut or repeated, and varied unless that is not wanted.
+        """Return inputs at the given sizes; the user's arrays are cut or repeated, and with ``varied`` also perturbed.
 
-        Generated integers are below their limit, or, where none is known, 0 or 1, which are valid indices almost
-        anywhere.
+        Generated integers are below their limit, or without a known limit 0 or 1, which are nearly always valid
+        indices.
         """
         rng = np.random.default_rng(seed)
         try:
@@ -190,7 +189,7 @@ class Examples:
         limit = self._limits[spec.name].at(sizes) if spec.name in self._limits else 2
         numbers = np.asarray(rng.integers(0, limit, shape)).astype(spec.dtype.numpy)
         if shape and limit == 2:
-            numbers[..., :1] = 1  # an attention mask of nothing but zeros has no meaning that two engines share
+            numbers[..., :1] = 1  # engines disagree on attention masks of zeros only
         return numbers
 
 
@@ -202,14 +201,14 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _varied(array: Array, rng: np.random.Generator, mixed: bool = False) -> Array:
-    """Return other values of the same kind: an example of equal rows, or of one value, would prove little.
+    """Return other values of the same kind: an example of equal samples, or of one value, would prove little.
 
-    ``mixed`` is for a list of integers, such as lengths: any up to the largest, instead of the same in another order.
+    With ``mixed``, a vector of integers, such as lengths, gets any values up to the largest instead of a permutation.
     """
     if DType.of(array).is_float:
         values = array.astype(np.float64)
         finite = np.isfinite(values)
-        if set(np.unique(values[finite])) <= {0.0, 1.0}:  # a mask, or a placeholder
+        if set(np.unique(values[finite])) <= {0.0, 1.0}:  # a mask or a placeholder
             return np.where(finite, rng.integers(0, 2, array.shape), values).astype(array.dtype)
         spread = float(values[finite].std()) or 1.0
         return np.where(finite, values + 0.1 * spread * rng.standard_normal(array.shape), values).astype(array.dtype)
@@ -218,20 +217,20 @@ def _varied(array: Array, rng: np.random.Generator, mixed: bool = False) -> Arra
     if array.ndim == 1:
         most = int(array.max()) if mixed and DType.of(array).is_integer else 0
         return rng.integers(1, most + 1, array.shape).astype(array.dtype) if most > 1 else rng.permutation(array)
-    return np.take_along_axis(array, rng.integers(0, len(array), array.shape), 0)  # mixed from the given rows
+    return np.take_along_axis(array, rng.integers(0, len(array), array.shape), 0)  # mixed from the given samples
 
 
 def infer_specs(names: Sequence[str], arrays: Mapping[str, Array], batch: str) -> tuple[TensorSpec, ...]:
-    """Describe arrays whose first dimension is the batch and whose others are fixed.
+    """Describe arrays whose first dimension is the batch and whose other dimensions are fixed.
 
     Raises:
-        ExportError: the arrays have different first dimensions, so that it cannot be a batch.
+        ExportError: the arrays have different first dimensions.
     """
     firsts = {arrays[name].shape[0] if arrays[name].ndim else None for name in names}
     if len(firsts) != 1 or None in firsts:
         shapes = ", ".join(f"{name} {list(arrays[name].shape)}" for name in names)
         raise ExportError(
             f"the example inputs have different first dimensions ({shapes}), so none can be the batch; "
-            "say what each dimension is, such as inputs=['x:float32[batch,3]', 'scale:float32[1]']"
+            "describe each dimension, as in inputs=['x:float32[batch,3]', 'scale:float32[1]']"
         )
     return tuple(TensorSpec(name, DType.of(arrays[name]), (batch, *arrays[name].shape[1:])) for name in names)

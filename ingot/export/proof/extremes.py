@@ -1,7 +1,6 @@
-"""What a graph does with values that proofs on ordinary ones do not reach: very large ones, NaN, wide integers.
+"""Comparison on values outside the proof of parity: very large floats, NaN, wide integers.
 
-Engines differ there, and models seldom mean anything by it, so a difference is no reason to refuse an export; it is
-told.
+Engines differ on them, and few models rely on them, so a difference is reported and does not fail the export.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from ingot.tensors import Array, DType
 
 Change = Callable[[Array, np.random.Generator], Array]
 WIDE = (-5, -2, -1, 0, 1, 2, 3, 7, 100, (1 << 24) + 1, (1 << 31) + 3, (1 << 33) + 7)
-"""Integers beyond what halves, floats and 32 bits hold exactly."""
+"""Integers that include some that float16, float32 and int32 cannot represent."""
 
 
 def remarks(reference: Runner, candidate: Runner, examples: Examples, tolerance: float) -> Iterator[str]:
-    """Yield one sentence for each kind of extreme values that the two models answer differently.
+    """Yield one sentence for each kind of extreme values on which the outputs of two models differ.
 
     Args:
-        reference: the original; kinds of values that it rejects are left out.
+        reference: the original; kinds of values that it rejects are skipped.
         candidate: the graph.
-        examples: ordinary inputs, which are changed.
-        tolerance: how far answers may depart.
+        examples: ordinary inputs, which are modified.
+        tolerance: a tenth of the largest error that is not reported.
     """
     ordinary = examples.make(examples.default_sizes, seed=7)
     for kind, (applies, change) in KINDS.items():
@@ -59,13 +58,13 @@ def _difference(
         if error <= 10 * tolerance:
             continue
         if np.isfinite(error):
-            return f"the graph's '{name}' departs from the model's by {error:.0e} of its largest value"
-        return f"the graph's '{name}' is not what the model's is"
+            return f"the graph's '{name}' differs from the model's by {error:.0e} of its largest value"
+        return f"the graph's '{name}' differs from the model's"
     return None
 
 
 def larger(array: Array, rng: np.random.Generator) -> Array:
-    """Return values some 50 times as large, with zeros and equal ones among them."""
+    """Return values some 50 times as large, including zeros and equal values."""
     changed = np.asarray(50 * array.astype(np.float64))
     changed[rng.random(array.shape) < 0.1] = 0
     changed[rng.random(array.shape) < 0.1] = 100
@@ -73,7 +72,7 @@ def larger(array: Array, rng: np.random.Generator) -> Array:
 
 
 def with_nan(array: Array, rng: np.random.Generator) -> Array:
-    """Return the values with a NaN among them."""
+    """Return the values with some replaced by NaN."""
     changed = array.copy()
     changed.reshape(-1)[rng.random(array.size) < 0.1] = np.nan
     changed.reshape(-1)[-1:] = np.nan
@@ -81,7 +80,7 @@ def with_nan(array: Array, rng: np.random.Generator) -> Array:
 
 
 def wide(array: Array, rng: np.random.Generator) -> Array:
-    """Return integers of all magnitudes that the type holds."""
+    """Return integers of all magnitudes of the type."""
     limits = np.iinfo(array.dtype)
     values = [number for number in WIDE if limits.min <= number <= limits.max]
     return rng.choice(np.array(values, dtype=array.dtype), array.shape)

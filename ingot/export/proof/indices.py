@@ -1,4 +1,4 @@
-"""What the values of integer inputs must be below where they are indices, found by trying."""
+"""Limits of integer inputs that are used as indices, found by running the model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples, Limit
 from ingot.tensors import Array, TensorSpec
 
-# A value that most indices are below; an input that takes it is not treated as an index.
+# A value beyond most limits; if the model accepts it, the input is not treated as an index.
 _FAR = 1000
-# The size that a dimension is given to see whether a limit grows with it.
+# A larger size of a dimension, to see whether a limit grows with it.
 _GROWN = 47
 
 _Trial = Callable[[int, Mapping[str, int]], bool]
 
 
 def find(runner: Runner, examples: Examples, known: Container[str] = ()) -> dict[str, Limit]:
-    """Return the limits of integer inputs that are indices, but for those whose limits are ``known``.
+    """Return the limits of integer inputs that are indices, except those that are ``known``.
 
-    An index may choose rows of a table, which are fixed, or of another input, which are as many as a dimension says.
-    The model must run at the examples' default.
+    An index may select rows of a table, whose number is fixed, or of another input, whose number is a dimension. The
+    model must run at the examples' default sizes.
     """
     found = {}
     for spec in examples.inputs:
@@ -35,12 +35,12 @@ def find(runner: Runner, examples: Examples, known: Container[str] = ()) -> dict
 
 
 def zeros(examples: Examples) -> Examples:
-    """Return examples whose integers are zero where no limit of them is known."""
+    """Return examples whose integers without a known limit are zero."""
     return examples.limited({name: Limit(rows=1) for name in _unknown(examples)})
 
 
 def zeros_at(examples: Examples, dim: str) -> Examples:
-    """Return examples whose integers are zero where ``dim`` is 1, if no limit of them is known."""
+    """Return examples whose integers without a known limit are zero where ``dim`` is 1."""
     return examples.limited({name: Limit(rows=2, dims=(dim,)) for name in _unknown(examples)})
 
 
@@ -49,42 +49,42 @@ def _unknown(examples: Examples) -> Sequence[str]:
 
 
 def _limit(runner: Runner, examples: Examples, spec: TensorSpec) -> Limit | None:
-    def takes(value: int, sizes: Mapping[str, int]) -> bool:
+    def accepts(value: int, sizes: Mapping[str, int]) -> bool:
         inputs = examples.make(sizes)
         return _failure(runner, {**inputs, spec.name: np.full_like(inputs[spec.name], value)}) is None
 
     sizes = examples.default_sizes
     far = min(_FAR, int(np.iinfo(spec.dtype.numpy).max))
-    if takes(far, sizes) or not takes(0, sizes):
+    if accepts(far, sizes) or not accepts(0, sizes):
         return None
     dims: list[str] = []
-    rows: int | None = _first_rejected(takes, sizes, far)
+    rows: int | None = _first_rejected(accepts, sizes, far)
     while same := [dim for dim, size in sizes.items() if dim not in dims and size == rows]:
         dims += same
         grown = {dim: examples.ranges[dim].nearest(_GROWN * examples.ranges[dim].step) for dim in same}
         sizes = {**sizes, **grown}
         if all(sizes[dim] == rows for dim in same):
             return Limit(dims=tuple(dims))
-        rows = None if takes(far, sizes) else _first_rejected(takes, sizes, far)
+        rows = None if accepts(far, sizes) else _first_rejected(accepts, sizes, far)
         if rows is None or rows in grown.values():
             return Limit(dims=tuple(dims))
     return Limit(rows, tuple(dims))
 
 
-def _first_rejected(takes: _Trial, sizes: Mapping[str, int], far: int) -> int:
-    """Return the least value that is not taken: all below it are supposed to be, and ``far`` is not."""
+def _first_rejected(accepts: _Trial, sizes: Mapping[str, int], far: int) -> int:
+    """Return the smallest rejected value, assuming that all below it are accepted; ``far`` is rejected."""
     low, high = 0, 1
-    while high < far and takes(high, sizes):
+    while high < far and accepts(high, sizes):
         low, high = high, 2 * high
     high = min(high, far)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle, sizes) else (low, middle)
+        low, high = (middle, high) if accepts(middle, sizes) else (low, middle)
     return high
 
 
 def _holds(runner: Runner, examples: Examples) -> bool:
-    """Tell whether the model takes any values below the limits, at the default and at the least sizes."""
+    """Return whether the model accepts random values below the limits, at the default and at the minimum sizes."""
     least = {dim: bounds.nearest(0) for dim, bounds in examples.ranges.items()}
     if failure(runner, examples, examples.default_sizes, seed=1) is not None:
         return False
@@ -92,7 +92,7 @@ def _holds(runner: Runner, examples: Examples) -> bool:
 
 
 def failure(runner: Runner, examples: Examples, sizes: Mapping[str, int], seed: int = 0) -> str | None:
-    """Return what a model says of inputs of some sizes, or None where it runs."""
+    """Return the model's error on inputs of the given sizes, or None if it runs."""
     return _failure(runner, examples.make(sizes, seed))
 
 

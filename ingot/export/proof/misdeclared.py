@@ -1,4 +1,4 @@
-"""What to say where a model does not run on inputs that were made up for it: what is at fault, found by trying."""
+"""Remedies for a model that does not run on generated inputs, found by trying other declarations of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ingot.tensors import DType, Range, TensorSpec
 
 _DTYPES = (DType.FP32, DType.INT64, DType.FP16, DType.BF16, DType.FP64, DType.BOOL)
 _NUMBERS = 12
-# With how many declarations other sizes are tried, of those with which the model fails elsewhere.
+# The most declarations for which other sizes are tried, of those on which the model fails with another error.
 _FARTHER = 4
 
 
 def remedy(runner: Runner, examples: Examples) -> str:
-    """Return what would help, for a model that does not run at the examples' default sizes."""
+    """Return a remedy for a model that does not run at the examples' default sizes."""
     sizes = examples.default_sizes
     reason = failure(runner, examples, sizes) or ""
     farther: list[Examples] = []
@@ -36,29 +36,29 @@ def remedy(runner: Runner, examples: Examples) -> str:
         if (fitting := stepped(runner, changed)) is not None:
             return _advice(examples, fitting)
     if not sizes:
-        return "the values were made up: give real ones by --example"
+        return "the values were generated: pass real ones by --example"
     dim = list(sizes)[-1]
     shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return (
-        f"the sizes {shown} and the values were made up: declare the sizes that the model takes, as a range "
-        f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or give real inputs by --example"
+        f"the sizes {shown} and the values were generated: declare the sizes that the model accepts, as a range "
+        f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or pass real inputs by --example"
     )
 
 
 def as_int64(examples: Examples) -> str:
-    """Return how to declare 32-bit inputs that the engine does not take as indices."""
+    """Return how to declare 32-bit inputs that the engine does not accept as indices."""
     found = [replace(spec, dtype=DType.INT64) for spec in examples.inputs if spec.dtype is DType.INT32]
     options = " ".join(f"--input '{written(spec, examples.ranges)}'" for spec in found)
-    return f"; declare what are indices as int64: {options}" if found else ""
+    return f"; declare inputs that are indices as int64: {options}" if found else ""
 
 
 def _advice(examples: Examples, fitting: Examples) -> str:
     shown = ", ".join(written(spec, fitting.ranges) for spec in fitting.inputs if spec not in examples.inputs)
-    return f"it runs with {shown}: declare that"
+    return f"it runs with {shown}: declare it so"
 
 
 def written(spec: TensorSpec, ranges: Mapping[str, Range]) -> str:
-    """Return an input as it is declared, with the ranges of its dimensions."""
+    """Return an input as the user declares it, with the ranges of its dimensions."""
     dims = [f"{dim}={ranges[dim]}" if ranges.get(dim, Range()) != Range() else dim for dim in map(str, spec.shape)]
     return f"{str(replace(spec, shape=())).removesuffix(']')}{','.join(dims)}]"
 
@@ -68,7 +68,7 @@ def _without_numbers(reason: str) -> str:
 
 
 def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec, ...]]:
-    """Yield other declarations: another datatype, two dimensions as one, a number of the message as a size."""
+    """Yield other declarations: another datatype, two dimensions as one, a number from the message as a size."""
     inputs = examples.inputs
     for spec, dtype in itertools.product(inputs, _DTYPES):
         if dtype is not spec.dtype:

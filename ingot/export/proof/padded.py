@@ -1,6 +1,4 @@
-"""Proof that a model does not notice padding: its answers to padded inputs, cut back, are those to the inputs as they
-were.
-"""
+"""Proof that padding does not change a model's outputs, once these are cut back to the original sizes."""
 
 from __future__ import annotations
 
@@ -15,26 +13,26 @@ from ingot.export.proof.parity import tolerance
 from ingot.padding import Padder, Padding
 from ingot.tensors import Array, Signature
 
-# Cases of the examples that are tried, each padded by these numbers of steps and to these multiples.
+# The number of cases, each padded by these numbers of steps and to these multiples.
 _CASES = 6
 _MORE = (1, 7)
 _TIMES = (2, 4)
 
 
 def prove(runner: Runner, signature: Signature, paddings: Mapping[str, Padding], examples: Examples) -> list[str]:
-    """Pad examples along each dimension, alone and together with the others, and compare the answers.
+    """Pad examples along each dimension, alone and together with the others, and compare the outputs.
 
     Args:
-        runner: the model as it is packed.
-        signature: of the model.
-        paddings: as declared, by dimension.
-        examples: where the cases come from.
+        runner: the packed model.
+        signature: the model's signature.
+        paddings: the declared paddings, by dimension.
+        examples: the source of the cases.
 
     Returns:
-        One remark on each dimension: in how many cases it held, and the largest error.
+        One remark per dimension: the number of cases and the largest error.
 
     Raises:
-        ParityError: an answer is another, or the model fails on padded inputs; the message names dimension and output.
+        ParityError: an output changes, or the model fails on padded inputs; the message names dimension and output.
     """
     remarks = []
     sets = [{dim: padding} for dim, padding in paddings.items()]
@@ -47,21 +45,21 @@ def prove(runner: Runner, signature: Signature, paddings: Mapping[str, Padding],
                 inputs = examples.make(sizes, seed)
                 expected = runner.run(inputs)
             except IngotError:
-                continue  # values that the model rejects, whose sizes the proof of parity has skipped too
+                continue  # the model rejects these values; the proof of parity skipped the sizes too
             for target in _targets(padder, inputs):
                 worst = max(worst, _error(runner, padder, inputs, expected, target, tolerance(signature)))
                 cases += 1
         if not cases:
-            raise ParityError(f"padding along {shown} cannot be proved: no example could be made any larger")
+            raise ParityError(f"padding along {shown} cannot be proved: no example could be enlarged")
         remarks.append(
-            f"padding along {shown} changes no answer in {cases} cases, largest error {worst:.1e} "
+            f"padding along {shown} changes no output in {cases} cases, largest error {worst:.1e} "
             f"(tolerance {tolerance(signature):.0e})"
         )
     return remarks
 
 
 def _targets(padder: Padder, inputs: Mapping[str, Array]) -> list[tuple[int, ...]]:
-    """Return sizes to pad inputs to, as far as the signature allows them."""
+    """Return the sizes to pad inputs to, within the ranges of the signature."""
     sizes = padder.sizes(inputs)
     ranges = [padder.signature.range(dim) for dim in padder.dims]
     wanted = [[size + more * bounds.step for size, bounds in zip(sizes, ranges, strict=True)] for more in _MORE]
@@ -81,14 +79,14 @@ def _error(
     target: tuple[int, ...],
     limit: float,
 ) -> float:
-    """Return the largest error of an answer to padded inputs.
+    """Return the largest error of the outputs for padded inputs.
 
     Raises:
         ParityError: it is over ``limit``.
     """
     steps = zip(padder.dims, padder.sizes(inputs), target, strict=True)
     where = ", ".join(f"'{dim}' from {size} to {larger}" for dim, size, larger in steps)
-    remedy = "it is not masked there, or not by that value; leave out --pad, or give a value for each input"
+    remedy = "the model does not mask the padding, or not with that value; leave out --pad, or pass a value per input"
     try:
         actual = padder.cut(inputs, runner.run(padder.pad(inputs, target)))
     except IngotError as failure:
@@ -98,13 +96,13 @@ def _error(
         if value.shape != actual[name].shape:
             raise ParityError(
                 f"padded along {where}, output '{name}' has shape {list(actual[name].shape)} instead of "
-                f"{list(value.shape)}: no named dimension of it tells how to cut it back; leave out --pad"
+                f"{list(value.shape)}: no named dimension of it shows how to cut it back; leave out --pad"
             )
-        departure = arrays.departure(value, actual[name])
-        if not departure <= limit:
+        error = arrays.departure(value, actual[name])
+        if not error <= limit:
             raise ParityError(
-                f"the model notices padding along {where}: output '{name}' departs by {departure:.2e}, "
+                f"padding along {where} changes the model's outputs: '{name}' differs by {error:.2e}, "
                 f"tolerance {limit:.0e}; {remedy}"
             )
-        worst = max(worst, departure)
+        worst = max(worst, error)
     return worst

@@ -1,4 +1,4 @@
-"""Proof that a lowered model equals the one it came from, and that its rows do not touch each other."""
+"""Proof that a lowered model equals its original, and that its samples do not influence each other."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ingot.export.proof.examples import Examples
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
 
-# The largest error that rounding alone explains, as a share of the tensor's largest value.
+# The largest error that rounding alone can cause, as a share of the tensor's largest value.
 TOLERANCE = {DType.FP64: 1e-8, DType.FP32: 1e-4, DType.FP16: 5e-3, DType.BF16: 4e-2}
 
 
 def tolerance(signature: Signature) -> float:
-    """Return the tolerance of a signature's least exact floating-point tensor; integers must always be equal."""
+    """Return the tolerance of a signature's least exact floating-point datatype; integers must be equal."""
     dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
     return max((TOLERANCE[dtype] for dtype in dtypes if dtype in TOLERANCE), default=TOLERANCE[DType.FP32])
 
 
 class Remembered:
-    """A runner that keeps its answers, since the original is asked the same after every stage."""
+    """A runner that keeps its outputs, because the original runs on the same inputs after every stage."""
 
     def __init__(self, runner: Runner):
         self._runner = runner
-        self._answers: dict[str, dict[str, Array]] = {}
+        self._outputs: dict[str, dict[str, Array]] = {}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         digest = hashlib.sha256()
@@ -42,9 +42,9 @@ class Remembered:
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(arrays.to_bytes(array))
         key = digest.hexdigest()
-        if key not in self._answers:
-            self._answers[key] = self._runner.run(inputs)
-        return self._answers[key]
+        if key not in self._outputs:
+            self._outputs[key] = self._runner.run(inputs)
+        return self._outputs[key]
 
 
 def prove(
@@ -61,16 +61,16 @@ def prove(
 
     Args:
         reference: the original.
-        candidate: what must equal it.
-        signature: of both.
-        examples: where the cases come from.
-        exact: the original in double precision. Where the candidate departs by more than the tolerance, it may depart
-            by four times what rounding does to the original itself.
-        most: how many cases at most.
-        budget: seconds after which no case is begun, but for the first three.
+        candidate: the model that must equal it.
+        signature: the signature of both.
+        examples: the source of the cases.
+        exact: the original in double precision. Four times the rounding error of the original is allowed where that
+            is more than the tolerance.
+        most: the largest number of cases.
+        budget: seconds after which no further case begins, except the first three.
 
     Returns:
-        The worst error of each output, and the first two cases as goldens (the candidate's answers).
+        The worst error of each output, and the first two cases as goldens, with the candidate's outputs.
 
     Raises:
         ParityError: an output differs by more than the tolerance.
@@ -90,7 +90,7 @@ def prove(
         except InvalidArgument:  # ExportError of a module, its parent of an ONNX file
             if not proved or not examples.stretched:
                 raise
-            inputs = examples.make(sizes, seed, varied=False) | states  # other values may be ones that it rejects
+            inputs = examples.make(sizes, seed, varied=False) | states  # it may reject perturbed values
             try:
                 expected = reference.run(inputs)
             except InvalidArgument:
@@ -112,7 +112,7 @@ def prove(
             if error > allowed:
                 raise ParityError(_report(name, error, allowed, expected[name], actual[name], inputs))
             worst[name] = max(worst[name], (error, allowed))
-        states = {name: expected[f"{name}{NEXT}"] for name in examples.states}  # the next call goes on from this one
+        states = {name: expected[f"{name}{NEXT}"] for name in examples.states}  # the next case continues from this one
         proved.append(sizes)
         if len(goldens) < 2:
             goldens.append(Golden(inputs, actual))
@@ -125,22 +125,22 @@ def prove(
 
 
 def _check_varied(examples: Examples, proved: Sequence[Mapping[str, int]], most: int | None) -> None:
-    """Refuse a dimension that is called dynamic, and that the original runs at one size of only."""
+    """Raise ExportError if the original runs at one size only of a dimension that is declared dynamic."""
     for symbol, size in proved[0].items():
         possible = {sizes[symbol] for sizes in examples.cases()}
         if most is None and len(possible) > 1 and {sizes[symbol] for sizes in proved} == {size}:
             raise ExportError(
                 f"the model runs on the example at {symbol}={size} only, so '{symbol}' cannot be proved to be dynamic; "
-                "give a larger example, or declare the dimension as that size"
+                "pass a larger example, or declare the dimension as that size"
             )
 
 
 def unrepeated(runner: Runner, examples: Examples) -> str | None:
-    """Run a model on one input, on another, and on the first again; return the output that then differs, if any."""
+    """Run a model on one input, on another, and on the first again; return an output that changed, if any."""
     sizes = examples.default_sizes
     first = examples.make(sizes)
     expected = runner.run(first)
-    with contextlib.suppress(InvalidArgument):  # other values than the user's own may be ones that the model rejects
+    with contextlib.suppress(InvalidArgument):  # the model may reject values that are not the user's
         runner.run(examples.make(sizes, seed=2))
     again = runner.run(first)
     for name, value in expected.items():
@@ -151,7 +151,7 @@ def unrepeated(runner: Runner, examples: Examples) -> str | None:
 
 
 def _rounding(exact: Runner, inputs: Mapping[str, Array], name: str, expected: Array) -> float:
-    """Return how far rounding alone takes an output of the original. Beyond a few tolerances it excuses nothing."""
+    """Return the rounding error of an output of the original, at most 2.5 times the tolerance of its datatype."""
     try:
         value = exact.run(inputs)[name]
     except ExportError:  # the model does not run in double precision
@@ -170,9 +170,9 @@ def _is_tiny(expected: Array) -> bool:
 def _share_of_tiny(
     exact: Runner, inputs: Mapping[str, Array], name: str, expected: Array, actual: Array, plain: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return how far tiny values depart as a share of themselves, and how far they may, if they are not noise alone.
+    """Return the error and the tolerance of tiny values as a share of themselves, or ``plain`` if unknown.
 
-    The model in double precision tells: noise departs from it by its own size.
+    Noise differs from the model in double precision by its own size, which raises the tolerance accordingly.
     """
     try:
         value = exact.run(inputs)[name].astype(expected.dtype)
@@ -182,11 +182,11 @@ def _share_of_tiny(
     return arrays.departure(expected, actual, floor=_LEAST), max(plain[1], noise)
 
 
-def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Examples) -> str | None:
-    """Say why requests must not be joined along ``batch``, or return None when they may.
+def unbatchable(reference: Runner, signature: Signature, batch: str, examples: Examples) -> str | None:
+    """Return the reason why requests must not share a batch along ``batch``, or None if they may.
 
-    A batch is compared with its rows run one by one: a model that, say, subtracts the batch's mean would otherwise
-    answer each client with a share of the others' data.
+    A batch is compared with its samples run one by one: with a model that, say, subtracts the batch's mean, each
+    response would otherwise depend on other clients' data.
     """
     for spec in signature.outputs:
         if spec.shape.count(batch) != 1:
@@ -197,53 +197,56 @@ def rows_touch(reference: Runner, signature: Signature, batch: str, examples: Ex
     if sizes[batch] < 2:
         return f"dimension '{batch}' is never more than 1"
     if 1 not in signature.range(batch):
-        return f"dimension '{batch}' is never 1, so rows cannot be asked one by one"
+        return f"dimension '{batch}' is never 1, so samples cannot be run one by one"
     axes = replace(signature, batch=batch).batch_axes((*signature.inputs, *signature.outputs))
     try:
         inputs, others = examples.make(sizes, seed=101), examples.make(sizes, seed=102)
         whole = reference.run(inputs)
-    except InvalidArgument:  # other values than the user's own may be ones that the model rejects
+    except InvalidArgument:  # the model may reject values that are not the user's
         inputs = others = examples.make(sizes)
         whole = reference.run(inputs)
-    rows = [_row(inputs, axes, row) for row in range(sizes[batch])]
-    if all(_equal(rows[0], row) for row in rows):
-        return "the rows of the example are all alike, so nothing shows that they do not touch"
-    if (output := _touched_by_extremes(reference, whole, inputs, axes, sizes[batch])) is not None:
-        return f"output '{output}' of a row depends on the other rows"
-    for row, own in enumerate(rows):
-        mixed = {name: _with_row(others[name], array, axes[name], row) for name, array in own.items() if name in axes}
-        with contextlib.suppress(InvalidArgument):  # such rows may be none that the model takes together
-            among = _row(reference.run({**inputs, **mixed}), axes, row)
-            name, share = _most(_row(whole, axes, row), among, 0.1)
+    samples = [_sample(inputs, axes, index) for index in range(sizes[batch])]
+    if all(_equal(samples[0], sample) for sample in samples):
+        return "the samples of the example are all equal, so they cannot be proved independent"
+    if (output := _influenced_by_extremes(reference, whole, inputs, axes)) is not None:
+        return f"output '{output}' of a sample depends on the other samples"
+    for index, own in enumerate(samples):
+        mixed = {
+            name: _with_sample(others[name], array, axes[name], index) for name, array in own.items() if name in axes
+        }
+        with contextlib.suppress(InvalidArgument):  # the model may reject this combination of samples
+            among = _sample(reference.run({**inputs, **mixed}), axes, index)
+            name, share = _most(_sample(whole, axes, index), among, 0.1)
             if share > 1:
-                return f"output '{name}' of a row depends on the other rows"
-        name, share = _most(_row(whole, axes, row), reference.run(own), 2)
+                return f"output '{name}' of a sample depends on the other samples"
+        name, share = _most(_sample(whole, axes, index), reference.run(own), 2)
         if share > 1:
-            return f"output '{name}' of a row depends on the other rows, or on how many there are"
+            return f"output '{name}' of a sample depends on the other samples, or on how many there are"
     return None
 
 
-def _touched_by_extremes(
-    reference: Runner, whole: Mapping[str, Array], inputs: Mapping[str, Array], axes: Mapping[str, int], count: int
+def _influenced_by_extremes(
+    reference: Runner, whole: Mapping[str, Array], inputs: Mapping[str, Array], axes: Mapping[str, int]
 ) -> str | None:
-    """Return an output whose first row is another when all other rows are extreme, if there is one."""
+    """Return an output whose first sample changes when all other samples are extreme, if there is one."""
     for applies, change in extremes.KINDS.values():
         rng = np.random.default_rng(103)
         changed = {
             name: change(array, rng) if name in axes and applies(DType.of(array)) else array
             for name, array in inputs.items()
         }
-        own = _row(inputs, axes, 0)
-        first = {name: _with_row(changed[name], own[name], axes[name], 0) for name in inputs if name in axes}
-        with contextlib.suppress(InvalidArgument):  # such values may be none that the model takes
-            name, share = _most(_row(whole, axes, 0), _row(reference.run({**inputs, **changed, **first}), axes, 0), 0.1)
+        own = _sample(inputs, axes, 0)
+        first = {name: _with_sample(changed[name], own[name], axes[name], 0) for name in inputs if name in axes}
+        with contextlib.suppress(InvalidArgument):  # the model may reject extreme values
+            actual = _sample(reference.run({**inputs, **changed, **first}), axes, 0)
+            name, share = _most(_sample(whole, axes, 0), actual, 0.1)
             if share > 1:
                 return name
     return None
 
 
 def _most(expected: Mapping[str, Array], actual: Mapping[str, Array], times: float) -> tuple[str, float]:
-    """Return the output that departs most, and by how many times what it may: some tolerances of its datatype."""
+    """Return the output with the largest error, and this error relative to ``times`` the tolerance of its datatype."""
     shares = {}
     for name, value in expected.items():
         allowed = times * TOLERANCE.get(DType.of(value), TOLERANCE[DType.FP32])
@@ -252,9 +255,9 @@ def _most(expected: Mapping[str, Array], actual: Mapping[str, Array], times: flo
     return worst, shares[worst]
 
 
-def _with_row(array: Array, row: Array, axis: int, index: int) -> Array:
+def _with_sample(array: Array, sample: Array, axis: int, index: int) -> Array:
     changed = np.moveaxis(array.copy(), axis, 0)
-    changed[index] = np.moveaxis(row, axis, 0)[0]
+    changed[index] = np.moveaxis(sample, axis, 0)[0]
     return np.moveaxis(changed, 0, axis)
 
 
@@ -262,8 +265,8 @@ def _equal(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
     return all(np.array_equal(value, right[name]) for name, value in left.items())
 
 
-def _row(arrays: Mapping[str, Array], axes: Mapping[str, int], row: int) -> dict[str, Array]:
-    return {name: array.take([row], axes[name]) if name in axes else array for name, array in arrays.items()}
+def _sample(arrays: Mapping[str, Array], axes: Mapping[str, int], index: int) -> dict[str, Array]:
+    return {name: array.take([index], axes[name]) if name in axes else array for name, array in arrays.items()}
 
 
 def _report(name: str, error: float, limit: float, expected: Array, actual: Array, inputs: Mapping[str, Array]) -> str:
@@ -275,7 +278,7 @@ def _report(name: str, error: float, limit: float, expected: Array, actual: Arra
         return f"{head} is {actual.dtype} instead of {expected.dtype} (inputs: {shapes})"
     where = _worst_element(expected, actual)
     values = f"{expected[where]!s} became {actual[where]!s} at {[int(index) for index in where]}"
-    return f"{head} departs by {error:.2e} of its largest value, tolerance {limit:.0e}; {values} (inputs: {shapes})"
+    return f"{head} differs by {error:.2e} of its largest value, tolerance {limit:.0e}; {values} (inputs: {shapes})"
 
 
 def _shapes(inputs: Mapping[str, Array]) -> str:

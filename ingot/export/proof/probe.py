@@ -1,4 +1,4 @@
-"""What a model does when it runs: whether it repeats itself, and what it changes on the way."""
+"""Observations of a running model: whether its outputs repeat, and which buffers and inputs it changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingot.tensors import Array, DType, TensorSpec
 
 
 def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
-    """Run a model once and return which of its buffers and inputs it changes. The module is left as it was.
+    """Run a model once and return the buffers and inputs that it changes. The module itself stays unchanged.
 
     Raises:
         ExportError: the model does not run, or changes a parameter.
@@ -45,7 +45,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 
 @contextlib.contextmanager
 def counting(module: nn.Module) -> Iterator[list[float]]:
-    """Yield a list that gets the FLOPs of each call of a layer with weights; other products are not counted."""
+    """Yield a list that collects the FLOPs of each call of a layer with weights; other products are not counted."""
     counts: list[float] = []
 
     def count(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -64,7 +64,7 @@ def counting(module: nn.Module) -> Iterator[list[float]]:
 
 
 def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
-    """Run a model once and return how many rows the embeddings have that its integer inputs index."""
+    """Run a model once and return the number of rows of the embeddings that its integer inputs index."""
     tensors = eager.tensors(inputs)
     whole = {id(tensor): name for name, tensor in zip(eager.names, tensors, strict=True)}
     found: dict[str, int] = {}
@@ -90,10 +90,10 @@ def index_limits(eager: Eager, inputs: Mapping[str, Array]) -> dict[str, Limit]:
 
 
 def check_repeats(eager: Eager, examples: Examples) -> None:
-    """Check that a model gives the same answer to the same input, whatever it was asked in between.
+    """Check that a model returns the same outputs for the same input after a call with another.
 
     Raises:
-        ParityError: it is random, or keeps a state that is no buffer.
+        ParityError: it is random, or keeps a state that is not a buffer.
     """
     with unchanged(eager.module):
         before = _attributes(eager.module)
@@ -104,32 +104,32 @@ def check_repeats(eager: Eager, examples: Examples) -> None:
         return
     if remembers and isinstance(eager.module, torch.jit.ScriptModule):
         raise ParityError(
-            f"the model gives different '{name}' for the same input each time: the TorchScript keeps a state between "
-            "calls, which a graph would drop. Export the code that it was made of, with the state as an input and an "
-            "output of forward, or an ONNX file of its authors that has them"
+            f"the model returns different '{name}' for the same input each time: the TorchScript keeps a state between "
+            "calls, which a graph would drop. Export its source code, with the state as an input and an output of "
+            "forward, or an ONNX file of its authors that has them"
         )
-    cause = "switch its randomness off in eval mode, or make its state an input"
+    cause = "disable its randomness in eval mode, or make its state an input"
     if remembers:
         cause = "it keeps a state between calls; register it as a buffer and use --lift-state"
     if changed:
-        cause = f"its attribute '{changed[0]}' changes from call to call; register it as a buffer and use --lift-state"
-    raise ParityError(f"the model gives different '{name}' for the same input each time; {cause}")
+        cause = f"its attribute '{changed[0]}' changes at each call; register it as a buffer and use --lift-state"
+    raise ParityError(f"the model returns different '{name}' for the same input each time; {cause}")
 
 
 def _remembers(eager: Eager, examples: Examples) -> bool:
-    """Tell whether a model's answers differ from call to call where its random numbers are the same."""
+    """Return whether a model's outputs differ between two calls with the same random numbers."""
     inputs = examples.make(examples.default_sizes)
-    answers = []
+    runs = []
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
             torch.manual_seed(0)
-            answers.append(eager.run(inputs))
-    return any(not np.array_equal(array, answers[1][name]) for name, array in answers[0].items())
+            runs.append(eager.run(inputs))
+    return any(not np.array_equal(array, runs[1][name]) for name, array in runs[0].items())
 
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield copies of a module's buffers, and put them back at the end."""
+    """Yield copies of a module's buffers, and restore them at the end."""
     owners = {path: (part, dict(own_buffers(part))) for path, part in module.named_modules()}
     saved = {name: value.clone() for name, value in module.named_buffers()}
     try:
@@ -137,7 +137,7 @@ def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         with torch.no_grad():
             for path, (part, buffers) in owners.items():
-                if not isinstance(part, torch.jit.ScriptModule):  # whose buffers are written in place only
+                if not isinstance(part, torch.jit.ScriptModule):  # its buffers can be written in place only
                     own_buffers(part).clear()
                     own_buffers(part).update(buffers)
                 for name, value in buffers.items():
@@ -147,10 +147,10 @@ def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def output_specs(runner: Runner, examples: Examples, budget: float = 60.0) -> tuple[TensorSpec, ...]:
-    """Describe a model's outputs by what it gives at several sizes: for graphs that do not carry their own shapes.
+    """Describe a model's outputs by running it at several sizes, for graphs without output shapes.
 
-    A dimension that always has a named dimension's size is called so; one that varies otherwise gets its own name.
-    After ``budget`` seconds no case is begun, but for the first three. The cases are those of the proof of parity.
+    A dimension that always has the size of a named dimension gets its name; one that varies otherwise gets a new name.
+    After ``budget`` seconds no further case begins, except the first three. The cases are those of the proof of parity.
     """
     cases: list[Mapping[str, int]] = []
     runs: list[dict[str, Array]] = []
@@ -181,7 +181,7 @@ def output_specs(runner: Runner, examples: Examples, budget: float = 60.0) -> tu
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes of a module's parts: numbers as they are, tensors and lists by identity."""
+    """Return the plain attributes of a module's parts: numbers by value, tensors by identity, lists by length."""
     found: dict[str, Any] = {}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -198,7 +198,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Tell whether two tensors are equal, NaNs included."""
+    """Return whether two tensors are equal, NaNs included."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return left is right or bool(torch.equal(left.nan_to_num(), right.nan_to_num()))

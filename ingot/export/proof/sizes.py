@@ -1,4 +1,4 @@
-"""Sizes that a model runs at, found by trying where it does not run at all that are declared."""
+"""Sizes that a model runs at, found by running it, for declarations that are too wide."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ingot.export.proof.examples import LARGEST, Examples
 from ingot.export.proof.indices import failure, zeros_at
 from ingot.tensors import Range
 
-# Steps that models which halve images or cut them into windows and patches take, the likely ones first.
+# Steps of models that halve images or cut them into windows and patches, the most likely first.
 _FACTORS = (2, 4, 8, 16, 32, 64, 6, 12, 24, 48, 14, 28, 56, 112)
 
 
 def stepped(runner: Runner, examples: Examples) -> Examples | None:
-    """Return examples with dimensions in steps, or from larger sizes on, at which a model runs; None if none is found.
+    """Return examples with steps or larger minimum sizes of dimensions, at which a model runs; None if none is found.
 
-    Dimensions that are the first of every input are left as they are, since rows seldom go in steps.
+    Dimensions that are always the first are left unchanged, since batch sizes seldom have steps.
     """
     free = [dim for dim in examples.ranges if any(dim in spec.shape[1:] for spec in examples.inputs)]
     for factor in _FACTORS if free else ():
@@ -32,16 +32,16 @@ def stepped(runner: Runner, examples: Examples) -> Examples | None:
 def narrowed(runner: Runner, examples: Examples) -> tuple[Examples, list[str]]:
     """Return examples within the sizes that a model runs at, and a note on each dimension that it limits.
 
-    The model must run at the examples' default. Each dimension is tried at the ends that cases have.
+    The model must run at the examples' default sizes. Each dimension is tried at its smallest and largest case.
 
     Raises:
-        ExportError: a dimension that is declared dynamic has one size only at which the model runs.
+        ExportError: the model runs at one size only of a dimension that is declared dynamic.
     """
     notes = []
     for dim, size in itertools.product(examples.ranges, (0, LARGEST)):
         bounds, default = examples.ranges[dim], examples.default_sizes
         case = {**default, dim: bounds.nearest(size * bounds.step)}
-        if size == LARGEST and not examples.affordable(case):  # the proofs leave it out too
+        if size == LARGEST and not examples.affordable(case):  # the proof leaves it out too
             continue
         if (error := failure(runner, examples, case)) is not None:
             together = {other: item.nearest(size * item.step) for other, item in examples.ranges.items()}
@@ -54,7 +54,7 @@ def narrowed(runner: Runner, examples: Examples) -> tuple[Examples, list[str]]:
             else:
                 examples = examples.within({dim: _within(runner, examples, dim, case[dim], error)})
                 notes.append(
-                    f"the model does not run at {dim}={case[dim]} ({error}); the archive takes "
+                    f"the model does not run at {dim}={case[dim]} ({error}); the archive accepts "
                     f"{declared(examples.ranges, [dim])}"
                 )
     return examples, notes
@@ -68,7 +68,7 @@ def _within(runner: Runner, examples: Examples, dim: str, end: int, error: str) 
     if low == high:
         raise ExportError(
             f"the model runs at {dim}={last} only, of the sizes that were tried ({error}): declare '{dim}' as a number "
-            "or as a range that the model takes, or give real inputs by --example"
+            "or as a range that the model accepts, or pass real inputs by --example"
         )
     return Range(low, high, bounds.step)
 
@@ -79,11 +79,11 @@ def changes(before: Examples, after: Examples) -> list[str]:
     if not changed:
         return []
     shown = declared(after.ranges, changed)
-    return [f"the model does not run at all sizes; found by trying, the archive takes {shown}"]
+    return [f"the model does not run at all sizes; found by trying, the archive accepts {shown}"]
 
 
 def declared(ranges: Mapping[str, Range], dims: Sequence[str]) -> str:
-    """Return dimensions as they are declared in ``--input``."""
+    """Return dimensions as the user declares them in ``--input``."""
     return ", ".join(f"{dim}={ranges[dim]}" for dim in dims)
 
 
@@ -94,23 +94,23 @@ def _in_steps(bounds: Range, factor: int) -> Range | None:
 
 
 def _refined(runner: Runner, examples: Examples, ranges: Mapping[str, Range]) -> Examples | None:
-    """Return examples with the smallest step and the least size of each dimension that a model runs at."""
+    """Return examples with the smallest step and the smallest size of each dimension at which a model runs."""
     sizes = examples.within(ranges).default_sizes
     found = {}
     for dim, bounds in ranges.items():
         step = _least_step(runner, examples, sizes, dim, bounds.step)
         narrower = step and _in_steps(examples.ranges[dim], step // examples.ranges[dim].step)
         if not narrower:
-            return None  # it runs at this one size
+            return None  # it runs at this size only
         least = _last(runner, examples.within({dim: narrower}), sizes, dim, narrower.low)
         found[dim] = Range(least, narrower.high, narrower.step)
     result = examples.within(found)
-    # Models that round sizes up run at some between the steps, but not at all.
+    # A model that rounds sizes up runs at some sizes between the steps, but not at all of them.
     return result if failure(runner, result, result.default_sizes) is None else examples.within(ranges)
 
 
 def _least_step(runner: Runner, examples: Examples, sizes: Mapping[str, int], dim: str, most: int) -> int | None:
-    """Return the least step from a dimension's size, up to ``most``, to another at which the model runs."""
+    """Return the smallest step, up to ``most``, from a dimension's size to another at which the model runs."""
     own = examples.ranges[dim]
     for step in range(own.step, most + 1, own.step):
         for size in (sizes[dim] + step, sizes[dim] - step):
@@ -120,7 +120,7 @@ def _least_step(runner: Runner, examples: Examples, sizes: Mapping[str, int], di
 
 
 def _last(runner: Runner, examples: Examples, sizes: Mapping[str, int], dim: str, end: int) -> int:
-    """Return the size of a dimension that is next to ``end``, or that itself, of those at which a model runs."""
+    """Return the size closest to ``end`` at which a model runs."""
     if failure(runner, examples, {**sizes, dim: end}) is None:
         return end
     step = examples.ranges[dim].step

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.lower.packed import Packed
 from ingot.export.proof import extremes, misdeclared, padded
-from ingot.export.proof.parity import rows_touch, tolerance
+from ingot.export.proof.parity import tolerance, unbatchable
 from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import Evidence, Golden
@@ -71,7 +71,7 @@ def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tupl
     check_batch_dim(batch, signature.inputs)
     if (step := signature.range(batch).step) > 1:
         return replace(signature, batch=None), (f"served without batching: '{batch}' has a step of {step}",)
-    reason = rows_touch(context.reference, signature, batch, context.examples)
+    reason = unbatchable(context.reference, signature, batch, context.examples)
     if reason is not None:
         return replace(signature, batch=None), (f"served without batching: {reason}",)
     return replace(signature, batch=batch), ()

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import ParityError
 from ingot.export.proof.examples import Examples
-from ingot.export.proof.parity import prove, rows_touch, tolerance, unrepeated
+from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 
@@ -49,7 +49,7 @@ def test_equal_models_give_evidence_and_two_goldens() -> None:
 
 def test_rounding_passes_and_more_does_not() -> None:
     compare(lambda x: x, lambda x: x * np.float32(1 + 1e-6))
-    with pytest.raises(ParityError, match=r"output 'y' departs by 1\.00e-03 of its largest value, tolerance 1e-04"):
+    with pytest.raises(ParityError, match=r"output 'y' differs by 1\.00e-03 of its largest value, tolerance 1e-04"):
         compare(lambda x: x, lambda x: x * np.float32(1.001))
 
 
@@ -109,7 +109,7 @@ def test_the_least_exact_type_sets_the_tolerance() -> None:
 
 def touch(function: Callable[[Array], Array], batch: Range | None = None) -> str | None:
     of = signature(ranges={"batch": batch} if batch else {})
-    return rows_touch(Function(function), of, "batch", Examples(of.inputs, of.ranges))
+    return unbatchable(Function(function), of, "batch", Examples(of.inputs, of.ranges))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def touch(function: Callable[[Array], Array], batch: Range | None = None) -> str
     ids=["mean", "neighbour", "rank", "count"],
 )
 def test_rows_that_see_each_other_must_not_be_joined(mixing: Callable[[Array], Array]) -> None:
-    assert "depends on the other rows" in (touch(mixing) or "")
+    assert "depends on the other samples" in (touch(mixing) or "")
 
 
 def test_rows_that_do_not_may_be() -> None:
@@ -136,7 +136,7 @@ def test_a_batch_of_never_more_than_one_is_none() -> None:
 
 def test_an_output_without_the_batch_cannot_be_split() -> None:
     of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, (4,)),))
-    reason = rows_touch(Function(lambda x: x.sum(0)), of, "batch", Examples(of.inputs, of.ranges))
+    reason = unbatchable(Function(lambda x: x.sum(0)), of, "batch", Examples(of.inputs, of.ranges))
     assert reason == "output 'y' has 0 dimensions 'batch', not one"
 
 
@@ -146,5 +146,5 @@ def test_rows_that_cannot_be_asked_one_by_one_are_not_joined() -> None:
 
 def test_an_output_that_compares_the_rows_of_a_batch_is_not_joined() -> None:
     of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, ("batch", "batch")),))
-    reason = rows_touch(Function(lambda x: x @ x.T), of, "batch", Examples(of.inputs, of.ranges))
+    reason = unbatchable(Function(lambda x: x @ x.T), of, "batch", Examples(of.inputs, of.ranges))
     assert reason == "output 'y' has 2 dimensions 'batch', not one"

@@ -1,4 +1,4 @@
-"""Models that do not take any sizes and values: what is made up for them, what is found by trying, and what is said."""
+"""Models that do not accept all sizes and values: generated inputs, sizes found by trying, and messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Gather(nn.Module):
         (Gather, ["x:float32[batch,n]", "index:int64[batch,m]"]),
     ],
 )
-def test_made_up_indices_are_in_range_at_every_size(module: Callable[[], nn.Module], inputs: list[str]) -> None:
+def test_generated_indices_are_in_range_at_every_size(module: Callable[[], nn.Module], inputs: list[str]) -> None:
     archive = export_model(module(), inputs=inputs)
     assert archive.signature.ranges == {}  # sizes of 1 too
 
@@ -114,7 +114,7 @@ def test_sizes_that_the_module_rejects_are_not_declared(
     archive = export_model(module, inputs=[spec])
     assert archive.signature.ranges == found
     (dim, bounds), *_ = found.items()
-    assert any(note in text and f"the archive takes {dim}={bounds}" in text for text in notes(archive))
+    assert any(note in text and f"the archive accepts {dim}={bounds}" in text for text in notes(archive))
 
 
 def test_sizes_that_depend_on_each_other_are_proved_together() -> None:
@@ -159,7 +159,7 @@ def test_steps_and_least_sizes_are_found(module: nn.Module, spec: str, found: di
     archive = export_model(module, inputs=[spec])
     assert archive.signature.ranges == found
     shown = ", ".join(f"{dim}={bounds}" for dim, bounds in found.items())
-    assert any(f"found by trying, the archive takes {shown}" in text for text in notes(archive))
+    assert any(f"found by trying, the archive accepts {shown}" in text for text in notes(archive))
 
 
 class Sum(nn.Module):
@@ -170,21 +170,21 @@ class Sum(nn.Module):
 @pytest.mark.parametrize(
     ("module", "inputs", "remedy"),
     [
-        (nn.Linear(6, 4), ["input:float32[batch,5]"], "it runs with input:float32[batch,6]: declare that"),
-        (nn.Linear(6, 4), ["input:float32[batch,width]"], "it runs with input:float32[batch,6]: declare that"),
-        (nn.Linear(6, 4), ["input:int64[batch,6]"], "it runs with input:float32[batch,6]: declare that"),
-        (nn.Embedding(9, 4), ["input:float32[batch,seq]"], "it runs with input:int64[batch,seq]: declare that"),
+        (nn.Linear(6, 4), ["input:float32[batch,5]"], "it runs with input:float32[batch,6]: declare it so"),
+        (nn.Linear(6, 4), ["input:float32[batch,width]"], "it runs with input:float32[batch,6]: declare it so"),
+        (nn.Linear(6, 4), ["input:int64[batch,6]"], "it runs with input:float32[batch,6]: declare it so"),
+        (nn.Embedding(9, 4), ["input:float32[batch,seq]"], "it runs with input:int64[batch,seq]: declare it so"),
         (
             nn.Linear(6, 4),
             ["input:float32[batch,seq=2..64,5]"],
-            "it runs with input:float32[batch,seq=2..64,6]: declare that",
+            "it runs with input:float32[batch,seq=2..64,6]: declare it so",
         ),
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(8)),
             ["input:float32[batch,1,h=4..64,w=4..64]"],
-            "it runs with input:float32[batch,3,h=10..64,w=10..64]: declare that",
+            "it runs with input:float32[batch,3,h=10..64,w=10..64]: declare it so",
         ),
-        (Sum(), ["a:float32[batch,s]", "b:float32[batch,t]"], "it runs with b:float32[batch,s]: declare that"),
+        (Sum(), ["a:float32[batch,s]", "b:float32[batch,t]"], "it runs with b:float32[batch,s]: declare it so"),
     ],
 )
 def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
@@ -193,7 +193,7 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
     with pytest.raises(InvalidArgument) as caught:
         export_model(module, inputs=inputs)
     assert str(caught.value).endswith(remedy)
-    assert "made up" not in str(caught.value)
+    assert "generated" not in str(caught.value)
 
 
 def test_indices_of_a_type_that_the_engine_does_not_take() -> None:
@@ -203,7 +203,7 @@ def test_indices_of_a_type_that_the_engine_does_not_take() -> None:
 
     with pytest.raises(ExportError) as caught:
         export_model(Collect(), inputs=["x:float32[n,6]", "edges:int32[2,e=1..9]"])
-    assert str(caught.value).endswith("; declare what are indices as int64: --input 'edges:int64[2,e=1..9]'")
+    assert str(caught.value).endswith("; declare inputs that are indices as int64: --input 'edges:int64[2,e=1..9]'")
 
 
 def test_a_model_that_runs_on_nothing_made_up() -> None:
@@ -212,7 +212,7 @@ def test_a_model_that_runs_on_nothing_made_up() -> None:
 
     with pytest.raises(ExportError) as caught:
         export_model(Function(refuse), inputs=["x:float32[n,4]"])
-    assert "not unit vectors; the sizes n=3 and the values were made up" in str(caught.value)
+    assert "not unit vectors; the sizes n=3 and the values were generated" in str(caught.value)
     assert all(str(caught.value).count(remedy) == 1 for remedy in ("n=2..", "n=..512:32", "--example"))
-    with pytest.raises(ExportError, match="not unit vectors; the values were made up: give real ones by --example"):
+    with pytest.raises(ExportError, match="not unit vectors; the values were generated: pass real ones by --example"):
         export_model(Function(refuse), inputs=["x:float32[3,4]"])
