@@ -144,7 +144,7 @@ def test_explain_looks_further(run_ingot: RunIngot, tmp_path: Path) -> None:
     out = tmp_path / "a.ingot"
     result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--out", out, "--explain")
     assert result.returncode == 1
-    assert "the decision:" in result.stderr
+    assert "the condition:" in result.stderr
 
 
 @pytest.mark.parametrize("constant", ["flag", "=1"])

@@ -166,7 +166,7 @@ class TestDecisions:
         ("lines", "advice"),
         [
             (["while x.abs().max() > 1:", "    x = x / 2", "return x"], "a fixed number of steps"),
-            (["if (x > 9).any():", "    raise ValueError", "return x * 2"], "leave the check out"),
+            (["if (x > 9).any():", "    raise ValueError", "return x * 2"], "remove the check"),
             (["if x.sum() > 0:", "    self.last = x", "return x * 2"], "change nothing else"),
             (["if x.sum() > 0:", "    x[0] = 1", "return x * 2"], "change nothing else"),
         ],
@@ -208,7 +208,7 @@ class TestNumbers:
         module, _ = bench.load(net("for i in range(n.item()):", "    x = x + i", "return x"))
         explanation = why(module, [ROWS[0], torch.tensor(2)])
         assert explanation.cause.startswith("its code needs a tensor's value as a Python number")
-        assert "keep the value a tensor" in explanation.edit
+        assert "keep the value in a tensor" in explanation.edit
         assert explanation.source.strip() == "for i in range(n.item()):"
 
 
@@ -254,8 +254,8 @@ class TestDimensions:
     def test_a_loop_over_the_batch_may_be_kept_by_a_fixed_size(self, bench: Workbench) -> None:
         module, _ = bench.load(net("return torch.stack([row * i for i, row in enumerate(x)])"))
         explanation = why(module, ROWS[:1])
-        assert "fixes 'batch' at 3, the size that it was captured with" in explanation.cause
-        assert explanation.edit.startswith("do all rows at once by torch.vmap")
+        assert "fixes 'batch' at 3, its size during the capture" in explanation.cause
+        assert explanation.edit.startswith("compute all rows at once by torch.vmap")
         assert explanation.edit.endswith("or declare a number instead of the dimension's name")
         with quiet():
             captured = torch.export.export(module, (ROWS[0],)).module()
@@ -266,10 +266,10 @@ class TestDimensions:
         [
             (
                 ["h = x[0] * 0", "for row in x:", "    h = torch.tanh(h + row)", "return h"],
-                "'h' goes from step to step",
+                "'h' is carried from step to step",
             ),
-            (["h = x[0] * 0", "for row in x:", "    h += row", "return h"], "'h' goes from step to step"),
-            (["return x.reshape(3, 4)"], "replace what depends on the size, such as a Python loop over it or a number"),
+            (["h = x[0] * 0", "for row in x:", "    h += row", "return h"], "'h' is carried from step to step"),
+            (["return x.reshape(3, 4)"], "replace the code that depends on the size, such as a Python loop"),
             (["out = {}", "for row in x:", "    out[len(out)] = row", "return out"], "torch.vmap"),
         ],
     )
@@ -282,7 +282,7 @@ class TestDimensions:
         module, path = bench.load(net("return x * 2"))
         x = torch.ones(1, 4)
         explanation = why(module, [x])
-        assert explanation.cause == "the example has size 1 along 'batch', which torch.export takes as fixed"
+        assert explanation.cause == "the example has size 1 along 'batch', which torch.export treats as fixed"
         assert "torch.cat([x, x])" in explanation.edit
         assert (explanation.file, explanation.source) == (str(path), "    def forward(self, x, n=None):")
         captured: Callable[..., torch.Tensor] = capture(module, [torch.cat([x, x])]).module()
@@ -314,7 +314,7 @@ class TestDimensions:
                 Add(), (torch.ones(3), torch.zeros(3)), dynamic_shapes=({0: Dim("left")}, {0: Dim("right")})
             )
         text = str(explain(caught.value, Add()))
-        assert "'right' and 'left' to be equal; give them one name" in text
+        assert "'right' and 'left' to be equal; declare them with one name" in text
 
 
 class TestPlaces:
@@ -330,14 +330,14 @@ class TestPlaces:
         module, path = bench.load(net("if x.sum() > 0:", "    return x", "return -x"))
         explanation = why(module, ROWS[:1])
         assert explanation.text().split("\n") == [
-            "its code decides by the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
+            "its code branches on the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
             "",
             f"{path}:8 in forward",
             "    if x.sum() > 0:",
             "        return x",
             "    return -x",
             "",
-            "What helps: use torch.where or torch.cond, whose branches must give tensors of equal shapes and types and "
+            "Remedy: use torch.where or torch.cond, whose branches must return tensors of equal shapes and types and "
             "change nothing else:",
             "    return torch.cond(x.sum() > 0, lambda: x.clone(), lambda: -x)",
         ]
@@ -353,7 +353,7 @@ class TestPlaces:
         module, path = bench.load(body)
         for strict in (False, True):
             explanation = explain(failure(module, ROWS[:1], strict), module)
-            assert explanation.cause == "the operator explained::twice does not say what shapes it gives"
+            assert explanation.cause == "the operator explained::twice does not declare the shapes of its outputs"
             assert "@twice.register_fake" in explanation.edit
             assert (explanation.file, explanation.source.strip()) == (str(path), "return twice(x)")
         fake = "@twice.register_fake\ndef _(x):\n    return torch.empty_like(x)\n\n\n"
@@ -395,7 +395,7 @@ class TestPlaces:
 
         with quiet():
             traced = torch.jit.trace(Named(), torch.ones(2, 4), strict=False)  # type: ignore[no-untyped-call]
-        with pytest.raises(ExportError, match="its TorchScript makes a dict") as caught:
+        with pytest.raises(ExportError, match="its TorchScript creates a dict") as caught:
             export_model(traced, inputs="x:float32[batch,4]")
         assert "return a tuple of tensors" in str(caught.value)
         assert "graph(" not in str(caught.value)
@@ -475,8 +475,8 @@ class TestDeep:
         (here / "deep_net.py").write_text(DEEP, encoding="utf-8")
         recipe = Recipe("deep_net:Net", ("x:float32[batch,4]", "n:int64[]"))
         operator, loop, branch = sorted(explain_deep(recipe, limit=300), key=lambda item: item.line)
-        assert operator.cause == "the operator deep.twice.default does not say what shapes it gives"
-        assert loop.cause == "its code holds only where batch == 3"
+        assert operator.cause == "the operator deep.twice.default does not declare the shapes of its outputs"
+        assert loop.cause == "its code is valid only where batch == 3"
         assert (loop.file, loop.line) == (str(here / "deep_net.py"), 13)
         assert loop.replacement == "        x = torch.vmap(lambda row: row + 1)(x)"
         assert "x: tensor of [batch, 4]" in loop.details
@@ -489,7 +489,7 @@ class TestDeep:
         [
             (
                 ["if x.sum() > 0:", "    x = x * 2", "return x, 'name'"],
-                ["the model returns 'name' as well as tensors, which a graph cannot", "its code decides by the values"],
+                ["the model returns 'name' as well as tensors, which a graph cannot", "its code branches on the values"],
             ),
             (["return x * 2, 3"], ["the model returns 3 as well as tensors, which a graph cannot"]),
         ],
@@ -501,7 +501,7 @@ class TestDeep:
         found = explain_deep(Recipe("refused_net:Net", ("x:float32[batch,4]",)), limit=300)
         assert [item.cause.startswith(start) for item, start in zip(found, causes, strict=True)] == [True] * len(causes)
         if len(found) == 1:
-            assert "the search went through the whole model and met nothing else in the way" in found[0].text()
+            assert "the search covered the whole model and found no other obstacle" in found[0].text()
 
     def test_a_model_that_does_not_run_is_not_looked_into(self, bench: Workbench) -> None:
         _, path = bench.load(net("return x @ x"))

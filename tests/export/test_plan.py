@@ -172,14 +172,14 @@ class TestObstacles:
     def test_code_that_reads_values_has_no_costs_but_an_explanation(self) -> None:
         found = plan(models.Branch, inputs=X4)
         assert found.costs == ()
-        assert "does not run on fake tensors: its code decides by the values of a tensor" in found.notes[0]
+        assert "does not run on fake tensors: its code branches on the values of a tensor" in found.notes[0]
         assert [route.name for route in found.routes] == ["export", "strict", "inferred", "deferred", "oblivious"]
         assert all("models.py" in route.obstacle for route in found.routes)
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 
     def test_an_obstacle_that_all_routes_have_is_told_once(self) -> None:
         shown = "\n".join(lines(plan(models.Branch, inputs=X4)))
-        assert shown.partition("\nCapture\n")[2].count("its code decides by the values") == 2  # the other is a note
+        assert shown.partition("\nCapture\n")[2].count("its code branches on the values") == 2  # the other is a note
         assert "\n  strict: the same as export\n" in shown
         assert "\n  pt2: the same as onnx\n" in shown
 
@@ -225,7 +225,7 @@ class TestObstacles:
         assert all("dimension 'seq'" in way.obstacle and "export to ONNX" in way.obstacle for way in others)
 
     def test_what_cannot_be_planned_says_why(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidArgument, match="nothing says what the model takes"):
+        with pytest.raises(InvalidArgument, match="the model's inputs are not described"):
             plan(models.Net)
         with pytest.raises(RuntimeError, match="no weights here"):
             plan(models.failing, inputs=X4)

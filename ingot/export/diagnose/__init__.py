@@ -1,1 +1,1 @@
-"""Searches that a failed export calls for: the first departing node, and all that stands in a capture's way."""
+"""Diagnosis of a failed export: the first diverging operation, and all obstacles to a capture."""

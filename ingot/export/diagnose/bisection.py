@@ -1,4 +1,4 @@
-"""Bisecting an export: where, between the user's module and its ONNX graph, the numbers begin to differ."""
+"""Bisection of an export: the operation at which the user's module and its ONNX graph begin to differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from ingot.errors import ExportError
 from ingot.export.capture import ladder
-from ingot.export.diagnose.departure import Departure, find_departure
+from ingot.export.diagnose.divergence import Divergence, find_divergence
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.pipeline import evaluating
@@ -32,11 +32,11 @@ def bisect_model(
     capture: str = "auto",
     lift_state: bool = False,
     progress: Progress = lambda step: None,
-) -> tuple[Departure | None, int]:
-    """Return the first operation that departs from the original, or None, and at how many sizes it was looked for.
+) -> tuple[Divergence | None, int]:
+    """Return the first operation that diverges from the original, or None, and the number of sizes compared.
 
-    The graph is as it is captured and translated, without rewrite rules, and is not proved on the way. The arguments
-    are those of :func:`ingot.export.export_model`.
+    The graph is captured and lowered without rewrite rules, and is not proved. The arguments are those of
+    :func:`ingot.export.export_model`.
 
     Raises:
         ExportError: the model cannot be captured or lowered, or its graph has no operations to compare.
@@ -48,15 +48,15 @@ def bisect_model(
         task = ladder.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
         captured, _ = ladder.capture(task, capture, lambda captured: None, progress)
         if not isinstance(captured, Program):
-            raise ExportError("TorchScript becomes ONNX in one step, which has no operations to compare")
-        progress("Translating to ONNX")
-        translated = lower_onnx.lower(captured, opset, translations=TRANSLATIONS)
+            raise ExportError("TorchScript is converted to ONNX in one step, which has no operations to compare")
+        progress("Converting to ONNX")
+        lowered = lower_onnx.lower(captured, opset, translations=TRANSLATIONS)
         count = 0
         for seed, sizes in enumerate(subject.examples.cases()):
             progress(f"Comparing every operation at {', '.join(f'{name}={size}' for name, size in sizes.items())}")
             case = subject.examples.make(sizes, seed)
             count += 1
-            found = find_departure(captured, subject.eager, translated, case, tolerance(captured.signature))
+            found = find_divergence(captured, subject.eager, lowered, case, tolerance(captured.signature))
             if found is not None:
                 return found, count
     return None, count

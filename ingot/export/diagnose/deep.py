@@ -1,7 +1,7 @@
-"""A slower, deeper search for what keeps a model from being captured, in a process of its own.
+"""A slower, deeper search for the obstacles to a capture, in a child process.
 
-``torch.export.draft_export`` runs a model to the end, whatever it meets, and lists all that it met. It can take minutes
-and has crashed: so it runs in a child process that is killed at a limit, and with Ctrl-C.
+``torch.export.draft_export`` runs a model to the end despite obstacles, and lists them all. It can take minutes and may
+crash, so it runs in a child process that is killed at a time limit and on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REQUEST, ANSWER = "request.json", "answer.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How another process makes the model and its inputs again; see ``load_source`` and ``export_model``.
+    """The arguments of ``load_source`` and ``export_model`` for another process, which must fit into JSON.
 
-    ``example`` is a file with example inputs. All else is as on the command line, and must fit into JSON.
+    ``example`` is a file with example inputs. The others are as on the command line.
     """
 
     source: str
@@ -39,15 +39,15 @@ class Recipe:
 
 
 def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
-    """Return all that keeps a model from being captured.
+    """Return all obstacles to the capture of a model.
 
     Args:
         recipe: the model and its inputs.
-        limit: seconds after which the search is given up.
+        limit: the time limit of the search in seconds.
 
     Raises:
-        DeadlineExceeded: it is not finished within the limit.
-        ExportError: the model cannot be made or run, the search crashed, or it met nothing.
+        DeadlineExceeded: the search is not finished within the limit.
+        ExportError: the model cannot be built or run, the search crashed, or it found nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, REQUEST).write_text(json.dumps(asdict(recipe)), encoding="utf-8")
@@ -58,7 +58,7 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
         ) as process:
             try:
-                _, said = process.communicate(timeout=limit)
+                _, errors = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
                 late = f"the search is not finished after {limit:g} s, so there may be more; raise --explain-limit"
                 raise DeadlineExceeded(late) from None
@@ -67,11 +67,11 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
                 process.wait()
         answer = Path(folder, ANSWER)
         if not answer.is_file():
-            last = said.strip().rpartition("\n")[2][:300] or "it said nothing"
+            last = errors.strip().rpartition("\n")[2][:300] or "it wrote no error message"
             raise ExportError(f"the search for causes crashed (exit status {process.returncode}): {last}")
         content = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in content:
-        raise ExportError(f"the search could not begin: {content['error']}")
+        raise ExportError(f"the search could not start: {content['error']}")
     if not content["findings"]:
-        raise ExportError("the search is finished; it went through the whole model and met nothing in the way")
+        raise ExportError("the search covered the whole model and found no obstacle")
     return tuple(Explanation(**{**item, "details": tuple(item["details"])}) for item in content["findings"])

@@ -1,9 +1,9 @@
-"""The first operation of an exported model that departs from the original, and the user's line that it comes from.
+"""The first operation of an exported model that diverges from the original, and the user's line that it comes from.
 
-Two pairs are compared by every intermediate result: the user's module with the FX graph, and the FX graph with the ONNX
-model in ONNX Runtime. A result is good if it equals, within the tolerance, one of the other side; results are paired by
-name, or by the submodule that they belong to, as far as these are kept. The search goes back from an output that
-departs, through operations that are not good, so a difference that no output feels is never blamed.
+All intermediate results of two pairs are compared: the user's module with the FX graph, and the FX graph with the ONNX
+model in ONNX Runtime. A result is good if it equals one of the other side within the tolerance; results are paired by
+name, or by the submodule that they belong to, where these are known. The search goes back from a diverging output
+through operations that are not good, so a difference that does not affect an output is not reported.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import fx
 
 from ingot import arrays
 from ingot.export.diagnose import intermediates
-from ingot.export.explain.places import innermost, told
+from ingot.export.explain.places import frames_in, innermost
 from ingot.export.program import Eager, Program, user_path
 from ingot.export.torch_internals import HigherOrderOperator, pytree
 from ingot.tensors import Array
 
 
 @dataclass(frozen=True)
-class Departure:
+class Divergence:
     """The first operation whose result is wrong.
 
     ``stage`` is ``capture`` between the module and its FX graph, ``onnx`` between the FX graph and ONNX Runtime.
-    ``operator`` is empty where every operation is right by itself, and only the engine's optimized form is wrong.
-    ``module`` is the path of the user's submodule and ``source`` a line of the user's code, where they are known.
-    ``error`` is a share of the result's largest magnitude. ``last_good`` are the operations in front of it that are
-    right, ``unknown`` those between whose results have no counterpart.
+    ``operator`` is empty if every operation is right by itself and only the engine's optimized graph is wrong.
+    ``module`` is the path of the user's submodule and ``source`` a line of the user's code, if known. ``error`` is a
+    share of the result's largest magnitude. ``last_good`` are the nearest operations before it that are right,
+    ``unknown`` those in between whose results have no counterpart.
     """
 
     stage: str
@@ -59,23 +59,23 @@ class Departure:
             "good": ", ".join(self.last_good),
             "unknown": ", ".join(self.unknown),
         }
-        lines = [f"{side} departs {where}", *(f"  {key:8}{value}" for key, value in rows.items() if value)]
+        lines = [f"{side} diverges {where}", *(f"  {key:8}{value}" for key, value in rows.items() if value)]
         if not self.operator:
             lines.append("  each operation is right when all results are read: an optimization of the engine is wrong")
         return "\n".join(lines)
 
 
-def find_departure(
+def find_divergence(
     program: Program, eager: Eager, model: ir.Model | None, inputs: Mapping[str, Array], tolerance: float
-) -> Departure | None:
-    """Return the first operation that departs from the original, or None where all outputs are good.
+) -> Divergence | None:
+    """Return the first operation that diverges from the original, or None if all outputs are good.
 
     Args:
         program: the captured model.
         eager: the original.
-        model: the ONNX model that was made of ``program``, or None for the capture alone.
-        inputs: what to ask all of them.
-        tolerance: the largest departure that is good; see :func:`ingot.arrays.departure`.
+        model: the ONNX model lowered from ``program``, or None to compare the capture alone.
+        inputs: the inputs of all of them.
+        tolerance: the largest error of a good result; see :func:`ingot.arrays.departure`.
 
     Raises:
         ExportError: the original does not run on the inputs.
@@ -92,15 +92,15 @@ def find_departure(
         return _blame("capture", _fx_steps(graph.graph, values, known), wrong, values, tolerance)
     if model is None:
         return None
-    answers = intermediates.run_onnx(model, inputs)
-    wrong = _wrong({name: values[node] for name, node in outputs.items()}, answers, tolerance)
+    results = intermediates.run_onnx(model, inputs)
+    wrong = _wrong({name: values[node] for name, node in outputs.items()}, results, tolerance)
     if not wrong:
         return None
     every = intermediates.of_onnx(model, inputs)
     alone = _wrong({name: values[outputs[name]] for name in wrong}, every, tolerance)
     if not alone:
         name, error = max(wrong.items(), key=lambda item: item[1])
-        return Departure("onnx", name, "", "", "", error, tolerance, answers[name].shape)
+        return Divergence("onnx", name, "", "", "", error, tolerance, results[name].shape)
     known = _Known(values.items(), tolerance)
     steps = [step for node in model.graph for step in _onnx_steps(node, every, known)]
     return _blame("onnx", steps, alone, every, tolerance)
@@ -116,7 +116,7 @@ def _wrong(expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance
 
 
 class _Known:
-    """Results that are taken as right, each with a key that may tell its counterpart."""
+    """Results that are assumed to be right, each with a key that may identify its counterpart."""
 
     def __init__(self, values: Iterable[tuple[str, Array]], tolerance: float):
         self._tolerance = tolerance
@@ -127,9 +127,9 @@ class _Known:
             self._alike[value.shape, value.dtype].append((key, value))
 
     def error(self, key: str | None, value: Array) -> float | None:
-        """Return how far a result is from its counterpart.
+        """Return the error of a result with respect to its counterpart, or None if there is none.
 
-        That is any that is good, else the nearest of its key, where None stands for any; without one it is unknown.
+        The counterpart is any good result, otherwise the nearest with the same key; a key of None matches all.
         """
         nearest: float | None = None
         alike = self._alike.get((value.shape, value.dtype), [])
@@ -144,7 +144,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation as the search sees it; ``error`` is None where its result has no counterpart."""
+    """An operation in the search; ``error`` is None if its result has no counterpart."""
 
     name: str
     operator: str
@@ -157,17 +157,17 @@ class _Step:
 def _fx_steps(graph: fx.Graph, values: Mapping[str, Array], known: _Known) -> list[_Step]:
     stacks = {node: [str(part[0]) for part in node.meta.get("nn_module_stack", {}).values()] for node in graph.nodes}
     modules = {node: user_path(stack[-1]) if stack else "" for node, stack in stacks.items()}
-    # A graph that was captured anew after a rewrite may have forgotten where its nodes come from.
-    is_told = any(module and module in known.keys for module in modules.values())
+    # A graph that was captured again after a rewrite may lack the modules of its nodes.
+    has_modules = any(module and module in known.keys for module in modules.values())
     steps = []
     for node, module in modules.items():
         error: float | None = 0.0
         if node.op not in ("placeholder", "get_attr"):
-            key = module if is_told else None
+            key = module if has_modules else None
             error = known.error(key, values[node.name]) if node.name in values else None
         source = _line(node.meta.get("stack_trace") or "")
         reads = tuple(item.name for item in node.all_input_nodes)
-        steps.append(_Step(node.name, str(node.target), module if is_told else "", source, error, reads))
+        steps.append(_Step(node.name, str(node.target), module if has_modules else "", source, error, reads))
     return steps
 
 
@@ -183,7 +183,7 @@ def _onnx_steps(node: ir.Node, values: Mapping[str, Array], known: _Known) -> li
 
 
 def _read_by(node: ir.Node) -> list[str]:
-    """Return the names of what a node and its subgraphs read."""
+    """Return the names of the values that a node and its subgraphs read."""
     bodies = [
         graph
         for attribute in node.attributes.values()
@@ -194,14 +194,14 @@ def _read_by(node: ir.Node) -> list[str]:
 
 
 def _line(stack: str) -> str:
-    place = innermost(told(stack))
+    place = innermost(frames_in(stack))
     return f"{place.file}:{place.line}" if place is not None else ""
 
 
 def _blame(
     stage: str, steps: Sequence[_Step], wrong: Mapping[str, float], values: Mapping[str, Array], tolerance: float
-) -> Departure:
-    """Go back from wrong outputs to the first operation that departs."""
+) -> Divergence:
+    """Go back from wrong outputs to the first operation that diverges."""
     by_name = {step.name: replace(step, error=wrong.get(step.name, step.error)) for step in steps}
 
     def is_good(name: str) -> bool:
@@ -213,7 +213,7 @@ def _blame(
     front = _reached(by_name, list(first.reads), is_good)
     reads = {name for step in (first.name, *front) for name in by_name[step].reads if name in by_name}
     good = [step.name for step in steps if step.name in reads and is_good(step.name)]
-    return Departure(
+    return Divergence(
         stage,
         first.name,
         first.operator,

@@ -28,23 +28,23 @@ _SIGNS = {"Eq": "==", "Ne": "!="}
 
 
 def search(recipe: Recipe) -> list[Explanation]:
-    """Make a model again and return what its draft export meets."""
+    """Build a model from a recipe and return the obstacles that its draft export finds."""
     module = load_source(recipe.source, recipe.checkpoint, recipe.map_location, allow_code=recipe.allow_code)
     if not isinstance(module, nn.Module):
-        raise InvalidArgument(f"{recipe.source} is a graph already, which nothing captures")
+        raise InvalidArgument(f"{recipe.source} is already a graph, which needs no capture")
     description = describe(module.eval(), load_example(recipe.example), recipe.inputs, recipe.constants)
     subject, refused = _prepared(module, description)
     found = _drafted(module, subject)
     if refused is None or found:
         return ([refused] if refused is not None else []) + found
-    return [replace(refused, details=("the search went through the whole model and met nothing else in the way",))]
+    return [replace(refused, details=("the search covered the whole model and found no other obstacle",))]
 
 
 def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Explanation | None]:
-    """Return the subject of an export, and what an export would refuse it for; a draft can look further.
+    """Return the subject of an export, and the reason why an export would reject it; a draft can search further.
 
     Raises:
-        ExportError: the model does not run, so there is nothing to look into.
+        ExportError: the model does not run, so there is nothing to search.
     """
     try:
         return prepare(module, description, lift_state=True), None
@@ -52,54 +52,54 @@ def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Exp
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        if not isinstance(first, ExportError):  # it is the user's code that fails
+        if not isinstance(first, ExportError):  # the user's code failed
             raise
         cause, _, advice = str(first).rpartition("; ")
         return bind(module, description), Explanation(cause, edit=advice) if cause else Explanation(advice)
 
 
 def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
-    """Return what the draft export of a module meets. Of its outputs, those that are no tensors are dropped."""
+    """Return the obstacles that the draft export of a module finds; outputs that are not tensors are dropped."""
     try:
-        with torch.no_grad(), functions.dynamic(module):  # not quiet: the findings are what torch logs
+        with torch.no_grad(), functions.dynamic(module):  # not quiet(): the report is collected from torch's log
             drafted = torch.export.draft_export(
                 subject.eager.flat(),
                 subject.eager.tensors(subject.example),
                 dynamic_shapes=exported.dynamic_shapes(subject.inputs, subject.ranges),
             )
-    except Exception as error:  # noqa: BLE001 - what even a draft cannot pass, of any kind
+    except Exception as error:  # noqa: BLE001 - an obstacle that stops even a draft may raise any type
         return [explain(error, module)]
     report = draft_report(drafted)
     found = [_explained(item.failure_type.name, item.data, report.str_to_filename, subject) for item in report.failures]
-    # One line is often met several times, the later ones being consequences of the first.
+    # A line is often reported several times, the later ones being consequences of the first.
     return list({item.place or item.cause: item for item in reversed(found)}.values())[::-1]
 
 
 def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], subject: Subject) -> Explanation:
     """Return one finding of the draft."""
     if kind == "MISSING_FAKE_KERNEL":
-        sentence = f"the operator {data['op']} does not say what shapes it gives"
+        sentence = f"the operator {data['op']} does not declare the shapes of its outputs"
         return Explanation(sentence, edit="register them by torch.library.register_fake")
     if kind == "MISMATCHED_FAKE_KERNEL":
-        sentence = f"the operator {data['op']} gives other tensors than it says: {data['reason']}"
+        sentence = f"the operator {data['op']} returns other tensors than it declares: {data['reason']}"
         return Explanation(sentence, edit="correct its register_fake")
     frame = data["frame_locals"] or {"locals": {}, "symbols": {}}
     named = _Names(subject, {**data["symbol_to_sources"], **frame["symbols"]})
     frames = [Place(files.get(item["filename"], ""), item["line"], item["name"]) for item in data["user_stack"]]
     condition = named.written(data["expr"])
     if kind == "GUARD_ADDED":
-        cause = Cause(Kind.FIXED, f"its code holds only where {condition}", "declare the dimension accordingly")
+        cause = Cause(Kind.FIXED, f"its code is valid only where {condition}", "declare the dimension accordingly")
         details = []
     else:
-        advice = "use torch.where or torch.cond, or state what always holds of the value by torch._check"
-        cause = Cause(Kind.DECISION, "its code decides by the values of a tensor, which a graph cannot", advice)
-        details = [f"the decision: {condition}, {data['occurrences']} times"]
+        advice = "use torch.where or torch.cond, or state a condition that always holds by torch._check"
+        cause = Cause(Kind.DECISION, "its code branches on the values of a tensor, which a graph cannot", advice)
+        details = [f"the condition: {condition}, {data['occurrences']} times"]
     details += [f"{name}: {named.written(_value(value))}" for name, value in frame["locals"].items()]
     return explain_at(cause, innermost(frames), tuple(details))
 
 
 def _value(shown: Any) -> str:
-    """Return a variable as draft_export shows it: a tensor by its shape, all else as it is."""
+    """Return a variable in the form of a report: a tensor by its shape, other values unchanged."""
     text = str(shown[0] if isinstance(shown, list) and len(shown) == 1 else shown)
     shape = _SHAPE.match(text)
     return f"tensor of {shape[1]}" if shape else text
@@ -117,13 +117,13 @@ class _Names:
         self._names = {symbol: dims.get(source or "", symbol) for symbol, source in sources.items()}
 
     def written(self, text: str) -> str:
-        """Return an expression of sympy as one of Python, in the user's names."""
+        """Return a sympy expression as Python, with the user's names."""
         text = re.sub(r"\b[su]\d+\b", lambda match: self._names.get(match[0], match[0]), text)
         return re.sub(r"^(Eq|Ne)\((.*), (.*)\)$", lambda match: f"{match[2]} {_SIGNS[match[1]]} {match[3]}", text)
 
 
 def main() -> None:
-    """Read the request, search, write the answer."""
+    """Read the request, search, and write the answer."""
     folder = Path(sys.argv[1])
     recipe = Recipe(**json.loads((folder / REQUEST).read_text(encoding="utf-8")))
     try:

@@ -1,4 +1,4 @@
-"""The intermediate results of a model in its several forms, for comparing them one by one."""
+"""The intermediate results of a model as a module, an FX graph and an ONNX graph, for comparing them one by one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ingot.tensors import Array, DType
 def of_module(
     eager: Eager, inputs: Mapping[str, Array], operators: bool
 ) -> tuple[dict[str, Array], list[tuple[str, Array]]]:
-    """Run a module and return its outputs, and what its parts gave, each with the path of the submodule.
+    """Run a module and return its outputs and the results of its parts, each with the path of the submodule.
 
     Args:
         eager: the module.
-        inputs: what to ask it.
-        operators: watch PyTorch's operators, beside the submodules. A module that uses ``torch.cond`` and the like
-            compiles what it runs, and cannot be watched so.
+        inputs: its inputs.
+        operators: record PyTorch's operators as well as the submodules. A module with higher-order operators, such as
+            ``torch.cond``, compiles them, so their operators cannot be recorded.
 
     Raises:
         ExportError: the module does not run on the inputs.
@@ -57,7 +57,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def paths(self, module: nn.Module) -> Iterator[None]:
-        """Follow which submodule runs, and keep what it gives."""
+        """Track the submodule that runs, and record its outputs."""
 
         def enter(path: str) -> Any:
             return lambda *_: self._within.append(path)
@@ -98,10 +98,10 @@ class _Recorder(fx.Interpreter):
 
 
 def _copied(value: Any) -> Array | None:
-    """Return a copy of a tensor, which may be overwritten later; None for what has no array."""
+    """Return a copy of a tensor, which may be overwritten later; None for values that are not arrays."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    if is_functorch_wrapped(value):  # one row's within torch.vmap
+    if is_functorch_wrapped(value):  # one row within torch.vmap
         return None
     try:
         DType.parse(str(value.dtype).removeprefix("torch."))
@@ -113,7 +113,7 @@ def _copied(value: Any) -> Array | None:
 def of_onnx(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run an ONNX model in ONNX Runtime and return all results of its main graph by name.
 
-    Every result is made an output, so the engine fuses nothing.
+    Every result becomes an output, so that the engine does not fuse operators.
     """
     shown = model.clone()
     given = set(shown.graph.outputs)

@@ -1,4 +1,4 @@
-"""Why a model could not be captured: the user's line, the cause in one sentence, and an edit of that line."""
+"""Explanations of failed captures: the user's line, the cause in one sentence, and an edit of that line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Explanation", "explain", "explain_at"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """One failure, and what to do about it.
+    """One failure and its remedy.
 
-    ``source`` are lines of the user's file, as they stand in it; ``replacement``, where there is one, is what to put
-    in their place. ``edit`` says the same in words. ``file`` is empty where no line is to blame. ``details`` are
-    what else is known of the place, such as the shapes of its variables.
+    ``source`` are lines of the user's file, ``replacement`` is the code to write instead, if known, and ``edit``
+    describes the change. ``file`` is empty if the line is unknown. ``details`` are further facts about the place, such
+    as the shapes of its variables.
     """
 
     cause: str
@@ -38,7 +38,7 @@ class Explanation:
         return f"{self.file}:{self.line} in {self.function}" if self.file else ""
 
     def __str__(self) -> str:
-        """Return all but the code in one line."""
+        """Return everything except the code, in one line."""
         advice = f"; {self.edit}" if self.edit else ""
         return f"{self.cause}{advice}" + (f" (at {self.place})" if self.place else "")
 
@@ -49,7 +49,7 @@ class Explanation:
             parts += ["", self.place, _indented(self.source)]
         parts += self.details
         if self.edit:
-            parts += ["", f"What helps: {self.edit}" + (":" if self.replacement else "")]
+            parts += ["", f"Remedy: {self.edit}" + (":" if self.replacement else "")]
         if self.replacement:
             parts.append(_indented(self.replacement))
         return "\n".join(parts)
@@ -59,9 +59,9 @@ def explain(error: BaseException, module: nn.Module, others: Sequence[BaseExcept
     """Explain why an exporter failed.
 
     Args:
-        error: what it raised.
-        module: the user's module, whose ``forward`` is named when nothing tells the line.
-        others: what other exporters raised for the same module; one that failed for the same reason may know the line.
+        error: the exporter's error.
+        module: the user's module; its ``forward`` is the place if no error contains a line.
+        others: errors of other exporters on the same module; one with the same cause may contain the line.
     """
     cause = find_cause(error)
     alike = [other for other in others if find_cause(other).kind is cause.kind]
@@ -73,7 +73,7 @@ def explain(error: BaseException, module: nn.Module, others: Sequence[BaseExcept
 
 
 def explain_at(cause: Cause, place: Place | None, details: tuple[str, ...] = ()) -> Explanation:
-    """Explain a cause whose line is known, or not known at all."""
+    """Explain a cause at a line, or with an unknown line."""
     edit = _edit(cause, place) if place is not None else Edit(cause.advice)
     return replace(_placed(cause.sentence, edit, place), details=details)
 

@@ -1,4 +1,4 @@
-"""Decisions by the values of tensors, written as ``torch.cond``."""
+"""Branches on the values of tensors, rewritten as ``torch.cond``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ingot.export.explain.code import Edit, Site, covers, defined_before, expres
 from ingot.export.explain.conversions import as_tensor, numbers_of
 
 _ADVICE = (
-    "use torch.where or torch.cond, whose branches must give tensors of equal shapes and types and change nothing else"
+    "use torch.where or torch.cond, whose branches must return tensors of equal shapes and types and change nothing else"
 )
-_STEPS = "run a fixed number of steps and keep what is finished by torch.where; the length of a graph is fixed"
+_STEPS = "run a fixed number of steps and keep finished results by torch.where; the length of a graph is fixed"
 _FRESH = (ast.BinOp, ast.UnaryOp, ast.Compare)
 _VIEWS = re.compile(
     "chunk|contiguous|detach|diagonal|expand|expand_as|flatten|float|double|half|long|int|bool|narrow|permute|reshape|"
@@ -22,12 +22,12 @@ _VIEWS = re.compile(
 
 
 def decide(site: Site, line: int) -> Edit | None:
-    """Return the edit for a statement that decides by the values of a tensor on ``line``, or None if it does not."""
+    """Return the edit for a statement that branches on the values of a tensor on ``line``, or None."""
     statement = site.statement
     if isinstance(statement, ast.While):
         return Edit(_STEPS, site.text(statement, statement))
     if isinstance(statement, ast.Assert) or _raises(statement):
-        return Edit("leave the check out, or make it before the model runs", site.text(statement, statement))
+        return Edit("remove the check, or do it before the model runs", site.text(statement, statement))
     if isinstance(statement, ast.If) and covers(statement.test, line):
         return _branch(site, statement)
     for node in expressions(statement):
@@ -73,7 +73,7 @@ def _written(
     last: ast.stmt,
 ) -> Edit:
     bodies = [_shortened([_Returns(stored(body)).visit(copy.deepcopy(part)) for part in body]) for body in branches]
-    # A function that assigns a name has it as its own, so its value from before must be handed in.
+    # A name assigned in a function is local to it, so its earlier value must be passed as an argument.
     assigned = {name for body in bodies if len(body) > 1 for name in stored(body)}
     known = defined_before(site)
     operands = {name: name for name in stored([*branches[0], *branches[1]]) if name in assigned and name in known}
@@ -94,14 +94,14 @@ def _written(
 
 
 def _cond(test: ast.expr, branches: Sequence[str], numbers: Mapping[str, str], operands: Mapping[str, str]) -> str:
-    """Return the call; a branch reads everything else from around it, but numbers must be handed in as tensors."""
+    """Return the call; numbers are passed as tensors, and branches read other names from the enclosing scope."""
     condition = ast.unparse(_as_condition(as_tensor(test, numbers)))
     values = f", ({', '.join(operands.values())},)" if operands else ""
     return f"torch.cond({condition}, {', '.join(branches)}{values})"
 
 
 def _returns(body: Sequence[ast.stmt]) -> bool:
-    """Tell whether a body always returns."""
+    """Return whether a body always returns."""
     if not body:
         return False
     last = body[-1]
@@ -111,7 +111,7 @@ def _returns(body: Sequence[ast.stmt]) -> bool:
 
 
 def _pure(body: Sequence[ast.stmt]) -> bool:
-    """Tell whether statements do nothing but compute and assign names, which is all that a branch of a graph can."""
+    """Return whether statements only compute and assign names, as a branch of a graph must."""
     for part in body:
         for node in ast.walk(part):
             if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
@@ -157,7 +157,7 @@ def _shortened(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 class _Returns(ast.NodeTransformer):
-    """Makes what a branch returns no view of its inputs, and in-place additions new values, as torch.cond demands."""
+    """Replaces returned views by copies and in-place additions by new values, as ``torch.cond`` requires."""
 
     def __init__(self, own: Sequence[str]):
         self._own = own

@@ -1,4 +1,4 @@
-"""What an exporter's error means, in one sentence, and what would help where the code itself cannot be shown."""
+"""Causes of an exporter's errors, each in one sentence, with advice that does not depend on the user's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 _LINE = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+|oo))?\)")
 _DERIVED = re.compile(r"(?:(\d+)\*)?(_\w+)(?: ([+-]) (\d+))?")
-# A dimension that goes in steps is told as so many of its parts.
+# PyTorch reports a dimension in steps as a multiple of ``<name>_part``.
 _STEPPED = re.compile(r"You marked \d+\*(\w+)_part as dynamic but your code specialized it to be a constant \((\d+)\)")
 _GUARD = re.compile(
     r"Not all values of (\w+) = (\S+) in the specified range.*? satisfy the generated guard (.*?)\.?$", re.MULTILINE
@@ -19,7 +19,7 @@ _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(
 
 
 class Kind(Enum):
-    """What kind of edit helps."""
+    """The kind of edit that resolves a cause."""
 
     DECISION = "decision"
     NUMBER = "number"
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a capture failed, in one sentence, and advice that needs no sight of the code."""
+    """The cause of a failed capture, in one sentence, and advice that does not depend on the code."""
 
     kind: Kind
     sentence: str
@@ -37,7 +37,7 @@ class Cause:
 
 
 def find_cause(error: BaseException) -> Cause:
-    """Return what an error of an exporter means."""
+    """Return the cause of an exporter's error."""
     text = str(error)
     if "Constraints violated" in text:
         return _dimensions(text)
@@ -45,28 +45,28 @@ def find_cause(error: BaseException) -> Cause:
         return Cause(
             Kind.NUMBER,
             "its code needs a tensor's value as a Python number (such as `int(x.sum())`), which a graph does not have",
-            "keep the value a tensor (no .item(), .tolist() or int())",
+            "keep the value in a tensor (no .item(), .tolist() or int())",
         )
     if re.search(r"data-dependent|DataDependent|inputs to control flow", f"{type(error)} {text}", re.IGNORECASE):
         return Cause(
             Kind.DECISION,
-            "its code decides by the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
-            "use torch.where or torch.cond, or state what always holds of the value by torch._check",
+            "its code branches on the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
+            "use torch.where or torch.cond, or state a condition that always holds by torch._check",
         )
     if found := _FAKE.search(text):
         operator, function = found.groups()
         return Cause(
             Kind.OTHER,
-            f"the operator {operator} does not say what shapes it gives",
+            f"the operator {operator} does not declare the shapes of its outputs",
             f"register them: `@{function}.register_fake` above a function of the same arguments that returns an empty "
             "tensor of the right shape, such as `torch.empty_like(x)`",
         )
-    if "prim::DictConstruct" in text:  # as PyTorch's older exporter says it
+    if "prim::DictConstruct" in text:  # a message of PyTorch's older exporter
         return Cause(
             Kind.OTHER,
-            "its TorchScript makes a dict (an output, mostly), which ONNX does not have",
-            "let it return a tuple of tensors and name them by --output-name, or export the code that the TorchScript "
-            "was made of, which may return a dict",
+            "its TorchScript creates a dict (usually an output), which ONNX does not have",
+            "let it return a tuple of tensors and name them by --output-name, or export the source code of the "
+            "TorchScript, which may return a dict",
         )
     if "numpy()" in text:
         return Cause(
@@ -76,12 +76,12 @@ def find_cause(error: BaseException) -> Cause:
 
 
 def _paragraph(text: str) -> str:
-    """Return the first paragraph in one line: the rest is addressed to PyTorch's developers."""
+    """Return the first paragraph in one line; the rest is for PyTorch's developers."""
     return " ".join(text.strip().split("\n\n", 1)[0].split())[:500]
 
 
 def _dimensions(text: str) -> Cause:
-    """Return what is said of dynamic dimensions, in the syntax of ``--input``."""
+    """Return the cause in a message about dynamic dimensions, in the syntax of ``--input``."""
     fixes = dict(_LINE.findall(text.partition("Suggested fixes:")[2]))
     sizes = {name: int(value) for name, value in fixes.items() if value.isdecimal()}
     sizes |= {name: int(value) for name, value in _STEPPED.findall(text)}
@@ -89,15 +89,15 @@ def _dimensions(text: str) -> Cause:
         shown = _listed(f"'{name}'" for name in sizes)
         return Cause(
             Kind.FIXED,
-            f"the example has size 1 along {shown}, which torch.export takes as fixed",
-            "use an example of 2 or more rows, such as torch.cat([x, x]), or declare the dimension as 1",
+            f"the example has size 1 along {shown}, which torch.export treats as fixed",
+            "use an example of 2 or more samples, such as torch.cat([x, x]), or declare the dimension as 1",
         )
     if sizes:
         shown = _listed(f"'{name}' at {size}" for name, size in sizes.items())
         return Cause(
             Kind.FIXED,
-            f"the model's code, or a layer in it, fixes {shown}, the size that it was captured with",
-            "replace what depends on the size, such as a Python loop over it or a number written in the code, or "
+            f"the model's code, or a layer in it, fixes {shown}, its size during the capture",
+            "replace the code that depends on the size, such as a Python loop over it or a literal number, or "
             "declare a number instead of the name",
         )
     ranges = {name: found.groups() for name, value in fixes.items() if (found := _DIM.fullmatch(value))}
@@ -112,7 +112,7 @@ def _dimensions(text: str) -> Cause:
     equal = {name: value for name, value in fixes.items() if value.isidentifier()}
     if equal:
         shown = _listed(f"'{name}' and '{value}'" for name, value in equal.items())
-        return Cause(Kind.OTHER, f"the model needs {shown} to be equal", "give them one name")
+        return Cause(Kind.OTHER, f"the model needs {shown} to be equal", "declare them with one name")
     unequal = re.findall(r"values of (\w+) = .* satisfy the generated guard \S+ != (\d)\.?$", text, re.MULTILINE)
     if unequal:
         shown = _listed(f"{name}={int(size) + 1}.." for name, size in unequal)
@@ -122,8 +122,8 @@ def _dimensions(text: str) -> Cause:
         shown = "; ".join(dict.fromkeys(_named(guard, names) for _, _, guard in guards))
         return Cause(
             Kind.OTHER,
-            f"the model's code asks for sizes, and was captured as where {shown}",
-            "declare ranges within that, or remove the question",
+            f"the model's code depends on sizes, and was captured for {shown}",
+            "declare ranges within that, or remove the condition",
         )
     return Cause(Kind.OTHER, _paragraph(text))
 
@@ -146,7 +146,7 @@ def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[st
         last = "" if high in (None, "oo") else str(factor * int(high or 0))
         declared += [f"{name}=..{last}:{factor}"] if not offset else []
         if last:
-            # PyTorch says so of integer division too, which works for all sizes whose quotient is 2 or more.
+            # PyTorch also reports integer division, which works for all sizes whose quotient is 2 or more.
             narrower.append(f"{name}={2 * factor}..{int(last) + offset}")
     ways = [
         *([f"declare {_listed(declared)}"] if len(declared) == len(found) else ["pad inside the model"]),
@@ -155,7 +155,7 @@ def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[st
     ]
     return Cause(
         Kind.OTHER,
-        f"the model's code needs {_listed(needs)}, which a dynamic dimension does not promise",
+        f"the model's code needs {_listed(needs)}, which a dynamic dimension does not guarantee",
         ", or ".join(ways),
     )
 

@@ -1,4 +1,4 @@
-"""The user's source code: the statement that a line belongs to, what stands around it, and text put in place of it."""
+"""The user's source code: the statement at a line, its context, and replacements of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of the user's code: a sentence of advice, and the lines that it replaces where they can be written."""
+    """A change of the user's code: advice, the lines that it replaces, and the new lines if they are known."""
 
     advice: str
     source: str = ""
@@ -21,7 +21,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Site:
-    """A statement, its place among its siblings, and the function around it (None at a module's top)."""
+    """A statement, its index among its siblings, and the function around it (None at module level)."""
 
     lines: tuple[str, ...]
     function: Function | None
@@ -46,12 +46,12 @@ class Site:
         return "\n".join(self.lines[first.lineno - 1 : last.end_lineno])
 
     def replace(self, advice: str, code: Sequence[str], last: ast.stmt | None = None) -> Edit:
-        """Return the edit that puts lines of code in place of the statement, or of all up to ``last``."""
+        """Return the edit that replaces the statement, or all statements up to ``last``, by lines of code."""
         source = self.text(self.statement, last or self.statement)
         return Edit(advice, source, "\n".join(self.indent + line if line else "" for line in code))
 
     def splice(self, advice: str, changes: Iterable[tuple[ast.expr, str]]) -> Edit:
-        """Return the edit that puts code in place of expressions of the statement."""
+        """Return the edit that replaces expressions of the statement by code."""
         source = self.text(self.statement, self.statement)
         lines = [line.encode() for line in source.split("\n")]  # columns are counted in bytes
         offset = self.statement.lineno
@@ -63,7 +63,7 @@ class Site:
 
 
 def find(file: str, line: int) -> Site | None:
-    """Return the innermost statement that covers a line, or None if the file is no readable Python."""
+    """Return the innermost statement that covers a line, or None if the file cannot be parsed as Python."""
     linecache.checkcache(file)  # the user may have edited it since it was read
     lines = tuple(text.rstrip("\n") for text in linecache.getlines(file))
     try:
@@ -93,13 +93,13 @@ def _locate(node: ast.AST, line: int, function: Function | None, lines: tuple[st
 
 
 def _heads(node: ast.AST, line: int) -> bool:
-    """Tell whether the line is that of the head, which a body may share: ``if x.sum() > 0: return x``."""
+    """Return whether a line is in the head of a statement, which may share it: ``if x.sum() > 0: return x``."""
     head = getattr(node, "test", getattr(node, "iter", None))
     return isinstance(head, ast.expr) and covers(head, line)
 
 
 def covers(node: ast.stmt | ast.expr | ast.excepthandler, line: int) -> bool:
-    """Tell whether a node stands on a line."""
+    """Return whether a node covers a line."""
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 

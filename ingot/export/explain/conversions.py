@@ -1,4 +1,4 @@
-"""Values of tensors turned into Python numbers, written as tensors."""
+"""Conversions of tensor values to Python numbers, rewritten with tensors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from ingot.export.explain.code import Edit, Site, covers, expressions, loaded
 
-_ADVICE = "compute with the tensor, and take its number by .item() last and as an integer"
+_ADVICE = "compute with the tensor, and call .item() last, on an integer tensor"
 _NUMBERS = ("int", "float", "bool")
 
 
 def convert(site: Site, line: int) -> Edit | None:
-    """Return the edit for a statement that turns a tensor's value into a number on ``line``, or None."""
+    """Return the edit for a statement that converts a tensor's value to a number on ``line``, or None."""
     changes = [
         (node, _converted(node))
         for node in expressions(site.statement)
@@ -30,7 +30,7 @@ def _is_conversion(node: ast.Call) -> bool:
     argument = node.args[0]
     names = loaded([argument])
     static = any(isinstance(part, ast.Attribute) and part.attr in ("shape", "ndim") for part in ast.walk(argument))
-    return bool(names) and not static and (names != ["self"] or _takes_item(argument))
+    return bool(names) and not static and (names != ["self"] or _calls_item(argument))
 
 
 def _converted(node: ast.Call) -> str:
@@ -70,14 +70,14 @@ class _Tensors(ast.NodeTransformer):
 
 
 def numbers_of(site: Site, nodes: Sequence[ast.AST]) -> dict[str, str]:
-    """Return the names among ``nodes`` that hold a tensor's number, each with the expression of that tensor."""
+    """Return the names in ``nodes`` of numbers from ``.item()``, each with the expression of the tensor."""
     found: dict[str, str] = {}
     statements = ast.walk(site.function) if site.function else iter(())
     for statement in statements:
         if not isinstance(statement, ast.Assign) or statement.lineno >= site.statement.lineno:
             continue
         target = statement.targets[0]
-        if not isinstance(target, ast.Name) or target.id not in loaded(nodes) or not _takes_item(statement.value):
+        if not isinstance(target, ast.Name) or target.id not in loaded(nodes) or not _calls_item(statement.value):
             continue
         value = as_tensor(statement.value, {})
         if not _changes(site, loaded([value]), statement.lineno):
@@ -86,7 +86,7 @@ def numbers_of(site: Site, nodes: Sequence[ast.AST]) -> dict[str, str]:
 
 
 def _changes(site: Site, names: Sequence[str], line: int) -> bool:
-    """Tell whether names get other values between a line and the statement."""
+    """Return whether names are assigned between a line and the statement."""
     nodes = ast.walk(site.function) if site.function else iter(())
     return any(
         isinstance(node, ast.Name)
@@ -97,5 +97,5 @@ def _changes(site: Site, names: Sequence[str], line: int) -> bool:
     )
 
 
-def _takes_item(value: ast.expr) -> bool:
+def _calls_item(value: ast.expr) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "item" for node in ast.walk(value))

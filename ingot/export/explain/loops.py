@@ -1,4 +1,4 @@
-"""Python loops over the rows of a tensor, written as ``torch.vmap``."""
+"""Python loops over the rows of a tensor, rewritten as ``torch.vmap``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from ingot.export.explain.code import Edit, Site, covers, expressions, loaded, stored
 
-_ADVICE = "do all rows at once by torch.vmap, which keeps the dimension dynamic"
-_SEQUENTIAL = "a step that needs the one before cannot be done at once: declare the dimension fixed"
+_ADVICE = "compute all rows at once by torch.vmap, which keeps the dimension dynamic"
+_SEQUENTIAL = "steps that depend on each other cannot be computed at once: declare the dimension as fixed"
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a loop goes over: a parameter for each tensor, the tensors, and the loop's body in these terms."""
+    """A loop over rows: the tensors, a parameter for a row of each, and the loop's body in terms of these."""
 
     parameters: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -23,7 +23,7 @@ class _Rows:
 
 
 def vectorize(site: Site, line: int) -> Edit | None:
-    """Return the edit for a loop on ``line``, or None where there is none."""
+    """Return the edit for a loop on ``line``, or None."""
     statement = site.statement
     if isinstance(statement, ast.For):
         return _loop(site, statement)
@@ -52,7 +52,7 @@ def _loop(site: Site, loop: ast.For) -> Edit:
     source = site.text(loop, loop)
     carried = [name for name in stored(loop.body) if name in loaded(loop.body) and _from_outside(site, loop, name)]
     if carried:
-        return Edit(f"{_SEQUENTIAL} ('{carried[0]}' goes from step to step)", source)
+        return Edit(f"{_SEQUENTIAL} ('{carried[0]}' is carried from step to step)", source)
     fallback = Edit(_ADVICE, source)
     *before, last = loop.body
     appended = _appended(last)
@@ -76,7 +76,7 @@ def _loop(site: Site, loop: ast.For) -> Edit:
 
 
 def _start(site: Site, name: str) -> ast.stmt:
-    """Return the statement before the loop if it makes the empty list, else the loop."""
+    """Return the statement before the loop if it creates the empty list, otherwise the loop."""
     before = site.siblings[site.index - 1] if site.index else site.statement
     match before:
         case ast.Assign([ast.Name(target)], ast.List([])) if target == name:
@@ -90,7 +90,7 @@ def _vmap(function: str, rows: _Rows) -> str:
 
 
 def _joins(call: ast.Call) -> str | None:
-    """Return what ``torch.stack`` or ``torch.cat`` along the first dimension adds to rows that are stacked already."""
+    """Return the call after vmap that equals ``torch.stack`` or ``torch.cat`` along dimension 0, or None for others."""
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
         return None
     rest = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
@@ -100,7 +100,7 @@ def _joins(call: ast.Call) -> str | None:
 
 
 def _joined_later(site: Site, name: str) -> tuple[ast.stmt, ast.Call, str] | None:
-    """Return the one statement after the loop that uses the list, the call that joins it, and what replaces that."""
+    """Return the only statement after the loop that uses the list, the call that joins it, and its replacement."""
     using = [part for part in site.following if name in loaded([part])]
     if len(using) != 1:
         return None
@@ -129,7 +129,7 @@ def _has_effect(statement: ast.stmt) -> bool:
 
 
 def _from_outside(site: Site, loop: ast.For, name: str) -> bool:
-    """Tell whether the function gives a name a value before the loop."""
+    """Return whether the function assigns a name before the loop."""
     nodes = ast.walk(site.function) if site.function else iter(())
     return any(
         isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) and node.lineno < loop.lineno
@@ -138,16 +138,16 @@ def _from_outside(site: Site, loop: ast.For, name: str) -> bool:
 
 
 def _rows(target: ast.expr, over: ast.expr, body: Sequence[ast.AST]) -> _Rows | None:
-    """Return what is looped over, or None where rows cannot be taken one by one."""
+    """Return the rows that are looped over, or None if the loop does not have a known form."""
     match target, over:
         case ast.Tuple([ast.Name(index), ast.Name(row)]), ast.Call(ast.Name("enumerate"), [tensor]):
             return _with_index(index, (row,), (ast.unparse(tensor),), body)
         case ast.Tuple(names), ast.Call(ast.Name("zip"), tensors) if all(isinstance(name, ast.Name) for name in names):
             return _Rows(tuple(map(ast.unparse, names)), tuple(map(ast.unparse, tensors)), tuple(body))
         case ast.Name(index), ast.Call(ast.Name("range"), [_]):
-            taken = _TakeRow(index)
-            changed = [taken.visit(copy.deepcopy(part)) for part in body]
-            return _with_index(index, tuple(taken.found.values()), tuple(taken.found), changed) if taken.found else None
+            rows = _IndexedRows(index)
+            changed = [rows.visit(copy.deepcopy(part)) for part in body]
+            return _with_index(index, tuple(rows.found.values()), tuple(rows.found), changed) if rows.found else None
         case ast.Name(row), ast.Name() | ast.Attribute() | ast.Subscript():
             return _Rows((row,), (ast.unparse(over),), tuple(body))
         case _:
@@ -161,7 +161,7 @@ def _with_index(index: str, rows: tuple[str, ...], tensors: tuple[str, ...], bod
     return _Rows((index, *rows), (count, *tensors), tuple(body))
 
 
-class _TakeRow(ast.NodeTransformer):
+class _IndexedRows(ast.NodeTransformer):
     """Replaces ``x[i]`` and ``x[i, ...]`` by ``x_row`` and ``x_row[...]``; ``found`` are the tensors and their rows."""
 
     def __init__(self, index: str):

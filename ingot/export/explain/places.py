@@ -1,4 +1,4 @@
-"""Where in the user's code an exporter's error happened."""
+"""The line of the user's code at which an exporter failed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Place:
 
     @property
     def short(self) -> str:
-        """The file's name and the line: reports travel, the user's folders need not."""
+        """The file's name and the line, without the user's folders, for reports that are shared."""
         return f"{Path(self.file).name}:{self.line}"
 
 
 def find_place(error: BaseException) -> Place | None:
-    """Return the innermost line of the user's code that an error speaks of, or None.
+    """Return the innermost line of the user's code in an error, or None.
 
-    Exporters tell it in three ways: as a stack of the code that they interpret, in the message, or by running the
-    code, which is then part of the traceback.
+    Exporters report it in one of three ways: as a stack of the code that they interpret, in the message, or by running
+    the code, which is then part of the traceback.
     """
     for item in _chain(error):
-        for frames in (_interpreted(item), told(str(item)), _ran(item)):
+        for frames in (_interpreted(item), frames_in(str(item)), _ran(item)):
             if (place := innermost(frames)) is not None:
                 return place
     return None
@@ -53,20 +53,20 @@ def innermost(frames: Iterable[Place]) -> Place | None:
 
 
 def of_node(node: fx.Node) -> Place | None:
-    """Return the line of the user's code that a node of a captured graph comes from, or failing that of a library's."""
-    frames = told(node.meta.get("stack_trace") or "")
+    """Return the line of the user's code, or else of a library, that a node of a captured graph comes from."""
+    frames = frames_in(node.meta.get("stack_trace") or "")
     return innermost(frames) or (frames[-1] if frames else None)
 
 
-def told(text: str) -> list[Place]:
-    """Return the lines of code that a message or a stack trace speaks of."""
+def frames_in(text: str) -> list[Place]:
+    """Return the lines of code in a message or a stack trace."""
     return [Place(file, int(line), function.rstrip(",") or "forward") for file, line, function in _FRAME.findall(text)]
 
 
 def forward_of(module: nn.Module) -> Place | None:
-    """Return where the user's ``forward`` begins, for errors that tell no line.
+    """Return the first line of the user's ``forward``, for errors without a line.
 
-    None for a module of PyTorch's own or of TorchScript, which has no file.
+    None for a module of PyTorch, or of TorchScript, which has no file.
     """
     if isinstance(module, torch.jit.ScriptModule):  # its forward is not Python, and cannot be unwrapped
         return None
@@ -92,7 +92,7 @@ def _interpreted(error: BaseException) -> list[Place]:
 def _ran(error: BaseException) -> list[Place]:
     places = _places(traceback.extract_tb(error.__traceback__))
     inside = [index for index, place in enumerate(places) if Path(place.file).is_relative_to(_TORCH)]
-    return places[inside[0] :] if inside else []  # what stands before torch has called it, such as a test
+    return places[inside[0] :] if inside else []  # without the callers of torch, such as a test
 
 
 def _places(frames: Iterable[traceback.FrameSummary]) -> list[Place]:

@@ -1,4 +1,4 @@
-"""Values of tensors used as sizes, with the bounds that a graph must know, written as ``torch._check``."""
+"""Tensor values used as sizes, whose bounds a graph must know, stated by ``torch._check``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ingot.export.explain.code import Edit, Site, expressions, loaded
 from ingot.export.explain.conversions import as_tensor, numbers_of
 
-_ADVICE = "state what always holds of the size by torch._check before it is used"
+_ADVICE = "state the bounds of the size by torch._check before it is used"
 
 
 def bound(site: Site) -> Edit | None:
@@ -47,7 +47,7 @@ def _slices(statement: ast.stmt) -> Iterator[tuple[str, int, ast.expr]]:
 
 
 def _is_value(size: ast.expr) -> bool:
-    """Tell whether an expression may be a tensor's value: it calls a method, and reads no shape."""
+    """Return whether an expression may be a tensor's value: it calls a method and does not read a shape."""
     nodes = list(ast.walk(size))
     static = any(isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "ndim") for node in nodes)
     calls = any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) for node in nodes)

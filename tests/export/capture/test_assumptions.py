@@ -163,6 +163,6 @@ def test_sizes_within_a_step_are_named_in_parts_of_it() -> None:
 
 def test_a_condition_that_the_steps_do_not_promise_fixes_the_dimension() -> None:
     module = Function(lambda x: x * 2 if len(x) % 8 == 0 else x)
-    with pytest.raises(ExportError, match="fixes 'n' at 12, the size that it was captured with"):
+    with pytest.raises(ExportError, match="fixes 'n' at 12, its size during the capture"):
         export_model(module, inputs="x:float32[n=..:4]")
     assert export_model(module, inputs="x:float32[n=..:8]").signature.ranges == {"n": Range(8, None, 8)}

@@ -17,7 +17,7 @@ from torch import nn
 from ingot.export import arguments
 from ingot.export.capture import exported, ladder, recurrent
 from ingot.export.diagnose import intermediates
-from ingot.export.diagnose.departure import Departure, find_departure
+from ingot.export.diagnose.divergence import Divergence, find_divergence
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
@@ -58,13 +58,13 @@ class Case:
     program: Program
     inputs: Mapping[str, Array]
 
-    def find(self, model: ir.Model | None = None, program: Program | None = None) -> Departure | None:
-        return find_departure(program or self.program, self.eager, model, self.inputs, TOLERANCE)
+    def find(self, model: ir.Model | None = None, program: Program | None = None) -> Divergence | None:
+        return find_divergence(program or self.program, self.eager, model, self.inputs, TOLERANCE)
 
-    def found(self, model: ir.Model | None = None, program: Program | None = None) -> Departure:
-        departure = self.find(model, program)
-        assert departure is not None
-        return departure
+    def found(self, model: ir.Model | None = None, program: Program | None = None) -> Divergence:
+        divergence = self.find(model, program)
+        assert divergence is not None
+        return divergence
 
     def lower(self) -> ir.Model:
         return lower_onnx.lower(self.program, translations=recurrent.TRANSLATIONS)
@@ -128,7 +128,7 @@ def add_one(array: Array) -> None:
 
 
 class TestGoodModels:
-    def test_a_good_model_has_no_departure(self, good: Case, model: ir.Model) -> None:
+    def test_a_good_model_has_no_divergence(self, good: Case, model: ir.Model) -> None:
         assert good.find() is None
         assert good.find(model) is None
 
@@ -291,12 +291,12 @@ class TestOnnx:
         assert found.last_good
 
 
-def test_a_departure_as_text() -> None:
-    found = Departure(
+def test_a_divergence_as_text() -> None:
+    found = Divergence(
         "onnx", "linear", "Add", "body.0", "my_model.py:7", 0.25, 1e-4, (3, 8), ("x",), ("val_1 (MatMul)",)
     )
     assert found.text().split("\n") == [
-        "the ONNX model departs at 'linear' (Add)",
+        "the ONNX model diverges at 'linear' (Add)",
         "  module  body.0",
         "  line    my_model.py:7",
         "  error   2.5e-01 of the largest value, tolerance 1e-04",
