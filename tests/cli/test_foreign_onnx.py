@@ -117,7 +117,7 @@ def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: P
     result = run_ingot("export", halving(tmp_path), "--out", tmp_path / "a.ingot")
     succeeded(result)
     assert (
-        "note: the model does not run at all sizes; found by trying, the archive takes h=2..:2, w=2..:2"
+        "note: the model does not run at all sizes; found by trying, the archive accepts h=2..:2, w=2..:2"
         in result.stderr
     )
     archive = Archive.open(tmp_path / "a.ingot")
@@ -143,14 +143,17 @@ def test_a_note_on_a_size_holds_the_reason_of_the_engine_alone(run_ingot: RunIng
     assert "n=1..16" in note
     assert "the model does not run at n=" in note
     assert "InvalidArgument" not in note + result.stderr
-    assert "made up" not in note
+    assert "generated" not in note
 
 
 def test_sizes_that_were_made_up_are_said_to_be_and_how_to_declare_others(run_ingot: RunIngot, tmp_path: Path) -> None:
     path = halving(tmp_path, pad=1000)
     message = refused(run_ingot("export", path, "--out", tmp_path / "a.ingot"))
     assert message.startswith("the file does not run on x [3, 1, 5, 7]: ")
-    assert "the sizes were made up: say which it takes, such as --input 'x:float32[n,1,h,w]' with a size" in message
+    assert (
+        "the sizes were generated: declare those that it accepts, such as --input 'x:float32[n,1,h,w]' with a size"
+        in message
+    )
     assert shown(export_model(path, inputs="x:float32[n,1,h=..64:2,1002]"))[0] == "x:float32[n,1,h,1002]"
 
 

@@ -337,7 +337,7 @@ class TestPlaces:
             "        return x",
             "    return -x",
             "",
-            "Remedy: use torch.where or torch.cond, whose branches must return tensors of equal shapes and types and "
+            "Remedy: use torch.where or torch.cond, whose branches must return tensors of equal shape and type and "
             "change nothing else:",
             "    return torch.cond(x.sum() > 0, lambda: x.clone(), lambda: -x)",
         ]
@@ -489,7 +489,10 @@ class TestDeep:
         [
             (
                 ["if x.sum() > 0:", "    x = x * 2", "return x, 'name'"],
-                ["the model returns 'name' as well as tensors, which a graph cannot", "its code branches on the values"],
+                [
+                    "the model returns 'name' as well as tensors, which a graph cannot",
+                    "its code branches on the values",
+                ],
             ),
             (["return x * 2, 3"], ["the model returns 3 as well as tensors, which a graph cannot"]),
         ],

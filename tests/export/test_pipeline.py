@@ -175,7 +175,7 @@ class TestShapes:
     def test_rows_that_touch_are_never_joined(self) -> None:
         archive = export_model(models.Function(lambda x: x - x.mean(0)), inputs=ROWS)
         assert archive.signature.batch is None
-        assert "depends on the other rows" in notes(archive)
+        assert "depends on the other samples" in notes(archive)
 
 
 class TestOutputs:
@@ -262,7 +262,7 @@ class TestTypes:
 
 class TestRefusals:
     def test_nothing_says_what_it_takes(self) -> None:
-        with pytest.raises(InvalidArgument, match="nothing says what the model takes; give inputs"):
+        with pytest.raises(InvalidArgument, match="the model's inputs are not described; pass inputs"):
             export_model(models.net)
 
     @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ([torch.ones(1, 4)] * 2, "2 example inputs were given, but the model takes x"),
+            ([torch.ones(1, 4)] * 2, "there are 2 example inputs, but the model has x"),
             ({"x": torch.ones(1, 4), "y": torch.ones(1)}, "the model has no parameter 'y'"),
             ({}, "the example inputs hold no tensor"),
             ([[[1.0, 2.0, 3.0, 4.0]]], "not numbers or lists of them"),
@@ -322,7 +322,7 @@ class TestRefusals:
             export_model(module, inputs=["x:float32[batch,seq]"])
 
     def test_a_model_with_randomness(self) -> None:
-        with pytest.raises(ParityError, match="gives different 'output' for the same input each time"):
+        with pytest.raises(ParityError, match="returns different 'output' for the same input each time"):
             export_model(models.Function(lambda x: x + torch.rand_like(x)), inputs=ROWS)
 
     def test_an_opset_that_there_is_not(self) -> None:
@@ -348,7 +348,7 @@ class TestRefusals:
 
         monkeypatch.setattr(lower_onnx, "lower", miscompile)
         with pytest.raises(
-            ParityError, match=r"does not equal the PyTorch model: output 'output' departs by .*tolerance"
+            ParityError, match=r"does not equal the PyTorch model: output 'output' differs by .*tolerance"
         ):
             export_model(models.net, inputs=ROWS)
 

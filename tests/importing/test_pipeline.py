@@ -71,7 +71,7 @@ def test_a_model_in_python_with_a_handler_by_consent(tmp_path: Path, module: Net
         ingot.import_model(path)
     with pytest.raises(InvalidArgument, match="allow it with --allow-code"):
         ingot.import_model(path, without_handler=True)
-    with pytest.raises(InvalidArgument, match=r"nothing says what the model takes; give inputs \(--input\)"):
+    with pytest.raises(InvalidArgument, match=r"the model.s inputs are not described; pass inputs \(--input\)"):
         ingot.import_model(path, without_handler=True, allow_code=True)
     archive = ingot.import_model(
         str(path), inputs=ROWS, without_handler=True, allow_code=True, name="team/net", progress=steps.append
@@ -113,7 +113,7 @@ def test_an_onnx_graph_keeps_its_dimensions_and_takes_its_examples(tmp_path: Pat
     assert np.allclose(answers(archive, {"x": X[:, :3]})[0], 2 * X[:, :3] + 1)
     affine = onnx_models.affine(tmp_path).read_bytes()
     wrong = triton(tmp_path / "wrong", CONFIG.replace("[ 3 ]", "[ 5 ]"), {"1/model.onnx": affine})
-    with pytest.raises(InvalidArgument, match=r"is x:float32\[batch,3\], which x:float32\[batch,5\] does not fit"):
+    with pytest.raises(InvalidArgument, match=r"which does not fit the declared x:float32\[batch,5\]"):
         ingot.import_model(wrong)
 
 
@@ -139,7 +139,7 @@ def test_messages_call_a_model_what_the_user_calls_it_and_nothing_stays_unpacked
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     for name, content, message in (
         ("net.pt", torch_file("net/constants.pkl", "net/code/a.py"), "'net.pt' in .* is not a TorchScript file"),
-        ("net.pt2", torch_file(*PROGRAM), "'net.pt2' in .* holds no exported program"),
+        ("net.pt2", torch_file(*PROGRAM), "'net.pt2' in .* does not contain an exported program"),
         ("net.pth", (tmp_path / "net.pth").read_bytes(), "the checkpoint 'net.pth' in .*net.mar does not fit Net"),
         ("net.onnx", unknown.SerializeToString(), "ONNX Runtime cannot load model.onnx: .*NoSuchOperator"),
     ):

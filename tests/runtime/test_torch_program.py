@@ -173,7 +173,7 @@ class TestOwnOperators:
         made = lowered(Custom(sorted_by_numpy), "x:float32[batch]")
         assert made.errors()["output"] == 0
         assert made.packed.requires["operators"] == "ingot_tests::sorted"
-        assert "imported what defines ingot_tests::sorted" in made.packed.notes[0]
+        assert "imported the code that defines ingot_tests::sorted" in made.packed.notes[0]
         path = made.blobs.path(made.packed.graph)
         code = "import pathlib; from ingot.runtime import load_engine\n"
         code += f"load_engine(pathlib.Path({str(path)!r}), format='pt2', allow_code=True)"

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ingot.errors import ExportError
-from ingot.export import torch_internals
+from ingot.export import foreign, torch_internals
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
@@ -72,10 +72,7 @@ def trace(
 
 def _narrowed(shapes: Any, message: str) -> Any:
     """Return dimensions with the ranges that torch suggests in an error message, or None if it suggests none."""
-    try:
-        return refine_dynamic_shapes_from_suggested_fixes(message, shapes)
-    except Exception:  # noqa: BLE001 - fails in many ways on other messages and on dimensions that depend on each other
-        return None
+    return foreign.attempt(lambda: refine_dynamic_shapes_from_suggested_fixes(message, shapes))
 
 
 def dynamic_shapes(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from ingot.errors import ExportError, InvalidArgument
+from ingot.export import foreign
 from ingot.export.capture import constants, exported, functions, torchscript
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
@@ -74,10 +75,10 @@ def _export(route: str, task: Task) -> Captured:
         if not buffers or not constants.decides(error):
             raise
         with constants.known():
-            try:
-                return task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route])
-            except Exception:  # noqa: BLE001 - the first error, of any type, explains more than that of the retry
-                raise error from None
+            found = foreign.attempt(lambda: task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route]))
+        if found is None:
+            raise
+        return found
 
 
 def _fx(task: Task) -> Captured:
@@ -159,20 +160,18 @@ def capture(
         name = routes.pop(0)
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
         try:
-            try:
-                with unchanged(task.eager.module) if task.eager.caches else contextlib.nullcontext():
-                    captured = ROUTES[name](task)
-            except Exception as error:  # torch.export and the model's code raise errors of any type
-                raise _Failed from error
+            module = task.eager.module
+            with foreign.reported_as(_Failed, str), unchanged(module) if task.eager.caches else nullcontext():
+                captured = ROUTES[name](task)
             prove(captured)
         except (_Failed, ExportError) as failure:
             cause = failure.__cause__ if isinstance(failure, _Failed) else failure
             failures.append(cause if isinstance(cause, Exception) else failure)
             attempts.append(Attempt(route=name, failure=str(_explained(failures[-1:], task, name))))
             # The bytecode has the same conditions on sizes, so other routes are tried first.
-            if violates_constraints(cause) and "strict" in rungs:
-                rungs.remove("strict")
-                rungs.append("strict")
+            if violates_constraints(cause) and "strict" in routes:
+                routes.remove("strict")
+                routes.append("strict")
             continue
         return captured, (*attempts, Attempt(route=name))
     farthest = next((index for index, failure in enumerate(failures) if _ran_to_end(failure)), 0)
@@ -186,7 +185,7 @@ def _ran_to_end(failure: Exception) -> bool:
     return isinstance(failure, ExportError) or "Constraints violated" in str(failure)
 
 
-def _rungs(task: Task, route: str) -> Sequence[str]:
+def _routes(task: Task, route: str) -> Sequence[str]:
     if route not in ("auto", *ROUTES):
         raise InvalidArgument(f"there is no capture route '{route}'; there are: auto, {', '.join(ROUTES)}")
     if isinstance(task.eager.module, torch.jit.ScriptModule):

@@ -11,7 +11,7 @@ from ingot.export.explain.code import Edit, Site, covers, defined_before, expres
 from ingot.export.explain.conversions import as_tensor, numbers_of
 
 _ADVICE = (
-    "use torch.where or torch.cond, whose branches must return tensors of equal shapes and types and change nothing else"
+    "use torch.where or torch.cond, whose branches must return tensors of equal shape and type and change nothing else"
 )
 _STEPS = "run a fixed number of steps and keep finished results by torch.where; the length of a graph is fixed"
 _FRESH = (ast.BinOp, ast.UnaryOp, ast.Compare)

@@ -1,1 +1,1 @@
-"""Ways from a Program to something that an engine runs; one module a target."""
+"""Lowering: convert a Program to a format that an engine runs. There is one module per format."""

@@ -1,4 +1,4 @@
-"""Lowering to an AOTInductor package: native code for one device, one PyTorch version and one kind of processor."""
+"""Lowering to an AOTInductor package: native code for one device, one PyTorch version and one CPU architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import torch_internals
+from ingot.export import foreign, torch_internals
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.lower.program import foreign_operators, inlined
 from ingot.export.program import Program, quiet
@@ -24,32 +24,32 @@ from ingot.model_store import BlobFolder
 from ingot.runtime.engines.aoti import HEADER, read_metadata
 
 _OPTIONS: dict[str, Any] = {
-    # Else the code is for the processor at hand, whatever else the package says of itself.
+    # Otherwise the compiler uses all instructions of this processor, whatever the package's metadata says.
     "cpp.march": "",
-    # Paths of this machine, and half of the package's size.
+    # Line tables contain paths of this machine, and double the size of the package.
     "aot_inductor.enable_line_tables": False,
-    # It would lie in a folder that is fixed when PyTorch is imported, and outlive the export.
+    # The folder of precompiled headers is fixed when PyTorch is imported, and they would outlive the export.
     "aot_inductor.precompile_headers": False,
 }
-# Conversions to and from integers, which Inductor compiles by itself.
+# Conversions to and from integers, which Inductor compiles without their Python source.
 _INTEGERS = "quantized_decomposed::"
-# As many threads as the server gives, instead of as many as the exporting machine has.
+# The number of threads is set by the server, not fixed to that of the exporting machine.
 _PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
 _SERIAL: dict[str, Any] = {"cpp.threads": 1}
 
 
 def lower(program: Program, path: Path, *, device: str = "cpu", freeze: bool = False) -> Path:
-    """Compile a captured program; this takes from seconds to minutes. Dynamic dimensions stay dynamic.
+    """Compile a captured program, which takes from seconds to minutes. Dynamic dimensions stay dynamic.
 
     Args:
-        program: what is compiled.
+        program: the program.
         path: the package; its name ends in ``.pt2``.
-        device: where it will run: ``cpu`` or ``cuda``, which must be here.
-        freeze: compute once what depends on weights alone, and bring weights into the form that kernels want; without
-            it there are no integer kernels.
+        device: the device that will run it: ``cpu`` or ``cuda``, which this machine must have.
+        freeze: fold operations on weights alone, and store weights in the layout that kernels use; integer kernels
+            require it.
 
     Raises:
-        InvalidArgument: there is no such device here.
+        InvalidArgument: this machine does not have the device.
         ExportError: there is no C++ compiler, or the model cannot be compiled.
     """
     program = inlined(program)
@@ -88,10 +88,10 @@ def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu", freeze: bo
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Give a folder that takes all files of Inductor and of the C++ compiler, and is removed however the work ends."""
+    """Yield a folder for all files of Inductor and of the C++ compiler, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         cache = str(Path(folder, "inductor"))
-        # A compiler that is interrupted leaves its files in TMPDIR.
+        # An interrupted compiler leaves its files in TMPDIR.
         places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
         before = {name: os.environ.get(name) for name in places}
         torch_internals.clear_inductor_caches()
@@ -104,16 +104,16 @@ def _scratch() -> Iterator[Path]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            torch_internals.clear_inductor_caches()  # they refer to files that go now
+            torch_internals.clear_inductor_caches()  # they refer to files in the folder
 
 
 def _check(program: Program, device: str) -> None:
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise InvalidArgument(f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with one")
-    foreign = [name for name in foreign_operators(program) if not name.startswith(_INTEGERS)]
-    if foreign:
+    custom = [name for name in foreign_operators(program) if not name.startswith(_INTEGERS)]
+    if custom:
         raise ExportError(
-            f"the operator {foreign[0]} cannot be compiled into a package that runs without its source; "
+            f"the operator {custom[0]} cannot be compiled into a package that runs without its source; "
             "export to ONNX with a translation of it, or in parts by --partition"
         )
     if not torch_internals.has_compiler():
@@ -124,25 +124,22 @@ def _check(program: Program, device: str) -> None:
 
 
 def _compile(exported: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
-    try:
-        with quiet(), torch.no_grad():
-            torch_internals.compile_package(exported, str(path), options)
-    except Exception as error:  # Inductor raises many kinds
-        reason = " ".join(str(error).split())[:500]
-        raise ExportError(f"AOTInductor cannot compile the model: {type(error).__name__}: {reason}") from error
+    with foreign.reported_as(ExportError, "AOTInductor cannot compile the model"), quiet(), torch.no_grad():
+        torch_internals.compile_package(exported, str(path), options)
 
 
 def _takes_indices(exported: torch.export.ExportedProgram) -> bool:
-    """Tell whether an operator takes a tensor of indices: its kernel very likely may end the process, see below."""
+    """Return whether an operator accepts a tensor of indices; :func:`_may_end_the_process` is then likely true."""
     targets = {node.target for node in exported.graph.nodes if isinstance(node.target, torch_internals.OpOverload)}
     arguments = (item for target in targets for item in torch_internals.schema(target).arguments)
     return any(item.name in ("index", "indices") and "Tensor" in str(item.type) for item in arguments)
 
 
 def _may_end_the_process(package: Path) -> bool:
-    """Tell whether an index out of range, in an input, would end the process that runs the package.
+    """Return whether an index out of range, in an input, would end the process that runs the package.
 
-    Inductor's kernels check indices and throw, and a C++ exception cannot leave a parallel region of OpenMP.
+    Inductor's kernels throw on such an index, and a C++ exception that leaves an OpenMP parallel region calls abort:
+    https://github.com/pytorch/pytorch/issues/195402
     """
     with zipfile.ZipFile(package) as archive:
         sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
@@ -150,7 +147,7 @@ def _may_end_the_process(package: Path) -> bool:
 
 
 def _without_sources(package: Path, path: Path) -> None:
-    """Copy a package without its C++ sources, which nothing reads, and which name folders of this machine."""
+    """Copy a package without its C++ sources, which are not used and contain paths of this machine."""
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(path, "w") as target:
         for entry in source.infolist():
             if entry.filename.endswith(".cpp"):

@@ -1,7 +1,7 @@
-"""ONNX forms of operators on complex numbers that PyTorch's exporter has for real ones only.
+"""ONNX forms of operators on complex numbers that PyTorch's exporter supports for real numbers only.
 
-ONNX has no arithmetic of complex numbers: the exporter makes of each tensor one of real numbers with a last dimension
-of 2, the real and the imaginary parts.
+ONNX has no complex arithmetic: the exporter represents a complex tensor [...] as a real tensor [..., 2] of real and
+imaginary parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ op: Any = opset18
 
 
 def _axis(dim: int) -> int:
-    """Return a dimension of a complex tensor as one of the tensor of its parts."""
+    """Return the dimension of the tensor of parts that corresponds to one of the complex tensor."""
     return dim if dim >= 0 else dim - 1
 
 
@@ -59,10 +59,10 @@ def product(left: Any, right: Any) -> Any:
 
 
 def einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
-    """Express ``aten.einsum`` of two tensors, or of one."""
+    """Express ``aten.einsum`` of one or two tensors."""
     if len(tensors) == 1:
         return _of_parts(*(op.Einsum(part, equation=equation) for part in _parts(tensors[0])))
-    left, right = tensors  # more are an error, which names the operator
+    left, right = tensors  # the exporter reports the ValueError of other counts with the operator's name
     return _bilinear(lambda a, b: op.Einsum(a, b, equation=equation), left, right)
 
 
@@ -83,7 +83,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.bmm.default: product,
     aten.einsum.default: einsum,
     aten.roll.default: missing_forms.roll_complex,
-    # Places in the leading dimensions do not touch the last.
+    # Indices of the leading dimensions do not affect the last.
     aten.index.Tensor: core.aten_index,
 }
 """By operator, for the exporter's registry."""

@@ -1,4 +1,4 @@
-"""ONNX forms of operators that PyTorch's exporter lacks, the most asked for in its issues."""
+"""ONNX forms of operators that PyTorch's exporter lacks: those that its issues ask for most often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _ints(*values: int) -> Any:
 
 
 def _size(x: Any, dim: int) -> Any:
-    """Return the size of a dimension as a list of one."""
+    """Return the size of a dimension as a tensor [1]."""
     dim %= len(x.shape)
     return op.Shape(x, start=dim, end=dim + 1)
 
@@ -38,7 +38,7 @@ def _range(size: Any) -> Any:
 def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
     """Return, for each position along ``dim``, its prefix on a new last dimension, padded with ``fill``.
 
-    Also returned: which values are of the prefix, and a function that restores the order of the dimensions after the
+    Also return a mask of the values in the prefix, and a function that restores the order of the dimensions after the
     last one is reduced. Memory grows with the square of the length of ``dim``.
     """
     rank = len(x.shape)
@@ -70,10 +70,10 @@ def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any) -> tuple[Any, Any]:
     values, seen, ordered = _prefixes(x, dim, fill)
     place = _range(_size(x, dim))
 
-    def last(found: Any) -> Any:  # ``fill`` may be one of the values: it is told apart by its position
+    def last(found: Any) -> Any:  # a value may equal ``fill``, so the position decides
         return op.ReduceMax(op.Where(op.And(seen, found), place, _int(-1)), _ints(-1), keepdims=0)
 
-    index = last(op.Equal(values, reduce(values, _ints(-1), keepdims=1)))  # PyTorch takes the last of equal values
+    index = last(op.Equal(values, reduce(values, _ints(-1), keepdims=1)))  # PyTorch returns the last of equal values
     if not x.dtype.is_integer():
         unknown = last(op.IsNaN(values))
         index = op.Where(op.Less(unknown, _int(0)), index, unknown)
@@ -97,7 +97,7 @@ def cum_min(x: Any, dim: int) -> tuple[Any, Any]:
 def search_sorted(
     sequence: Any, x: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
 ) -> Any:
-    """Express ``aten.searchsorted``: how many values of the sequence come before each."""
+    """Express ``aten.searchsorted``: the number of values of the sequence that come before each."""
     if sorter is not None:
         sequence = op.GatherElements(sequence, sorter, axis=-1)
     if isinstance(x, int | float):
@@ -112,7 +112,7 @@ def search_sorted(
 
 # https://github.com/pytorch/pytorch/issues/69201
 def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    """Express ``aten._cdist_forward``, by differences: products would lose what is near zero."""
+    """Express ``aten._cdist_forward`` by differences: products would cancel for distances near zero."""
     gap = op.Abs(op.Sub(op.Unsqueeze(x, _ints(-2)), op.Unsqueeze(y, _ints(-3))))
     if p == 2:
         return op.ReduceL2(gap, _ints(-1), keepdims=0)
@@ -139,7 +139,7 @@ def kth_value(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any
 
 
 def median_along(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """Express ``aten.median.dim``: of an even number of values the lower one in the middle."""
+    """Express ``aten.median.dim``: the lower middle value of an even number."""
     if not x.shape:
         return op.Identity(x), _int(0)
     return kth_value(x, op.Div(op.Add(_size(x, dim), _ints(1)), _ints(2)), dim, keepdim)
@@ -161,7 +161,7 @@ def masked_select(x: Any, mask: Any) -> Any:
 
 # https://github.com/pytorch/pytorch/issues/95613
 def stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
-    """Express ``aten.sort.stable``: ONNX's own order of equal values is stable."""
+    """Express ``aten.sort.stable``: ONNX's order of equal values is stable."""
     found: tuple[Any, Any] = core.aten_sort(x, dim, descending)
     return found
 
@@ -202,7 +202,7 @@ def solve(a: Any, b: Any, left: bool = True) -> Any:
 
 # https://github.com/onnx/onnx/issues/4672
 def _cut(index: Any, source: Any) -> Any:
-    """Return the part of ``source`` that ``index`` has places for, where PyTorch ignores the rest."""
+    """Return the part of ``source`` with the shape of ``index``; PyTorch ignores the rest."""
     rank = len(index.shape)
     if rank == 0 or all(isinstance(a, int) and a == b for a, b in zip(index.shape, source.shape, strict=True)):
         return source
@@ -222,7 +222,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
 
 
 def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
-    """Express ``aten.scatter_reduce.two``; the exporter writes the last value where the mean is asked for."""
+    """Express ``aten.scatter_reduce.two``; the exporter ignores ``mean``: https://github.com/onnx/onnx/issues/5100."""
     part = _cut(index, source)
     if reduce != "mean" or not x.shape or x.dtype.is_integer():
         return core.aten_scatter_reduce(x, dim, index, part, reduce, include_self)
@@ -237,7 +237,7 @@ def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, inclu
 
 # https://github.com/onnx/onnx/issues/4845
 def roll(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
-    """Express ``aten.roll``, also by a number of places that depends on a size, as in ``torch.fft.fftshift``."""
+    """Express ``aten.roll``, also by a shift that depends on a size, as in ``torch.fft.fftshift``."""
     steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
     axes = [dims] if isinstance(dims, int) else list(dims)
     if all(isinstance(step, int) for step in steps) or not axes:
@@ -246,7 +246,7 @@ def roll(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
 
 
 def roll_complex(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
-    """Express ``aten.roll`` of complex numbers, whose parts lie along a last dimension of the graph."""
+    """Express ``aten.roll`` of complex numbers, which have a last dimension of parts in the graph."""
     steps = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
     axes = [dims] if isinstance(dims, int) else list(dims)
     if not axes:

@@ -1,9 +1,8 @@
-"""Lowering to ONNX by PyTorch's dynamo exporter, and what of a program it has no way to express."""
+"""Lowering to ONNX by PyTorch's dynamo exporter, and the operators that it cannot express."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 import re
 import traceback
@@ -18,25 +17,25 @@ from onnxscript import version_converter
 from torch import fx
 
 from ingot.errors import ExportError
-from ingot.export import torch_internals
+from ingot.export import foreign, torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import complex_numbers, contiguous
+from ingot.export.lower import complex_numbers
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
 
-log = logging.getLogger(__name__)
-
 Translations = Mapping[Any, Callable[..., Any]]
-"""Functions of ONNX values, by the operators that they translate; they are called with the operator's arguments."""
+"""Functions of ONNX values by operator; they are called with the operator's arguments and return its results."""
 
-# The exporter writes this opset and later ones; models of an older one are converted from it.
+# The exporter writes this opset and later ones; models of an older opset are converted from it.
 _OLDEST = 18
 _MODEL = "the model"
-_OF_MODELS = "write that part otherwise, or define an operator by ingot.op and say what it is in ONNX"
-_OF_BODIES = "write that part otherwise, or give onnx= in its definition"
-# Its handling of SplitToSequence takes a size for granted that depends on another.
+_MODEL_REMEDY = "rewrite that part, or define an operator by ingot.op with its ONNX form"
+_BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
+# The optimizer's SplitToSequence assumes a known size.
 _OPTIMIZER_ISSUE = "https://github.com/microsoft/onnxscript/pull/2544"
+VIEW_ERROR = "Cannot view a tensor"
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 _NUMBERED = re.compile(r"val_\d+")
 _NODE = re.compile(r"translating node %(\w+)")
 
@@ -47,15 +46,15 @@ def lower(
     translations: Translations | None = None,
     remark: Callable[[str], None] = lambda text: None,
 ) -> ir.Model:
-    """Translate a captured program by PyTorch's dynamo ONNX exporter.
+    """Convert a captured program by PyTorch's dynamo ONNX exporter.
 
-    Operators made by :func:`ingot.op` become nodes in their own domain, with a local function beside them.
+    Operators made by :func:`ingot.op` become nodes in their own domain, each with a local function.
 
     Args:
         program: the program.
         opset: the ONNX operator set; by default the exporter's.
-        translations: for operators that the exporter does not know.
-        remark: called with what should be known of the translation.
+        translations: ONNX forms of operators that the exporter does not know.
+        remark: called with notes for the user.
 
     Raises:
         ExportError: an operator has no ONNX form, or needs a newer opset.
@@ -76,15 +75,15 @@ def lower(
 
 
 def _rename(model: ir.Model, exported: torch.export.ExportedProgram) -> None:
-    """Call weights as the user's module does, and give way to the inputs' and outputs' names within the graph."""
-    _name_turned(model.graph, exported)
+    """Name weights as the user's module does, and rename values that conflict with inputs or outputs."""
+    _name_transposed(model.graph, exported)
     for value in list(model.graph.initializers.values()):
         value.name = user_path(value.name or "")
     NameFixPass()(model)
 
 
-def _name_turned(graph: ir.Graph, exported: torch.export.ExportedProgram) -> None:
-    """Name the weights of linear layers, which the exporter turns and numbers: users know layers by these names."""
+def _name_transposed(graph: ir.Graph, exported: torch.export.ExportedProgram) -> None:
+    """Restore the names of the weights of linear layers, which the exporter transposes and numbers."""
     parameters = exported.graph_signature.inputs_to_parameters
     weights = {
         node.name: parameters[str(node.args[1])]
@@ -102,7 +101,7 @@ def _name_turned(graph: ir.Graph, exported: torch.export.ExportedProgram) -> Non
 
 
 def make_registry(opset: int | None, translations: Translations | None) -> Registry:
-    """Return what the exporter knows, and the operators made by :func:`ingot.op`."""
+    """Return a registry of the exporter's translations and those of operators made by :func:`ingot.op`."""
     registry = torch_internals.registry(max(opset or torch_internals.default_opset(), _OLDEST), own=False)
     known = _known(registry.opset_version).functions.items()
     registry.functions = {target: list(found) for target, found in known}
@@ -115,7 +114,7 @@ def make_registry(opset: int | None, translations: Translations | None) -> Regis
 
 @functools.cache
 def _known(opset: int) -> Registry:
-    """Return PyTorch's own translations. Reading them takes longer than exporting a small model, so it is done once."""
+    """Return PyTorch's translations, cached because reading them takes longer than exporting a small model."""
     with quiet():
         return torch_internals.registry(opset, own=True)
 
@@ -128,12 +127,12 @@ def _translate(
     outputs: Sequence[str] = (),
     remark: Callable[[str], None] = lambda text: None,
 ) -> ir.Model:
-    """Do what ``torch.onnx.export`` does, with a registry that is made once; errors call the program ``subject``."""
+    """Do the same as ``torch.onnx.export``, with a cached registry; errors call the program ``subject``."""
 
     def export(program: torch.export.ExportedProgram) -> ir.Model:
         try:
             return attempt(program, optimize=True)
-        except Exception as error:  # a bug may raise any kind
+        except Exception as error:  # a bug in onnxscript's optimizer may raise any type
             if not _of_optimizer(error):
                 raise
         remark(f"not optimized by onnxscript, which fails on this graph ({_OPTIMIZER_ISSUE})")
@@ -144,20 +143,43 @@ def _translate(
             model: ir.Model = torch_internals.export_onnx(program, registry, inputs, outputs, optimize=optimize)
         return model
 
-    try:
+    def unexpressed(error: Exception) -> str:
+        remedy = _MODEL_REMEDY if subject == _MODEL else _BODY_REMEDY
+        return f"{subject} has no ONNX form: {_explain(error, exported, registry, remedy)}"
+
+    with foreign.reported_as(ExportError, unexpressed):
         try:
             return export(exported)
-        except Exception as error:
-            if "Cannot view a tensor" not in str(error):
+        except torch.onnx.OnnxExporterError as error:
+            if VIEW_ERROR not in str(error):
                 raise
-            return export(contiguous.with_copies(exported))
-    except Exception as error:  # the exporter raises many kinds
-        advice = _OF_MODELS if subject == _MODEL else _OF_BODIES
-        raise ExportError(f"{subject} has no ONNX form: {_explain(error, exported, registry, advice)}") from error
+            return export(with_contiguous_views(exported))
+
+
+def with_contiguous_views(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program that copies each tensor before it takes a view of it, for a retry after VIEW_ERROR.
+
+    The decomposition of an operator, such as ``scaled_dot_product_attention`` with a bias in torch 2.13, may return
+    another memory layout than the capture saw, on which a view fails: https://github.com/pytorch/pytorch/issues/136543
+    ONNX tensors have no layout, so the copies cost nothing there.
+    """
+    copied = torch_internals.with_copied_graph(exported)
+    graph = copied.graph_module.graph
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _VIEWS and isinstance(node.args[0], fx.Node):
+            source = node.args[0]
+            with graph.inserting_before(node):
+                clone = graph.call_function(
+                    torch.ops.aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                )
+            clone.meta = {**source.meta, "val": source.meta["val"].contiguous()}
+            node.update_arg(0, clone)
+    copied.graph_module.recompile()
+    return copied
 
 
 def _of_optimizer(error: BaseException) -> bool:
-    """Tell whether an error was raised by onnxscript's optimizer, not by the translation."""
+    """Return whether an error was raised by onnxscript's optimizer, not by the translation."""
     return any(
         "onnxscript/optimizer" in frame.filename.replace("\\", "/")
         for frame in traceback.extract_tb(error.__traceback__)
@@ -172,10 +194,10 @@ def outside(
     Args:
         program: as captured; it is decomposed as for a translation.
         opset: the ONNX operator set; by default the exporter's.
-        translations: for operators that the exporter does not know, beside those made by :func:`ingot.op`.
+        translations: ONNX forms of further operators; those made by :func:`ingot.op` are known.
 
     Returns:
-        Such as ``aten.special_erfcx.default (model.py:12)``, each operator once.
+        Texts such as ``aten.special_erfcx.default (model.py:12)``, one per operator.
     """
     exported = program.exported if isinstance(program, Program) else program
     registry = make_registry(opset, translations)
@@ -191,7 +213,7 @@ def _missing(nodes: Iterable[fx.Node], registry: Registry) -> tuple[str, ...]:
 
 
 def _decompose(exported: torch.export.ExportedProgram, registry: Registry) -> dict[str, fx.Node]:
-    """Return the calls that the exporter translates, by name."""
+    """Return the calls that the exporter translates, by node name."""
     with quiet():
         decomposed = torch_internals.decomposed(exported, registry)
     graphs = [part.graph for part in decomposed.graph_module.modules() if isinstance(part, fx.GraphModule)]
@@ -203,28 +225,26 @@ def _shown(node: fx.Node) -> str:
     return f"{node.target} ({place.short})" if place is not None else str(node.target)
 
 
-def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: Registry, advice: str) -> str:
-    """Name the operators to blame, and lines of the user's code that call them; ``advice`` says what helps."""
+def _explain(error: Exception, exported: torch.export.ExportedProgram, registry: Registry, remedy: str) -> str:
+    """Name the operators that failed, and the lines of the user's code that call them."""
     causes = [error]
     while isinstance(causes[-1].__cause__, Exception):
         causes.append(causes[-1].__cause__)
-    reason = " ".join(str(causes[-1]).split())[:500] or type(causes[-1]).__name__
-    try:
-        nodes = _decompose(exported, registry)
-    except Exception:  # this may be what failed in the first place
-        log.debug("the failed program cannot be decomposed", exc_info=True)
+    reason = foreign.one_line(causes[-1]) or type(causes[-1]).__name__
+    nodes = foreign.attempt(lambda: _decompose(exported, registry))
+    if nodes is None:  # the decomposition itself may be the step that failed
         return reason
     if missing := _missing(nodes.values(), registry):
-        return f"nothing translates {', '.join(missing)}; {advice}"
+        return f"there is no translation of {', '.join(missing)}; {remedy}"
     failed = [nodes[name] for cause in causes for name in _NODE.findall(str(cause)) if name in nodes]
     return f"{_shown(failed[0])}: {reason}" if failed else reason
 
 
 def _convert(model: ir.Model, opset: int) -> None:
-    """Convert a model to an opset, and make sure that it is one of it.
+    """Convert a model to an opset.
 
     Raises:
-        ExportError: it is not; the message names the operators that need a newer one.
+        ExportError: operators of the model need a newer one; the message names them.
     """
     if opset < _OLDEST:
         with quiet():
@@ -236,7 +256,7 @@ def _convert(model: ir.Model, opset: int) -> None:
             needed[node.op_type] = f"{node.op_type} needs opset {least}"
     made = model.opset_imports.get("")
     if made != opset or needed:
-        reasons = [*needed.values()] or [f"the exporter gives opset {made}"]
+        reasons = [*needed.values()] or [f"the exporter returned opset {made}"]
         raise ExportError(f"the model cannot be expressed in opset {opset}: {', '.join(reasons)}")
 
 

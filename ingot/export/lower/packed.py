@@ -1,4 +1,4 @@
-"""What every way of lowering gives: a model as blobs of an archive."""
+"""The result of every lowering: a model as blobs of an archive."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ingot.tensors import Signature
 
 @dataclass(frozen=True)
 class Packed:
-    """A lowered model in a folder of blobs, and what ``serving.json`` says of it.
+    """A lowered model in a folder of blobs, with its ``format`` and ``requires`` in ``serving.json``.
 
-    ``graph`` is what an engine opens, ``weights`` are the blobs that it refers to, ``notes`` what a user should know.
+    ``graph`` is the file that an engine opens, ``weights`` are the blobs that it refers to, ``notes`` are for the user.
     """
 
     graph: Descriptor
@@ -33,29 +33,29 @@ class Packed:
 
 
 def put(path: Path, blobs: BlobFolder) -> Descriptor:
-    """Put a model file into ``blobs``, where it keeps its name as an annotation."""
+    """Put a model file into ``blobs``, with its name as an annotation."""
     with path.open("rb") as stream:
         chunks = iter(lambda: stream.read(1 << 20), b"")
         return blobs.put(chunks, manifest.WEIGHT, {manifest.FILEPATH: path.name})
 
 
 def header(program: Program, operators: Iterable[str] = ()) -> str:
-    """Return what a file of PyTorch's own formats must be told to remember, as JSON."""
+    """Return the JSON header that Ingot stores in a file of a PyTorch format."""
     document = TorchHeader(torch=release(), signature=program.signature, operators=tuple(operators))
     return manifest.encode(document).decode()
 
 
 def release() -> str:
-    """Return PyTorch's version without what it was built for."""
+    """Return PyTorch's version without the build suffix, such as ``+cpu``."""
     return torch.__version__.partition("+")[0]
 
 
 def precision(weights: Iterable[tuple[str, int]], signature: Signature) -> str:
-    """Return the floating-point type that holds most of the weights' bytes, as variants are called: ``fp32``, ``bf16``.
+    """Return the floating-point type of most of the weights' bytes, as in names of variants: ``fp32``, ``bf16``.
 
     Args:
-        weights: the type of each, such as ``float32``, and its bytes.
-        signature: tells the type of a model without weights.
+        weights: datatype, such as ``float32``, and size in bytes of each weight.
+        signature: the source of the type of a model without weights.
     """
     totals: Counter[str] = Counter()
     for name, size in weights:

@@ -1,4 +1,4 @@
-"""Lowering in parts: what ONNX can express runs in ONNX Runtime, and the rest in PyTorch."""
+"""Lowering in parts: operators with an ONNX form run in ONNX Runtime, the others in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from torch import fx
 
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import torch_internals
-from ingot.export.lower import contiguous
+from ingot.export import foreign, torch_internals
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.onnx import Translations
@@ -33,11 +32,11 @@ def pack(
 ) -> Packed:
     """Lower a program in parts and put them into ``blobs``.
 
-    Where no part needs PyTorch the result is an ONNX model, and where all do, a PyTorch program; a note says so.
+    If no part needs PyTorch the result is an ONNX model, and if all do, a PyTorch program; a note reports either.
 
     Args:
-        program: what is lowered.
-        blobs: where the parts go.
+        program: the program.
+        blobs: the destination of the parts.
         opset: the ONNX operator set; by default the exporter's.
         translations: ONNX forms of operators that the exporter does not know.
 
@@ -48,8 +47,8 @@ def pack(
     parts = made.parts
     if len(parts) < 2:
         parts = (Part(program, tuple(name for part in parts for name in part.special)),)
-    made_of = [_pack_part(part, blobs, opset, translations) for part in parts]
-    packed, runners = [item for item, _ in made_of], [runner for _, runner in made_of]
+    results = [_pack_part(part, blobs, opset, translations) for part in parts]
+    packed, runners = [item for item, _ in results], [runner for _, runner in results]
     notes = [note for item in packed for note in item.notes]
     if len(parts) == 1:
         return replace(packed[0], notes=(f"the model is not split: {runners[0]} runs all of it", *notes))
@@ -61,35 +60,32 @@ def pack(
 
 
 def split(program: Program, opset: int | None = None, translations: Translations | None = None) -> Cut:
-    """Cut a program so that what the ONNX exporter cannot translate is apart; see :func:`pack`.
+    """Cut a program so that operators without an ONNX form are in separate parts; see :func:`pack`.
 
     Raises:
         ExportError: the model cannot be split.
     """
     registry = lower_onnx.make_registry(opset, translations)
-    try:
-        with quiet():
-            # Functional, so that no part changes a tensor of another; and operators as large as they were written.
-            exported = program.exported.run_decompositions({})
-            try:
-                missing = set(_untranslatable(exported, registry))
-            except ValueError as error:
-                if "Cannot view a tensor" not in str(error):
-                    raise
-                exported = contiguous.with_copies(exported)
-                missing = set(_untranslatable(exported, registry))
-    except Exception as error:  # the decompositions raise many kinds
-        reason = " ".join(str(error).split())[:500]
-        raise ExportError(f"the model cannot be split: {type(error).__name__}: {reason}") from error
+    with foreign.reported_as(ExportError, "the model cannot be split"), quiet():
+        # An empty table makes the program functional, so that no part changes a tensor of another, and keeps
+        # operators as large as they were written.
+        exported = program.exported.run_decompositions({})
+        try:
+            missing = set(_untranslatable(exported, registry))
+        except ValueError as error:
+            if lower_onnx.VIEW_ERROR not in str(error):
+                raise
+            exported = lower_onnx.with_contiguous_views(exported)
+            missing = set(_untranslatable(exported, registry))
     special = {node for node in exported.graph.nodes if node.name in missing}
-    if special:  # complex numbers have no form that two engines share
+    if special:  # the engines represent complex numbers differently
         special |= {node for node in exported.graph.nodes if node.op == "call_function" and _is_complex(node)}
     return cut(replace(program, exported=exported), special)
 
 
 def _untranslatable(exported: torch.export.ExportedProgram, registry: torch_internals.Registry) -> Iterator[str]:
-    """Yield the names of nodes that, after the exporter's own decompositions, hold an operator without ONNX form."""
-    with _own_sizes(exported):
+    """Yield the names of nodes that contain an operator without ONNX form after the exporter's decompositions."""
+    with _no_pending_sizes(exported):
         decomposed = torch_internals.decomposed(exported, registry, prepared=True)
     for node in decomposed.graph.nodes:
         if not _is_translatable(node, decomposed.graph_module, registry):
@@ -98,8 +94,8 @@ def _untranslatable(exported: torch.export.ExportedProgram, registry: torch_inte
 
 
 @contextlib.contextmanager
-def _own_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
-    """Forget the sizes that depend on values and that a translation made up, which the next one would miss."""
+def _no_pending_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
+    """Clear the unbacked symbols that a translation created, at the end: the next one would fail on them."""
     try:
         yield
     finally:
@@ -109,7 +105,7 @@ def _own_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 def _is_translatable(node: fx.Node, module: fx.GraphModule, registry: torch_internals.Registry) -> bool:
-    """Tell whether a node has an ONNX form, and so have all in the branches that it chooses from."""
+    """Return whether a node has an ONNX form, and so have all nodes in the branches that it selects from."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     held = [getattr(module, str(source.target)) for source in node.all_input_nodes if source.op == "get_attr"]
@@ -127,7 +123,7 @@ def _is_complex(node: fx.Node) -> bool:
 def _pack_part(
     part: Part, blobs: BlobFolder, opset: int | None, translations: Translations | None
 ) -> tuple[Packed, str]:
-    """Pack a part for the engine that can run it, and say which that is, and why."""
+    """Pack a part for the engine that can run it; also return the engine's name and the reason."""
     if part.special:
         return lower_program.pack(part.program, blobs), f"PyTorch (for {', '.join(part.special)})"
     try:
@@ -138,7 +134,7 @@ def _pack_part(
 
 
 def _pack_onnx(program: Program, blobs: BlobFolder, opset: int | None, translations: Translations | None) -> Packed:
-    with _own_sizes(program.exported):
+    with _no_pending_sizes(program.exported):
         model = lower_onnx.lower(program, opset, translations)
     graph, weights = onnx_graph.pack(model, blobs)
     load_engine(blobs.path(graph), device="cpu").close()
@@ -155,16 +151,16 @@ def _assemble(made: Cut, packed: Sequence[Packed], program: Program, blobs: Blob
         weights[item.graph.digest] = item.graph.model_copy(update={"annotations": file})
         weights.update({weight.digest: weight for weight in item.weights})
         requires.update(item.requires)
-        takes, gives = part.program.signature.inputs, part.program.signature.outputs
+        signature = part.program.signature
         segments.append(
             Segment(
                 format="onnx" if item.format == "onnx" else "pt2",
                 blob=item.graph.hex,
-                inputs=tuple(spec.name for spec in takes),
-                outputs=tuple(spec.name for spec in gives),
+                inputs=tuple(spec.name for spec in signature.inputs),
+                outputs=tuple(spec.name for spec in signature.outputs),
             )
         )
-    for name in ("engine", "operators"):  # of all parts, not of the last
+    for name in ("engine", "operators"):  # joined over all parts; update() above kept the last
         if name in requires:
             requires[name] = ", ".join(sorted({item.requires[name] for item in packed if name in item.requires}))
     plan = PartitionPlan(signature=program.signature, segments=tuple(segments), outputs=made.outputs)

@@ -1,4 +1,4 @@
-"""Lowering to a PyTorch program: an ``ExportedProgram`` as a file, which PyTorch's own operators run."""
+"""Lowering to a PyTorch program: an ``ExportedProgram`` as a file, which PyTorch's operators run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ingot.errors import ExportError
+from ingot.export import foreign
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.program import Program, quiet
 from ingot.export.torch_internals import OpOverload, python_body, with_copied_graph
@@ -24,22 +25,22 @@ def lower(program: Program, path: Path, *, decompose: bool = False) -> Path:
     """Save a captured program.
 
     Args:
-        program: what is saved.
+        program: the program.
         path: the file; its name ends in ``.pt2``.
-        decompose: break operators down to core ATen, of which there are some 200, instead of over 2000.
+        decompose: decompose operators to core ATen, some 200 operators instead of over 2,000.
 
     Raises:
-        ExportError: PyTorch cannot save it, or an operator of one's own fixes a dimension.
+        ExportError: PyTorch cannot save it, or a user-defined operator fixes a dimension.
     """
     program = inlined(program)
-    try:
-        with quiet():
-            saved = program.exported.run_decompositions() if decompose else program.exported
-            torch.export.save(_stripped(saved), path, extra_files={HEADER: header(program, foreign_operators(program))})
-    except Exception as error:  # the serializer raises many kinds
-        reason = str(error).partition("\n")[0][:500]
-        raise ExportError(f"PyTorch cannot save the model as a program: {reason}") from error
+    with foreign.reported_as(ExportError, _unsaved), quiet():
+        saved = program.exported.run_decompositions() if decompose else program.exported
+        torch.export.save(_stripped(saved), path, extra_files={HEADER: header(program, foreign_operators(program))})
     return path
+
+
+def _unsaved(error: Exception) -> str:
+    return f"PyTorch cannot save the model as a program: {foreign.first_line(error)[:500]}"
 
 
 def pack(program: Program, blobs: BlobFolder, *, decompose: bool = False) -> Packed:
@@ -49,17 +50,17 @@ def pack(program: Program, blobs: BlobFolder, *, decompose: bool = False) -> Pac
         path = lower(program, Path(folder) / "model.pt2", decompose=decompose)
         graph = put(path, blobs)
     requires = {"engine": "torch", "torch": release()}
-    foreign = ", ".join(foreign_operators(program))
-    if not foreign:
+    custom = ", ".join(foreign_operators(program))
+    if not custom:
         return Packed(graph, (), "pt2", requires)
-    note = f"it runs only in a process that has imported what defines {foreign}"
-    return Packed(graph, (), "pt2", requires | {"operators": foreign}, (note,))
+    note = f"it runs only in a process that has imported the code that defines {custom}"
+    return Packed(graph, (), "pt2", requires | {"operators": custom}, (note,))
 
 
 def inlined(program: Program) -> Program:
-    """Replace operators that are defined in Python by what they do, so that the program runs without their source.
+    """Replace operators defined in Python by their bodies, so that the program runs without their source.
 
-    One whose body cannot be traced stays.
+    Operators whose bodies cannot be traced stay.
 
     Raises:
         ExportError: a body fixes a dimension that is declared dynamic.
@@ -68,24 +69,23 @@ def inlined(program: Program) -> Program:
     bodies = {operator: body for operator, body in found if body is not None}
     if not bodies:
         return program
-    try:
-        with quiet():
-            expanded = program.exported.run_decompositions(bodies)
-    except Exception:  # noqa: BLE001 - the user's code may raise anything, and may do what no graph can
+    with quiet():
+        expanded = foreign.attempt(lambda: program.exported.run_decompositions(bodies))
+    if expanded is None:
         return program
     inputs = [node for node in expanded.graph.nodes if node.name in expanded.graph_signature.user_inputs]
     for spec, node in zip(program.signature.inputs, inputs, strict=True):
         for dim, size in zip(spec.shape, node.meta["val"].shape, strict=True):
             if isinstance(dim, str) and (isinstance(size, int) or size.node.expr.is_number):
                 raise ExportError(
-                    f"dimension '{dim}' of input '{spec.name}' becomes fixed at {int(size)} in what "
-                    f"{' and '.join(map(str, bodies))} does; declare it as {int(size)}, or export to ONNX"
+                    f"dimension '{dim}' of input '{spec.name}' becomes fixed at {int(size)} in the body of "
+                    f"{' and '.join(map(str, bodies))}; declare it as {int(size)}, or export to ONNX"
                 )
     return replace(program, exported=expanded)
 
 
 def _stripped(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a copy without what is the author's own business: lines of his code, where it lies, and his example."""
+    """Return a copy without the author's private data: lines and paths of their code, and their example inputs."""
     copied = with_copied_graph(exported)
     for node in _nodes(copied):
         node.meta.pop("stack_trace", None)
@@ -94,7 +94,7 @@ def _stripped(exported: torch.export.ExportedProgram) -> torch.export.ExportedPr
 
 
 def foreign_operators(program: Program) -> dict[str, OpOverload]:
-    """Return the operators of a program that PyTorch itself does not have, by name, such as ``acme::norm``."""
+    """Return the operators of a program that are not part of PyTorch, by name, such as ``acme::norm``."""
     targets = (node.target for node in _nodes(program.exported))
     found = [item for item in targets if isinstance(item, OpOverload) and item.namespace not in _BUILT_IN]
     return {str(item.name()): item for item in sorted(found, key=str)}  # type: ignore[no-untyped-call]

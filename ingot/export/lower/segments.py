@@ -1,4 +1,4 @@
-"""Cutting a captured program into programs that run one after the other."""
+"""Cut a captured program into programs that run one after the other."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ from ingot.export.torch_internals import pytree
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
 Exported = torch.export.ExportedProgram
-# A step into another engine and back, some 50 us, is what PyTorch needs for about ten small operators.
+# Switching to another engine and back takes some 50 us, as much as about ten small operators in PyTorch.
 _WORTH_A_STEP = 8
 
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a program that was cut.
-
-    ``special`` are those of its operators for which it is apart; the other parts have none.
-    """
+    """One step of a program that was cut; ``special`` are the operators that made it a separate part, if any."""
 
     program: Program
     special: tuple[str, ...] = ()
@@ -45,10 +42,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a program in order, and which of their values are its outputs, in the order of its signature.
+    """The parts of a program in order, and the names of its outputs, in the order of its signature.
 
-    An input of the program is called by its own name, and so are the inputs of parts that it goes to. A value between
-    parts is called as its node, behind a percent sign.
+    An input of the program has the same name in the parts that read it. The name of a value between parts is a percent
+    sign and the name of its node.
     """
 
     parts: tuple[Part, ...]
@@ -56,14 +53,14 @@ class Cut:
 
 
 def cut(program: Program, special: Collection[fx.Node]) -> Cut:
-    """Cut a program into as few parts as can be, so that those of its operators that are special are apart.
+    """Cut a program into as few parts as possible, so that special operators are in separate parts.
 
     Args:
-        program: its graph is functional: no operator changes a tensor.
+        program: a program whose graph is functional: no operator changes a tensor.
         special: nodes of its graph.
 
     Raises:
-        ExportError: a value that would have to pass from part to part is no tensor of a known type.
+        ExportError: a value that would have to pass from part to part is not a tensor of a known type.
     """
     graph = program.exported.graph
     levels = _assign(program.exported, set(special))
@@ -71,25 +68,25 @@ def cut(program: Program, special: Collection[fx.Node]) -> Cut:
     for node, level in levels.items():
         groups[level].append(node)
     inner = [_with_free(graph, groups[level]) for level in sorted(groups)]
-    taken = [[node for node in graph.nodes if _enters(node, nodes)] for nodes in inner]
-    given = [groups[level] for level in sorted(groups)]
+    read = [[node for node in graph.nodes if _enters(node, nodes)] for nodes in inner]
+    computed = [groups[level] for level in sorted(groups)]
     returned: list[fx.Node] = list(graph.output_node().args[0])
-    if inner:  # a weight that is returned as it is must come from somewhere
+    if inner:  # the first part returns the weights that are outputs of the program themselves
         weights = [node for node in _weights(program.exported) if node in returned]
-        taken[0] += [node for node in weights if node not in taken[0]]
-        given[0] = [*given[0], *weights]
-    crossing = {*returned, *(node for nodes in taken for node in nodes)}
+        read[0] += [node for node in weights if node not in read[0]]
+        computed[0] = [*computed[0], *weights]
+    crossing = {*returned, *(node for nodes in read for node in nodes)}
     values = _Values(program)
     parts = []
-    for nodes, inputs, outputs in zip(inner, taken, given, strict=True):
-        own = dict.fromkeys(_name(node) for node in outputs if node in special)
-        leaving = [node for node in outputs if node in crossing]
-        parts.append(Part(_part(program.exported, nodes, inputs, leaving, values), tuple(own)))
+    for nodes, inputs, results in zip(inner, read, computed, strict=True):
+        own = dict.fromkeys(_name(node) for node in results if node in special)
+        outputs = [node for node in results if node in crossing]
+        parts.append(Part(_part(program.exported, nodes, inputs, outputs, values), tuple(own)))
     return Cut(tuple(parts), tuple(values.name(node) for node in returned))
 
 
 def _assign(exported: Exported, special: set[fx.Node]) -> dict[fx.Node, int]:
-    """Return the step that each operator runs in: odd ones for those that are special, even ones for the others."""
+    """Return the step that each operator runs in: odd for special operators, even for the others."""
     weights = set(_weights(exported))
     while True:
         levels = _levels(exported.graph, special)
@@ -116,14 +113,14 @@ def _levels(graph: fx.Graph, special: set[fx.Node]) -> dict[fx.Node, int]:
         ready[node] = max((ready[source] for source in node.all_input_nodes), default=0)
         if _is_free(node) or node.op == "output":
             continue
-        if node.target is not operator.getitem:  # which belongs to what it takes apart
+        if node.target is not operator.getitem:  # which stays with the operator whose results it unpacks
             ready[node] += ready[node] % 2 != (node in special)
         levels[node] = ready[node]
     return levels
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Tell whether a node can be repeated in any part: weights, subgraphs, and the arithmetic of sizes."""
+    """Return whether a node can be repeated in any part: weights, subgraphs, and the arithmetic of sizes."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return node.op in ("placeholder", "get_attr") or not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
@@ -156,7 +153,7 @@ def _name(node: fx.Node) -> str:
 
 
 class _Values:
-    """The names, datatypes and shapes of a program's values, in the user's words where he has any."""
+    """The names, datatypes and shapes of a program's values, with the user's names where there are any."""
 
     def __init__(self, program: Program):
         self._signature = program.signature
@@ -172,10 +169,10 @@ class _Values:
         return self._inputs[node].name if node in self._inputs else f"%{node.name}"
 
     def signature(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Signature:
-        takes, gives = tuple(map(self._spec, inputs)), tuple(map(self._spec, outputs))
-        computed = [dim for dim in symbols(takes) if dim not in self._signature.symbols]
-        # Such as the count of what was found, which may be none.
-        return Signature(takes, gives, ranges={**self._signature.ranges, **dict.fromkeys(computed, Range(0))})
+        read, computed = tuple(map(self._spec, inputs)), tuple(map(self._spec, outputs))
+        # Sizes that depend on values, such as a number of detections, may be 0.
+        inner = [dim for dim in symbols(read) if dim not in self._signature.symbols]
+        return Signature(read, computed, ranges={**self._signature.ranges, **dict.fromkeys(inner, Range(0))})
 
     def _spec(self, node: fx.Node) -> TensorSpec:
         if node in self._inputs:
@@ -195,7 +192,7 @@ class _Values:
 def _part(
     owner: Exported, nodes: set[fx.Node], sources: Sequence[fx.Node], outputs: Sequence[fx.Node], values: _Values
 ) -> Program:
-    """Return some nodes of a program as a program of their own, without tracing them again."""
+    """Return some nodes of a program as a separate program, without tracing them again."""
     lifted = {spec.arg.name: spec for spec in owner.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT}
     weights = [node for node in sources if node.name in lifted]
     inputs = [node for node in sources if node.name not in lifted]
@@ -239,6 +236,6 @@ def _ranges(owner: Exported, graph: fx.Graph) -> dict[sympy.Symbol, Any]:
 
 
 def _entry(inputs: int, outputs: int) -> ModuleCallEntry:
-    """Return how the whole of a program is called: with tensors by position, for a tuple of tensors."""
-    takes, gives = pytree.tree_structure(((0,) * inputs, {})), pytree.tree_structure((0,) * outputs)
-    return ModuleCallEntry("", ModuleCallSignature([], [], takes, gives))
+    """Return the calling convention of a program: tensors by position, and a tuple of tensors as the result."""
+    arguments, results = pytree.tree_structure(((0,) * inputs, {})), pytree.tree_structure((0,) * outputs)
+    return ModuleCallEntry("", ModuleCallSignature([], [], arguments, results))

@@ -1,6 +1,6 @@
-"""ONNX forms of operators beside those that PyTorch's exporter has.
+"""ONNX forms of operators that PyTorch's exporter lacks or gets wrong.
 
-Most are of what the capture and the rewrite rules put into a graph; the rest are of what the exporter gets wrong.
+Most of them are of operators that the capture and the rewrite rules insert into a graph.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ op: Any = opset18
 def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
     """Express ``aten.rsub.Scalar``, ``number - alpha * x``.
 
-    PyTorch decomposes it to a subtraction with the number first, which its exporter refuses where integers turn to
-    floating point, as in ``1.0 - attention_mask``.
+    PyTorch decomposes it to a subtraction with the number first, which its exporter rejects if an integer tensor
+    becomes floating point, as in ``1.0 - attention_mask``.
     """
     if x.dtype.is_integer() and not (isinstance(number, int) and isinstance(alpha, int)):
         x = op.Cast(x, to=ir.DataType.FLOAT)
@@ -35,9 +35,9 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
 
 
 def floor_divide_sizes(x: Any, y: Any) -> Any:
-    """Express ``operator.floordiv`` of sizes, which rounds down, where the exporter's division rounds to zero.
+    """Express ``operator.floordiv`` of sizes, which rounds down; the exporter's division rounds towards zero.
 
-    They differ below zero only, as in ``-(-size // 2)``; a size of a tensor by a positive number keeps the short form.
+    They differ below zero only, as in ``-(-size // 2)``, so dividing a size by a positive number stays one node.
     """
     if _is_positive(y) and _is_size(x):
         return op.Div(x, y)
@@ -62,7 +62,7 @@ def _is_size(x: Any) -> bool:
 
 
 def log_sigmoid(x: Any) -> Any:
-    """Express ``aten.log_sigmoid``; the exporter's logarithm of a sigmoid is infinite from -20 on."""
+    """Express ``aten.log_sigmoid``; the exporter's logarithm of a sigmoid is infinite below -20."""
     return op.Neg(op.Softplus(op.Neg(x)))
 
 
@@ -72,7 +72,7 @@ def log_add_exp(x: Any, y: Any) -> Any:
 
 
 def log_cum_sum_exp(x: Any, dim: int) -> Any:
-    """Express ``aten.logcumsumexp``: each place's sum is taken around the largest value up to there."""
+    """Express ``aten.logcumsumexp``; each prefix is scaled by its largest value, so that it does not overflow."""
     rank = len(x.shape)
     last = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
     values = op.Transpose(x, perm=last)
@@ -87,12 +87,15 @@ def log_cum_sum_exp(x: Any, dim: int) -> Any:
 
 
 def _log1p_exp(x: Any) -> Any:
-    """Return ``log(1 + exp(x))`` of what is not positive."""
+    """Return ``log(1 + exp(x))`` for ``x`` of at most 0."""
     return op.Log(op.Add(op.Exp(x), op.CastLike(op.Constant(value_float=1.0), x)))
 
 
 def clamp(x: Any, least: Any = None, most: Any = None) -> Any:
-    """Express ``aten.clamp``, for integers by comparisons: ONNX Runtime's own kernels are wrong beyond 32 bits."""
+    """Express ``aten.clamp``, for integers by comparisons: ONNX Runtime's kernels are wrong beyond 32 bits.
+
+    See https://github.com/microsoft/onnxruntime/pull/25280.
+    """
     if not x.dtype.is_integer():
         return core.aten_clamp(x, least, most)
     for bound, beyond in ((least, op.Less), (most, op.Greater)):
@@ -122,7 +125,7 @@ def sign(x: Any) -> Any:
 
 
 def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    """Express ``aten.div`` with rounding; integers by a number are not taken through floating point."""
+    """Express ``aten.div`` with rounding; integers divided by an integer are not converted to floating point."""
     if rounding_mode == "trunc" and isinstance(y, int) and y and x.dtype.is_integer():
         return op.Div(x, op.Constant(value=ir.tensor(y, x.dtype)))
     return core.aten_div_mode(x, y, rounding_mode)

@@ -1,4 +1,4 @@
-"""What ``ingot export`` is pointed at: a module by import path, a saved model, or a folder that holds one."""
+"""Sources of an export: a module by its import path, a saved model, or a folder that contains one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import nn
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, NotFound
+from ingot.export import foreign
 from ingot.export.arguments import FileArrays
 from ingot.export.source import checkpoint as checkpoints
 from ingot.export.source import imported, repositories
 from ingot.export.source.checkpoint import load_checkpoint
 from ingot.export.source.files import load_program, load_torchscript
 from ingot.export.source.model_file import load_model_file
-from ingot.export.source.text import one_line
 
 _SUFFIXES = (".onnx", ".pt", ".pth", ".pt2")
 
@@ -44,22 +44,24 @@ def load_source(
         source: ``package.module:attribute`` (a module, class or factory), a TorchScript ``.pt``, an ExportedProgram
             ``.pt2`` or an ``.onnx`` file, ``folder:entry`` of a local torch.hub repository, or the folder of a
             transformers model.
-        checkpoint: a file with the module's ``state_dict``. The ``hyper_parameters`` that one of a LightningModule
-            carries are the arguments of the class.
+        checkpoint: a file with the module's ``state_dict``. The ``hyper_parameters`` in that of a LightningModule
+            are the arguments of the class.
         map_location: the device that tensors are loaded to, as in ``torch.load``.
-        allow_code: run code that a model comes with: in a ``.pt2`` file, or in a transformers folder with an
+        allow_code: run code that is part of a model: in a ``.pt2`` file, or in a transformers folder with an
             ``auto_map``.
-        remark: called with what should be known of the checkpoint.
+        remark: called with notes on the checkpoint.
 
     Raises:
         NotFound: the file, the Python module or the attribute does not exist.
-        InvalidArgument: the attribute gives no ``nn.Module``, the checkpoint does not fit it, or ``allow_code`` is
-            needed.
-        Unsupported: the package that the source needs is not installed.
+        InvalidArgument: the attribute does not return an ``nn.Module``, the checkpoint does not fit it, or
+            ``allow_code`` is needed.
+        Unsupported: a package that the source needs is not installed.
     """
     saved = _saved(source, map_location, allow_code)
     if saved is not None and checkpoint is not None:
-        raise InvalidArgument(f"{source} holds its weights already; --checkpoint goes with package.module:attribute")
+        raise InvalidArgument(
+            f"{source} contains its weights; use --checkpoint with package.module:attribute, or leave it out"
+        )
     if saved is not None:
         return saved
     found = imported.find(source)
@@ -73,17 +75,17 @@ def load_source(
 
 
 def names_code(source: str) -> bool:
-    """Tell whether a source is an import path, not a file or folder."""
+    """Return whether a source is an import path, not a file or folder."""
     path, folder = Path(source).expanduser(), Path(source.rpartition(":")[0]).expanduser()
     return path.suffix not in _SUFFIXES and not path.is_dir() and not (":" in source and folder.is_dir())
 
 
 def load_example(text: str | None) -> Any:
-    """Return example inputs: the arrays of an ``.npz`` file, or what ``package.module:attribute`` holds or gives.
+    """Return example inputs: the arrays of an ``.npz`` file, or ``package.module:attribute``, called if it is callable.
 
     Raises:
         NotFound: there is no such file, Python module or attribute.
-        InvalidArgument: it is no ``.npz`` file, or importing or calling it fails.
+        InvalidArgument: it is not an ``.npz`` file, or importing or calling it fails.
     """
     if text is None:
         return None
@@ -92,14 +94,12 @@ def load_example(text: str | None) -> Any:
     found = imported.find(text)
     if not callable(found):
         return found
-    try:
+    with foreign.reported_as(InvalidArgument, f"calling {text} failed"):
         return found()
-    except Exception as error:
-        raise InvalidArgument(f"calling {text} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _saved(source: str, map_location: str, allow_code: bool) -> nn.Module | Path | None:
-    """Return the model that a file or folder holds, or None if ``source`` names none."""
+    """Return the model in a file or folder, or None if ``source`` is neither."""
     path = Path(source).expanduser()
     if path.suffix in _SUFFIXES:
         if not path.is_file():

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ingot.errors import InvalidArgument, NotFound
+from ingot.export import foreign
 from ingot.export.program import quiet
-from ingot.export.source.text import first_line
 
 _COMPILED = "_orig_mod"
-# What PyTorch says of a pickle that names more than it allows, not of one that is damaged.
+# PyTorch's messages for a pickle with types that it does not allow, as opposed to a damaged one.
 _FORBIDDEN = re.compile(
     r"Unsupported (global|class|operand)|unrecognized function|Can only|not an allowed|is not allowed"
 )
@@ -34,17 +34,16 @@ def load_checkpoint(
 ) -> None:
     """Load a ``state_dict`` into a module; all keys must match.
 
-    A training checkpoint is searched for its ``state_dict`` (also as ``model_state_dict`` or ``model``). A prefix that
-    all keys have is removed where the rest then fits: ``module.`` of ``DataParallel``, ``_orig_mod.`` of
-    ``torch.compile``, the attribute that a LightningModule keeps the network in. Only tensors are unpickled, never
-    code.
+    A training checkpoint is searched for its ``state_dict`` (also as ``model_state_dict`` or ``model``). A prefix of
+    all keys is removed if the keys fit without it: ``module.`` of ``DataParallel``, ``_orig_mod.`` of
+    ``torch.compile``, the attribute of the network in a LightningModule. Only tensors are unpickled, never code.
 
     Args:
-        module: what the weights are for.
+        module: the module to load the weights into.
         path: the file.
         map_location: the device that tensors are loaded to.
-        called: what messages call the file; by default its path.
-        remark: called with what should be known of the keys.
+        called: the file's name in messages; its path by default.
+        remark: called with notes on the keys.
 
     Raises:
         NotFound: there is no such file.
@@ -65,7 +64,7 @@ def load_checkpoint(
 
 
 def _without_prefix(state: dict[str, torch.Tensor], wanted: set[str]) -> tuple[dict[str, torch.Tensor], str]:
-    """Return a ``state_dict`` without the prefix of all its keys with which fewer of them fit, and that prefix."""
+    """Return a ``state_dict`` without the common prefix whose removal makes most keys fit, and that prefix."""
     compiled = any(f"{_COMPILED}." in key for key in state) and not any(_COMPILED in key for key in wanted)
     keys = {key: key.replace(f"{_COMPILED}.", "") if compiled else key for key in state}
     prefix, candidates = "", [("", keys)]
@@ -76,14 +75,14 @@ def _without_prefix(state: dict[str, torch.Tensor], wanted: set[str]) -> tuple[d
         prefix += f"{firsts.pop()}."
         keys = {key: short.partition(".")[2] for key, short in keys.items()}
         candidates.append((prefix, keys))
-    # Of several that fit alike, the shortest: it leaves the names that the user knows.
+    # max() returns the first, shortest prefix of several that fit equally well.
     prefix, keys = max(candidates, key=lambda item: len(wanted.intersection(item[1].values())))
     shown = f"{_COMPILED}." if compiled and not prefix else prefix
     return {keys[key]: value for key, value in state.items()}, shown
 
 
 def _partly(state: Mapping[str, torch.Tensor], module: nn.Module) -> str:
-    """Say what keeps the keys under one prefix from fitting, where more of those fit than of all keys."""
+    """Return why the keys under one prefix do not fit, if more of them fit than of all keys; otherwise ''."""
     wanted = module.state_dict()
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
@@ -105,7 +104,7 @@ def _partly(state: Mapping[str, torch.Tensor], module: nn.Module) -> str:
 
 
 def hyperparameters(path: Path) -> dict[str, Any]:
-    """Return the constructor's arguments that a checkpoint of a LightningModule carries, or none.
+    """Return the constructor's arguments in a checkpoint of a LightningModule, or an empty dict.
 
     Raises:
         NotFound: there is no such file.
@@ -118,31 +117,31 @@ def hyperparameters(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, map_location: str, called: str) -> Any:
-    """Unpickle a checkpoint, tensors and plain values only; messages call it ``called``.
+    """Unpickle a checkpoint of tensors and plain values only; messages call it ``called``.
 
     Raises:
         NotFound: there is no such file.
-        InvalidArgument: it is not a checkpoint, or holds more than that.
+        InvalidArgument: it is not a checkpoint, or contains other objects.
     """
     if not path.is_file():
         raise NotFound(f"there is no checkpoint {called}")
     check_device(map_location)
-    try:
-        with quiet():
-            return torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # a damaged file raises many kinds
+
+    def unread(error: Exception) -> str:
         check_whole(path, called)
         if _is_torchscript(path):
-            raise InvalidArgument(
-                f"{called} is a TorchScript file, which is a whole model; export it directly: ingot export {called}"
-            ) from error
+            return f"{called} is a TorchScript file, which is a whole model; export it directly: ingot export {called}"
         if isinstance(error, pickle.UnpicklingError) and _FORBIDDEN.search(str(error)):
-            raise InvalidArgument(
-                f"{called} holds more than tensors, which could run code when loaded; save model.state_dict() instead"
-            ) from error
+            return (
+                f"{called} contains more than tensors, which could run code when loaded; "
+                "save model.state_dict() instead"
+            )
         if isinstance(error, EOFError) or "EOF" in str(error):
-            raise _cut_short(called) from error
-        raise InvalidArgument(f"{called} is not a PyTorch checkpoint, or is damaged: {first_line(error)}") from error
+            return _truncated(called)
+        return f"{called} is not a PyTorch checkpoint, or is damaged: {foreign.first_line(error)}"
+
+    with foreign.reported_as(InvalidArgument, unread), quiet():
+        return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -153,17 +152,17 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def check_whole(path: Path, called: str) -> None:
-    """Raise InvalidArgument if a file is empty, or begins as a ZIP archive and has no end of one."""
+    """Raise InvalidArgument if a file is empty, or begins as a ZIP archive and does not end as one."""
     if path.stat().st_size == 0:
-        raise InvalidArgument(f"{called} is empty; copy or download it once more")
+        raise InvalidArgument(f"{called} is empty; copy or download it again")
     with path.open("rb") as file:
         start = file.read(4)
     if b"PK\x03\x04".startswith(start) and not zipfile.is_zipfile(path):
-        raise _cut_short(called)
+        raise InvalidArgument(_truncated(called))
 
 
-def _cut_short(called: str) -> InvalidArgument:
-    return InvalidArgument(f"{called} is truncated or damaged: its end is missing; copy or download it once more")
+def _truncated(called: str) -> str:
+    return f"{called} is truncated or damaged: its end is missing; copy or download it again"
 
 
 def _find_state(loaded: Any, called: str) -> dict[str, torch.Tensor]:
@@ -173,7 +172,7 @@ def _find_state(loaded: Any, called: str) -> dict[str, torch.Tensor]:
             break
     if not isinstance(loaded, Mapping) or not loaded or not all(map(_is_weight, loaded.items())):
         keys = ", ".join(str(key) for key in list(loaded)[:8]) if isinstance(loaded, Mapping) else type(loaded).__name__
-        raise InvalidArgument(f"{called} holds no state_dict; it holds: {keys or 'nothing'}")
+        raise InvalidArgument(f"{called} does not contain a state_dict; it contains: {keys or 'nothing'}")
     return dict(loaded)
 
 
@@ -182,8 +181,10 @@ def _is_weight(item: tuple[Any, Any]) -> bool:
 
 
 def check_device(map_location: str) -> None:
-    """Raise InvalidArgument if tensors cannot be on a device here."""
+    """Raise InvalidArgument if this machine cannot load tensors to a device."""
     try:
         torch.empty(0, device=map_location)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidArgument(f"tensors cannot be loaded to '{map_location}' here: {first_line(error)}") from error
+        raise InvalidArgument(
+            f"tensors cannot be loaded to '{map_location}' here: {foreign.first_line(error)}"
+        ) from error

@@ -1,4 +1,4 @@
-"""What a model itself says about how it is called, for exports that say nothing of their own."""
+"""Descriptions of inputs that a model itself provides, for exports without any."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-_MADE = "the folder's tokenizer or processor makes it; "
-_DECLARE = "declare all inputs by --input to have it"
+_PRODUCED = "the folder's tokenizer or processor produces it; "
+_DECLARE = "declare all inputs by --input to include it"
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Descriptions of the inputs, an example of them, and constants; what the model does not tell is empty.
+    """Descriptions of the inputs, an example of them, and constants; empty where the model has none.
 
-    ``others`` are inputs that clients may have, with what is to be said where the graph has none of that name.
+    ``others`` are further inputs that clients may send, each with the reason why the graph does not have it.
     """
 
     inputs: tuple[str, ...] = ()
@@ -30,23 +30,23 @@ class Defaults:
     others: Mapping[str, str] = field(default_factory=dict)
 
     def left_out(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return a note on each input that clients may have, and that is not among those of the graph."""
+        """Return a note on each input that clients may send and that is not among the graph's ``names``."""
         return tuple(f"'{name}' is left out: {why}" for name, why in self.others.items() if name not in names)
 
 
 def of(module: nn.Module) -> Defaults:
-    """Return what a transformers model, a LightningModule or a saved program tells of its inputs."""
+    """Return the defaults of a transformers model, a LightningModule or a saved program."""
     if hasattr(module, "main_input_name") and hasattr(module, "config"):
         return _of_transformer(module)
     if isinstance(module, fx.GraphModule):
         return Defaults(_of_graph(module))
-    example = getattr(module, "example_input_array", None)  # what a LightningModule may state
+    example = getattr(module, "example_input_array", None)  # of a LightningModule
     return Defaults(example=example)
 
 
 @contextlib.contextmanager
 def exportable(module: nn.Module) -> Iterator[None]:
-    """Let a mixture of experts of transformers use batched products, since its grouped ones are no ONNX operator."""
+    """Use batched instead of grouped products in a mixture of experts of transformers: ONNX has no grouped ones."""
     config = getattr(module, "config", None)
     grouped = getattr(config, "_experts_implementation", None) == "grouped_mm"
     choose: Any = getattr(module, "set_experts_implementation", None)
@@ -61,9 +61,9 @@ def exportable(module: nn.Module) -> Iterator[None]:
 
 
 def _of_transformer(module: Any) -> Defaults:
-    takes = inspect.signature(module.forward).parameters
-    # A cache is an object of transformers, which no client could send; its tensors can be named by the user.
-    constants = {"use_cache": False} if "use_cache" in takes else {}
+    parameters = inspect.signature(module.forward).parameters
+    # A cache is a Python object, which clients cannot send; the user can name its tensors.
+    constants = {"use_cache": False} if "use_cache" in parameters else {}
     text = getattr(module.config, "get_text_config", lambda: module.config)()
     longest = getattr(text, "max_position_embeddings", None)
     bound = f"=1..{longest}" if isinstance(longest, int) and longest > 1 else ""
@@ -71,11 +71,11 @@ def _of_transformer(module: Any) -> Defaults:
     produced = _produced(Path(str(getattr(module, "name_or_path", ""))))
     if module.main_input_name == "input_ids":
         inputs.append(f"input_ids:int64[batch,seq{bound}]")
-        if "attention_mask" in takes:
+        if "attention_mask" in parameters:
             inputs.append(f"attention_mask:int64[batch,seq{bound}]")
-        if "token_type_ids" in takes and "token_type_ids" in produced:
+        if "token_type_ids" in parameters and "token_type_ids" in produced:
             inputs.append(f"token_type_ids:int64[batch,seq{bound}]")
-        if "decoder_input_ids" in takes:
+        if "decoder_input_ids" in parameters:
             inputs.append(f"decoder_input_ids:int64[batch,target{bound}]")
     elif module.main_input_name == "pixel_values":
         vision = getattr(module.config, "vision_config", module.config)
@@ -84,14 +84,16 @@ def _of_transformer(module: Any) -> Defaults:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         if isinstance(height, int):
             inputs.append(f"pixel_values:float32[batch,{channels},{height},{width}]")
-    others = {name: _MADE + (_DECLARE if name in takes else "the model does not take it") for name in produced}
-    if not produced and "token_type_ids" in takes:
-        others["token_type_ids"] = "no tokenizer of the folder says that it makes it; for pairs of texts, " + _DECLARE
+    others = {
+        name: _PRODUCED + (_DECLARE if name in parameters else "the model does not accept it") for name in produced
+    }
+    if not produced and "token_type_ids" in parameters:
+        others["token_type_ids"] = "no tokenizer in the folder declares it; for pairs of texts, " + _DECLARE
     return Defaults(tuple(inputs), constants=constants, others=others)
 
 
 def _produced(folder: Path) -> tuple[str, ...]:
-    """Return the names of what the tokenizer and the processor in a folder of transformers make, as far as they say."""
+    """Return the names of the tensors that the tokenizer and the processor in a transformers folder declare."""
     import transformers
 
     names: list[str] = []
@@ -111,7 +113,7 @@ def _produced(folder: Path) -> tuple[str, ...]:
 
 
 def _of_graph(module: fx.GraphModule) -> tuple[str, ...]:
-    """Describe the placeholders of a captured graph; their first dynamic dimension is taken for the batch."""
+    """Describe the placeholders of a captured graph; the first dynamic dimension is assumed to be the batch."""
     names: dict[str, str] = {}
     described = []
     for node in module.graph.nodes:

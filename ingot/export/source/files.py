@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ingot.errors import InvalidArgument
+from ingot.export import foreign
 from ingot.export.program import quiet
 from ingot.export.source.checkpoint import check_device, check_whole
-from ingot.export.source.text import one_line
 
 
 def load_torchscript(path: Path, map_location: str = "cpu", *, called: str | None = None) -> nn.Module:
@@ -19,10 +19,10 @@ def load_torchscript(path: Path, map_location: str = "cpu", *, called: str | Non
     Args:
         path: the file.
         map_location: the device that tensors are loaded to.
-        called: what messages call the file; by default its path.
+        called: the file's name in messages; its path by default.
 
     Raises:
-        InvalidArgument: it is not one, or is damaged.
+        InvalidArgument: it is not a TorchScript file, or is damaged.
     """
     check_device(map_location)
     try:
@@ -38,26 +38,28 @@ def load_torchscript(path: Path, map_location: str = "cpu", *, called: str | Non
 
 
 def load_program(path: Path, *, allow_code: bool = False, called: str | None = None) -> nn.Module:
-    """Load what ``torch.export.save`` wrote.
+    """Load a file that ``torch.export.save`` wrote.
 
     Args:
         path: the file.
-        allow_code: run code that it may hold.
-        called: what messages call the file; by default its path.
+        allow_code: allow loading the file, which can run code in it.
+        called: the file's name in messages; its path by default.
 
     Raises:
-        InvalidArgument: it is no such file, or ``allow_code`` is not set: loading one can run code.
+        InvalidArgument: it is not an exported program, or ``allow_code`` is not set.
     """
     if not allow_code:
         raise InvalidArgument(
-            f"loading {called or path} can run code that it holds; if you trust where it comes from, allow that by "
-            "--allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), else name the module that it was made from"
+            f"loading {called or path} can run code that it contains; if you trust its source, allow that by "
+            "--allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), otherwise name the module that it was exported from"
         )
-    try:
-        with quiet():
-            return torch.export.load(path).module()
-    except Exception as error:
+
+    def unread(error: Exception) -> str:
         check_whole(path, called or str(path))
-        raise InvalidArgument(
-            f"{called or path} holds no exported program (torch.export.save writes one): {one_line(error)}"
-        ) from error
+        return (
+            f"{called or path} does not contain an exported program (torch.export.save writes one): "
+            f"{foreign.one_line(error)}"
+        )
+
+    with foreign.reported_as(InvalidArgument, unread), quiet():
+        return torch.export.load(path).module()

@@ -12,15 +12,15 @@ from typing import Any
 from torch import nn
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.export.source.text import one_line
+from ingot.export import foreign
 
-# What exporting imports later: a folder of that name, such as a repository of Triton's, is not the package.
+# Packages that the export imports later: a folder of that name, such as a clone of Triton, is not the package.
 _PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript", "triton")
 _WEIGHTS = (".bin", ".ckpt", ".pkl")
 
 
 def find(source: str) -> Any:
-    """Import what ``package.module:attribute`` names, with the current folder on the import path.
+    """Import ``package.module:attribute``, with the current folder on the import path.
 
     Raises:
         NotFound: there is no such Python module or attribute.
@@ -35,15 +35,8 @@ def find(source: str) -> Any:
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         _keep_installed(module_name.partition(".")[0])
-        sys.path.insert(0, str(Path.cwd()))  # so that a user's own file next to him is found, as with uvicorn
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
-            raise InvalidArgument(f"importing {module_name} failed: {error}; install what it needs") from error
-        raise NotFound(f"there is no Python module '{module_name}' here ({Path.cwd()}) or installed") from error
-    except Exception as error:  # the user's code may raise anything
-        raise InvalidArgument(f"importing {module_name} failed: {type(error).__name__}: {one_line(error)}") from error
+        sys.path.insert(0, str(Path.cwd()))  # so that files in the current folder are found, as with uvicorn
+    found = _imported(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = ", ".join(_exportable(found)[:12]) or "nothing that can be exported"
@@ -52,8 +45,20 @@ def find(source: str) -> Any:
     return found
 
 
+def _imported(name: str) -> Any:
+    def failure(error: Exception) -> str:
+        if not isinstance(error, ModuleNotFoundError):
+            return f"importing {name} failed: {foreign.typed(error)}"
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+            return f"importing {name} failed: {error}; install the package that it needs"
+        raise NotFound(f"there is no Python module '{name}' here ({Path.cwd()}) or installed") from error
+
+    with foreign.reported_as(InvalidArgument, failure):
+        return importlib.import_module(name)
+
+
 def _keep_installed(wanted: str) -> None:
-    """Import packages, or mark them as absent, where something in the current folder would be taken for them."""
+    """Import packages, or mark them as absent, if a name in the current folder would hide them."""
     for name in _PACKAGES:
         if name != wanted and (Path(name).is_dir() or Path(f"{name}.py").is_file()):
             try:
@@ -63,7 +68,7 @@ def _keep_installed(wanted: str) -> None:
 
 
 def _check_file(source: str, path: Path, attribute: str) -> None:
-    """Raise if a source names a file of Python or of weights, and say how to write it."""
+    """Raise an error with the correct form if a source is a Python file or a file of weights."""
     if path.suffix == ".py" and (path.is_file() or "/" in source):
         if not path.is_file():
             raise NotFound(f"there is no file {path}")
@@ -72,25 +77,25 @@ def _check_file(source: str, path: Path, attribute: str) -> None:
         parts = folder.relative_to(Path.cwd()).parts if inside else ()
         where = "" if inside else f", in the folder {path.parent}"
         raise InvalidArgument(
-            f"'{source}' names a file; write its import path{where}: "
+            f"'{source}' is a file; write its import path{where}: "
             f"{'.'.join([*parts, path.stem])}:{attribute or 'NAME, where NAME is a module, a class or a factory in it'}"
         )
     if path.suffix in _WEIGHTS and path.is_file():
         raise InvalidArgument(
-            f"'{source}' holds weights without the model's code; give the class as the source, and this file by "
+            f"'{source}' contains weights without the model's code; pass the class as the source, and this file by "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path}"
         )
 
 
 def _exportable(owner: Any) -> list[str]:
-    """Return the names in a Python module, or of a module's parts, that may give a model: not what it imports."""
+    """Return the names defined in a Python module, or of the parts of an object, that may be or return a model."""
     names = [name for name in dir(owner) if not name.startswith("_")]
     if not inspect.ismodule(owner):
         return [name for name in names if isinstance(getattr(owner, name, None), nn.Module)]
-    return [name for name in names if _gives_a_model(getattr(owner, name, None), owner.__name__)]
+    return [name for name in names if _may_be_a_model(getattr(owner, name, None), owner.__name__)]
 
 
-def _gives_a_model(found: Any, here: str) -> bool:
+def _may_be_a_model(found: Any, here: str) -> bool:
     if isinstance(found, nn.Module):
         return True
     if not callable(found) or getattr(found, "__module__", None) != here:
@@ -99,39 +104,36 @@ def _gives_a_model(found: Any, here: str) -> bool:
 
 
 def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return what was found as a module: itself, or what it gives when it is called with ``arguments``.
+    """Return a module as it is, and otherwise call a class or factory with ``arguments``.
 
     Raises:
-        InvalidArgument: it is no module and gives none.
+        InvalidArgument: the result is not a module.
     """
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
         raise InvalidArgument(f"'{attribute}' is a {type(found).__name__}, not a module, a class or a factory")
-    foreign = _not_taken(found, arguments or {})
-    if foreign:
+    unknown = _unknown(found, arguments or {})
+    if unknown:
         raise InvalidArgument(
-            f"{attribute}{_parameters(found)} does not take {', '.join(foreign)} of the checkpoint's hyper_parameters; "
-            "name a factory that makes the model without them"
+            f"{attribute}{_parameters(found)} does not accept {', '.join(unknown)} of the checkpoint's "
+            "hyper_parameters; name a factory that builds the model without them"
         )
-    try:
-        made = found(**arguments or {})
-    except Exception as error:
-        given = f"with {', '.join(arguments)}" if arguments else "without arguments"
-        raise InvalidArgument(
-            f"calling {attribute}{_parameters(found)} {given} failed: {type(error).__name__}: "
-            f"{one_line(error)}; name a factory that needs none"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise InvalidArgument(f"{attribute}() gave a {type(made).__name__}, not a torch.nn.Module")
-    return made
+    given = f"with {', '.join(arguments)}" if arguments else "without arguments"
+    call = f"calling {attribute}{_parameters(found)} {given}"
+    remedy = "name a factory that needs none"
+    with foreign.reported_as(InvalidArgument, lambda error: f"{call} failed: {foreign.typed(error)}; {remedy}"):
+        result = found(**arguments or {})
+    if not isinstance(result, nn.Module):
+        raise InvalidArgument(f"{attribute}() returned a {type(result).__name__}, not a torch.nn.Module")
+    return result
 
 
-def _not_taken(found: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of arguments that something does not take by name."""
+def _unknown(found: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments that a callable does not accept by name."""
     try:
         parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # some built-in ones have none
+    except ValueError:  # some built-in callables have no signature
         return []
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         return []
@@ -141,5 +143,5 @@ def _not_taken(found: Any, arguments: Mapping[str, Any]) -> list[str]:
 def _parameters(found: Any) -> str:
     try:
         return str(inspect.signature(found))
-    except ValueError:  # some built-in ones have none
+    except ValueError:  # some built-in callables have no signature
         return "(...)"

@@ -1,4 +1,4 @@
-"""A model as TorchServe keeps one that is not TorchScript: a Python file with one class, and its ``state_dict``."""
+"""A model in TorchServe's eager form: a Python file with one class, and its ``state_dict``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from types import ModuleType
 from torch import nn
 
 from ingot.errors import InvalidArgument
+from ingot.export import foreign
 from ingot.export.source import imported
 from ingot.export.source.checkpoint import load_checkpoint
-from ingot.export.source.text import one_line
 
-# No package has this name, whatever the file is called.
+# A fixed name that no package has, instead of the file's.
 _MODULE = "ingot_imported_model"
 
 
 def load_model_file(path: Path, checkpoint: Path, *, called: str | None = None) -> nn.Module:
-    """Run a Python file, make its class without arguments, and load its weights.
+    """Run a Python file, create its class without arguments, and load its weights.
 
     Args:
-        path: the file. Others beside it can be imported by it.
+        path: the file. It can import other files from its folder.
         checkpoint: the ``state_dict``.
-        called: what messages call that; by default its path.
+        called: the checkpoint's name in messages; its path by default.
 
     Raises:
         InvalidArgument: the file fails, defines no module or several, or the weights do not fit.
@@ -39,15 +39,13 @@ def load_model_file(path: Path, checkpoint: Path, *, called: str | None = None) 
 def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
-        raise InvalidArgument(f"{path.name} is no Python file")
+        raise InvalidArgument(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # dataclasses and the like look their module up
+    sys.modules[_MODULE] = module  # dataclasses look up their module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    try:
+    with foreign.reported_as(InvalidArgument, f"running {path.name} failed"):
         spec.loader.exec_module(module)
-    except Exception as error:  # the author's code may raise anything
-        raise InvalidArgument(f"running {path.name} failed: {type(error).__name__}: {one_line(error)}") from error
     return module
 
 
@@ -60,7 +58,7 @@ def _only_class(module: ModuleType, path: Path) -> type[nn.Module]:
     if len(found) != 1:
         names = ", ".join(item.__name__ for item in found) or "none"
         raise InvalidArgument(
-            f"{path.name} must define one class of torch.nn.Module, as TorchServe asks, and defines: {names}; name "
-            "yours by ingot export module:Class --checkpoint FILE"
+            f"{path.name} must define one subclass of torch.nn.Module, as TorchServe requires, and defines: {names}; "
+            "name yours by ingot export module:Class --checkpoint FILE"
         )
     return found[0]

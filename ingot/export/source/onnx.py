@@ -29,7 +29,7 @@ from ingot.tensors import Array, Range, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """A file's model, what runs the file as it is, inputs to ask both, and remarks on these."""
+    """A file's model, a runner of the unchanged file, example inputs for both, and notes on these."""
 
     model: ir.Model
     file: Runner
@@ -39,13 +39,13 @@ class OnnxSource:
 
 
 def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range]) -> OnnxSource:
-    """Read a file, its dynamic dimensions called as ``inputs`` says.
+    """Read a file, with the names of its dynamic dimensions from ``inputs``.
 
     Raises:
         NotFound: there is no such file.
-        InvalidArgument: it is no ONNX model, or the description or the examples do not fit it.
-        ExportError: it does not run on them.
-        ParityError: it does not repeat itself.
+        InvalidArgument: it is not an ONNX model, or the description or the examples do not fit it.
+        ExportError: it does not run on the examples.
+        ParityError: its outputs differ for the same input.
     """
     if not path.is_file():
         raise NotFound(f"there is no file {path}")
@@ -58,13 +58,13 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
     names = [spec.name for spec in signature.inputs]
     example_inputs, notes = arguments.inputs_among(example_inputs, names)
     given = None if example_inputs is None else _named(example_inputs, names)
-    file = Remembered(onnx_sizes.File(engine, made_up=given is None))
+    file = Remembered(onnx_sizes.File(engine, generated=given is None))
     examples = Examples(signature.inputs, ranges, given, onnx_sizes.index_limits(model))
     if given is None:
         examples, found = _fitted(file, examples)
         notes = (*notes, *found)
     if (output := unrepeated(file, examples)) is not None:
-        raise ParityError(f"the model gives different '{output}' for the same input each time")
+        raise ParityError(f"the model returns different '{output}' for the same input each time")
     bounds = {dim: sizes for dim, sizes in examples.ranges.items() if dim in ranges or sizes != Range()}
     signature = replace(signature, inputs=examples.inputs, ranges=bounds)
     signature = onnx_sizes.with_outputs(file, signature, examples)
@@ -73,9 +73,9 @@ def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: 
 
 
 def _fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]:
-    """Return examples that a file runs on, and what was found out about its sizes.
+    """Return examples that a file runs on, and notes on its sizes.
 
-    First dimensions without a name are called ``batch`` where the file does not run if they differ.
+    First dimensions without a name become ``batch`` if the file does not run with different ones.
     """
     batched = examples.called(tuple(map(_with_batch, examples.inputs)))
     try:
@@ -89,13 +89,13 @@ def _fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]
 
 
 def _with_batch(spec: TensorSpec) -> TensorSpec:
-    """Call a first dimension without a name ``batch``. Whether requests may be joined along it is proved later."""
+    """Name an unnamed first dimension ``batch``. Whether requests may share a batch along it is proved later."""
     named = not spec.shape or spec.shape[0] != nameless(spec.name, 0) or "batch" in spec.shape
     return spec if named else replace(spec, shape=("batch", *spec.shape[1:]))
 
 
 def _complete(model: ir.Model, signature: Signature) -> None:
-    """Give shapes to outputs of a graph that have none, so that engines tell how many dimensions those have."""
+    """Set the shapes of outputs of a graph that have none, so that engines report their rank."""
     for value, spec in zip(model.graph.outputs, signature.outputs, strict=True):
         if value.shape is None:
             value.shape = ir.Shape(spec.shape)
@@ -113,7 +113,7 @@ def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
         if not fits or any(
             isinstance(have, int) and want != have for want, have in zip(wanted.shape, spec.shape, strict=True)
         ):
-            raise InvalidArgument(f"the file's input is {spec}, which {wanted} does not fit")
+            raise InvalidArgument(f"the file's input is {spec}, which does not fit the declared {wanted}")
         for want, have in zip(wanted.shape, spec.shape, strict=True):
             if isinstance(have, str) and names.setdefault(have, want) != want:
                 raise InvalidArgument(f"the file's dimension '{have}' is called both '{names[have]}' and '{want}'")
@@ -140,6 +140,6 @@ def _named(example_inputs: Any, names: Sequence[str]) -> dict[str, Array]:
         single = isinstance(example_inputs, torch.Tensor | np.ndarray)
         values = [example_inputs] if single else list(example_inputs)
         if len(values) > len(names):
-            raise InvalidArgument(f"{len(values)} example inputs were given, but the model takes {', '.join(names)}")
+            raise InvalidArgument(f"there are {len(values)} example inputs, but the model has {', '.join(names)}")
         items = dict(zip(names, values, strict=False))
     return {key: from_torch(value) if torch.is_tensor(value) else np.asarray(value) for key, value in items.items()}

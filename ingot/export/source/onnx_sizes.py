@@ -1,4 +1,4 @@
-"""What running an ONNX file tells of its dimensions: sizes that it takes, and which of its outputs have them."""
+"""Dimensions of an ONNX file, found by running it: the sizes that it accepts, and the shapes of its outputs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.engines import ort_session
 from ingot.tensors import Array, Shape, Signature, TensorSpec, symbols
 
-# Operators that hand on their first input's values.
+# Operators whose output contains the values of their first input.
 _PASSING = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Flatten", "Transpose", "Slice")
 
 
 class File:
-    """Runs a file as it is. What the engine says of inputs that it cannot run is an error of the export.
+    """A runner of an unchanged file, which reports the engine's errors as errors of the export.
 
     Args:
-        engine: runs the file.
-        made_up: whether nobody said which sizes it takes.
+        engine: the engine with the file.
+        generated: whether the sizes of the inputs are generated, not declared by the user.
     """
 
-    def __init__(self, engine: Engine, made_up: bool):
+    def __init__(self, engine: Engine, generated: bool):
         self._engine = engine
-        self._hint = _hint(engine.signature.inputs) if made_up else ""
+        self._hint = _hint(engine.signature.inputs) if generated else ""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch.
 
         Raises:
-            RejectedInputs: the file does not take these inputs.
+            RejectedInputs: the file does not accept these inputs.
         """
         try:
             return self._engine.run(inputs)
@@ -44,7 +44,7 @@ class File:
             reason = ort_session.reason_of(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             message = f"the file does not run on {shapes}: {reason}{self._hint}"
-            raise RejectedInputs(message, reason) from None  # the engine's own text is long
+            raise RejectedInputs(message, reason) from None  # the engine's message is long
 
 
 def _hint(inputs: Sequence[TensorSpec]) -> str:
@@ -52,14 +52,14 @@ def _hint(inputs: Sequence[TensorSpec]) -> str:
     if spec is None:
         return ""
     return (
-        f"; the sizes were made up: say which it takes, such as --input '{spec}' with a size, a range (rows=1..512) or "
-        "multiples (height=32..:32) in place of a name, and one name for dimensions that must be equal; or give real "
-        "inputs by --example"
+        f"; the sizes were generated: declare those that it accepts, such as --input '{spec}' with a size, a range "
+        "(rows=1..512) or multiples (height=32..:32) in place of a name, and one name for dimensions that must be "
+        "equal; or pass real inputs by --example"
     )
 
 
 def index_limits(model: ir.Model) -> dict[str, Limit]:
-    """Return of how many rows of a table, or classes, each integer input chooses, where the graph tells that."""
+    """Return the number of table rows or classes that each integer input selects from, where the graph shows it."""
     limits: dict[str, Limit] = {}
     for value in model.graph.inputs:
         chosen = list(_chosen(value)) if value.dtype in (ir.DataType.INT32, ir.DataType.INT64) else []
@@ -77,7 +77,7 @@ def _chosen(value: ir.Value) -> Iterator[int]:
             rows = table.shape[axis] if table.shape is not None and not table.is_graph_input() else None
             if isinstance(rows, int):
                 yield rows
-        elif node.op_type == "Equal" and (other := node.inputs[1 - place]) is not None:  # one-hot, written out
+        elif node.op_type == "Equal" and (other := node.inputs[1 - place]) is not None:  # one-hot by comparison
             classes = ir.convenience.get_const_tensor(other)
             if classes is not None and classes.size > 1:
                 yield int(classes.numpy().max()) + 1
@@ -88,10 +88,10 @@ def _chosen(value: ir.Value) -> Iterator[int]:
 
 
 def fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]:
-    """Return examples that a file runs on, of those that can be made up, and what was found out about its sizes.
+    """Return generated examples that a file runs on, and notes on its sizes.
 
     Raises:
-        ExportError: it runs on none.
+        ExportError: it runs on none of those tried.
     """
     notes: list[str] = []
     try:
@@ -107,10 +107,10 @@ def fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]
 
 
 def with_outputs(file: Runner, signature: Signature, examples: Examples) -> Signature:
-    """Return a signature whose outputs have the inputs' names for the dimensions that were seen to be theirs.
+    """Return a signature whose outputs use the inputs' names for dimensions that always have the same size.
 
-    Files name the dimensions of their outputs otherwise, or wrongly, or not at all. The sizes are those of the proof
-    of parity, in which every dimension has several.
+    Files name the dimensions of their outputs differently, wrongly, or not at all. The cases are those of the proof of
+    parity, in which every dimension has several sizes.
     """
     seen = {spec.name: spec.shape for spec in output_specs(file, examples)}
     outputs = tuple(
@@ -121,7 +121,7 @@ def with_outputs(file: Runner, signature: Signature, examples: Examples) -> Sign
 
 
 def _shape(declared: Shape, seen: Shape, names: Sequence[str]) -> Shape:
-    """Return what was seen, but a name that the file has for a dimension of this output alone."""
+    """Return the observed shape, but keep the file's names for dimensions of this output alone."""
     if len(declared) != len(seen):
         return seen
     return tuple(

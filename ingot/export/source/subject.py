@@ -22,7 +22,7 @@ from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inpu
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported and how it is called; ``notes`` say what was found out about it."""
+    """A module to export, how it is called, and ``notes`` on its behaviour."""
 
     eager: Eager
     inputs: tuple[TensorSpec, ...]
@@ -39,7 +39,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Description:
-    """What the user, or else the model itself, says of a model's inputs; ``notes`` are remarks on that."""
+    """The description of a model's inputs, by the user or by the model itself, with ``notes`` on it."""
 
     example: Any
     inputs: tuple[TensorSpec, ...]
@@ -54,7 +54,7 @@ def describe(
     inputs: str | Sequence[str | TensorSpec],
     constants: Mapping[str, Any] | None,
 ) -> Description:
-    """Return what is said of a model's inputs; the arguments are those of :func:`ingot.export.export_model`.
+    """Return the description of a model's inputs; the arguments are those of :func:`ingot.export.export_model`.
 
     Raises:
         InvalidArgument: a description is malformed, or there is none.
@@ -66,7 +66,7 @@ def describe(
         specs, ranges = parse_inputs(own.inputs)
     if example_inputs is None and not specs:
         raise InvalidArgument(
-            "nothing says what the model takes; give inputs (--input), such as image:float32[batch,3,224,224], "
+            "the model's inputs are not described; pass inputs (--input), such as image:float32[batch,3,224,224], "
             "or example inputs (--example)"
         )
     notes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def describe(
 
 
 def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
-    """Return the descriptions of inputs, and the ranges that they state.
+    """Return the descriptions of inputs, and the ranges in them.
 
     Raises:
         InvalidArgument: one is malformed, an input is described twice, or a dimension has two ranges.
@@ -125,12 +125,12 @@ def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
 def prepare(
     module: nn.Module, description: Description, output_names: Sequence[str] = (), *, lift_state: bool = False
 ) -> Subject:
-    """Bind a description to a module, and run it. Caches that the module fills when it is called stay filled.
+    """Bind a description to a module, and run it. Caches that the module fills stay filled.
 
     Raises:
-        InvalidArgument: the description does not fit the module, or its parts each other.
+        InvalidArgument: the description does not fit the module, or contradicts itself.
         ExportError: the module does not run, or changes its state and ``lift_state`` is not set.
-        ParityError: it does not repeat itself.
+        ParityError: its outputs differ for the same input.
     """
     inputs, ranges, constants = description.inputs, description.ranges, description.constants
     given: dict[str, Array] | None = None
@@ -146,7 +146,7 @@ def prepare(
     with probe.unchanged(module):
         if given is None:
             examples, notes = _fitted(eager, examples)
-        else:  # before anything else: this failure is the user's, and reads best by itself
+        else:  # first of all, so that a failure on the user's inputs is reported by itself
             examples = _weighed(eager, examples)
     example = examples.make(examples.default_sizes)
     found = caches.find(eager, examples)
@@ -158,21 +158,21 @@ def prepare(
         examples = examples.with_states(described, values)
     if found:
         eager = caches.fill(eager, found, examples.make(examples.default_sizes))
-        notes.append(f"the model fills {', '.join(found)} when it is first called; the graph holds the result")
+        notes.append(f"the model fills {', '.join(found)} on its first call; the graph contains the result")
     probe.check_repeats(eager, examples)
     named = eager.run(examples.make(examples.default_sizes))
-    taken = {spec.name for spec in described} & set(named)
-    if taken:
-        raise InvalidArgument(f"'{min(taken)}' names an input and an output; give the outputs other names")
+    shared = {spec.name for spec in described} & set(named)
+    if shared:
+        raise InvalidArgument(f"'{min(shared)}' names an input and an output; choose other names of the outputs")
     ranges = {dim: bounds for dim, bounds in examples.ranges.items() if dim in ranges or bounds != Range()}
     return Subject(eager, described, ranges, examples, tuple(named), tuple(notes))
 
 
 def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
-    """Return examples that a model runs on, of those that can be made up, and what was found out about its sizes.
+    """Return generated examples that a model runs on, and notes on its sizes.
 
     Raises:
-        ExportError: it runs on none.
+        ExportError: it runs on none of those tried.
     """
     notes: list[str] = []
     try:
@@ -187,21 +187,21 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
         examples = _weighed(eager, fitting)
     known = probe.index_limits(eager, examples.make(examples.default_sizes))
     examples = examples.limited(known)
-    if eager.device.type == "cpu":  # elsewhere an index that is out of range ends the process's use of the device
+    if eager.device.type == "cpu":  # on CUDA an index out of range makes the device unusable for the process
         examples = examples.limited(indices.find(eager, examples, known))
     examples, more = sizes.narrowed(eager, examples)
     return examples, [*notes, *more]
 
 
 def _weighed(eager: Eager, examples: Examples) -> Examples:
-    """Run a model at the examples' default, and return examples that know the work of that call."""
+    """Run a model at the examples' default sizes, and return examples with the FLOPs of that call."""
     with probe.counting(eager.module) as flops:
         eager.run(examples.make(examples.default_sizes))
     return examples.with_work(sum(flops))
 
 
 def _running(eager: Eager, examples: Examples) -> Examples | None:
-    """Return examples at whose default a model runs: with zeros for integers, or with other sizes; None if none is."""
+    """Return examples at whose default sizes a model runs, with zeros for integers or with other sizes, or None."""
     zeros = indices.zeros(examples)
     if indices.failure(eager, zeros, zeros.default_sizes) is None:
         return zeros
@@ -211,13 +211,13 @@ def _running(eager: Eager, examples: Examples) -> Examples | None:
 def _called_as_described(
     call: Arguments, tensors: Mapping[str, torch.Tensor], inputs: Sequence[TensorSpec], by_name: bool
 ) -> tuple[Arguments, dict[str, Array]]:
-    """Return the example under the names of the description; arguments given in order take its names in order."""
+    """Return the example with the names of the description; positional arguments get its names in order."""
     arrays = {name: from_torch(tensor) for name, tensor in tensors.items()}
     names = [spec.name for spec in inputs]
     if not inputs or set(names) == set(arrays):
         return call, arrays
     if by_name or len(names) != len(arrays):
-        check_inputs(Signature(tuple(inputs), ()), arrays)  # says which is missing or unknown
+        check_inputs(Signature(tuple(inputs), ()), arrays)  # names the missing or unknown one
     return replace(call, names=tuple(names)), dict(zip(names, arrays.values(), strict=True))
 
 
@@ -227,12 +227,16 @@ def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[Tenso
 
 
 def _states(eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool) -> States:
-    """Return what the module changes, without the caches that it fills once, or refuse it."""
+    """Return the states that the module changes, without its caches.
+
+    Raises:
+        ExportError: there are some and ``lift`` is not set.
+    """
     found = probe.find_states(eager, example)
     states = States(tuple(name for name in found.buffers if name not in constant), found.inputs)
     if states and not lift:
         raise ExportError(
             f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
-            "drop; return the new value as an output and take the old one as an input, or let --lift-state do that"
+            "drop; return the new value as an output and accept the old one as an input, or let --lift-state do that"
         )
     return states

@@ -44,7 +44,7 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
     assert second.startswith("aten.special_airy_ai.default (models.py:")
     assert outside(program.exported) == (first, second)
     with pytest.raises(
-        ExportError, match=r"the model has no ONNX form: nothing translates prims\.bessel_i1e\.default \("
+        ExportError, match=r"the model has no ONNX form: there is no translation of prims\.bessel_i1e\.default \("
     ):
         lower(program)
 

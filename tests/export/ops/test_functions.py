@@ -170,8 +170,8 @@ def test_a_function_written_in_onnxscript() -> None:
         (ops.opaque, r"body of operator 'tests::opaque' cannot be captured; state .* \(onnx= or native=\)"),
         (
             ops.bessel,
-            r"the body of operator 'tests::bessel' has no ONNX form: nothing translates prims\.bessel_i1e\.default "
-            r"\(operators\.py:\d+\); write that part otherwise, or give onnx= in its definition",
+            r"the body of operator 'tests::bessel' has no ONNX form: there is no translation of "
+            r"prims\.bessel_i1e\.default \(operators\.py:\d+\); rewrite that part, or pass onnx= in its definition",
         ),
         (lambda x: ops.repeated(x, x.shape[0]), r"models\.py:\d+\): argument 'times' .* is a size that changes"),
     ],

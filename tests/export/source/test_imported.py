@@ -74,7 +74,7 @@ class TestImportPath:
             (f"{HERE}:nope", NotFound, "has no attribute 'nope'; it has: .*Net"),
             (f"{HERE}:number.nope", NotFound, r"has no attribute 'number\.nope'"),
             (f"{HERE}:number", InvalidArgument, "is a int, not a module, a class or a factory"),
-            (f"{HERE}:wrong", InvalidArgument, r"wrong\(\) gave a int, not a torch\.nn\.Module"),
+            (f"{HERE}:wrong", InvalidArgument, r"wrong\(\) returned a int, not a torch\.nn\.Module"),
             (f"{HERE}:needy", InvalidArgument, r"calling needy\(width: 'int'\) .* without arguments failed: TypeError"),
             (f"{HERE}:failing", InvalidArgument, "failed: RuntimeError: no weights here see the manual; name"),
             ("builtins:range", InvalidArgument, r"calling range\(\.\.\.\) without arguments failed"),
@@ -128,7 +128,7 @@ class TestOwnFile:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("import yam\n", "importing yam_model failed: No module named 'yam'; install what it needs"),
+            ("import yam\n", "importing yam_model failed: No module named 'yam'; install the package that it needs"),
             ("def (\n", "importing yam_model failed: SyntaxError"),
             ("raise RuntimeError('a\\n\\nb')\n", "importing yam_model failed: RuntimeError: a b"),
         ],
@@ -172,17 +172,17 @@ class TestCheckpoint:
 
     def test_a_whole_pickled_module_is_refused(self, tmp_path: Path) -> None:
         torch.save(models.Net(), tmp_path / "whole.pth")
-        with pytest.raises(InvalidArgument, match="holds more than tensors"):
+        with pytest.raises(InvalidArgument, match="contains more than tensors"):
             loaded(tmp_path / "whole.pth")
 
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ({}, "holds no state_dict; it holds: nothing"),
-            ([1, 2], "holds no state_dict; it holds: list"),
-            (torch.ones(3), "holds no state_dict; it holds: Tensor"),
-            ({"epoch": 1, "loss": 0.5}, "holds no state_dict; it holds: epoch, loss"),
-            ({0: torch.ones(1)}, "holds no state_dict; it holds: 0"),
+            ({}, "does not contain a state_dict; it contains: nothing"),
+            ([1, 2], "does not contain a state_dict; it contains: list"),
+            (torch.ones(3), "does not contain a state_dict; it contains: Tensor"),
+            ({"epoch": 1, "loss": 0.5}, "does not contain a state_dict; it contains: epoch, loss"),
+            ({0: torch.ones(1)}, "does not contain a state_dict; it contains: 0"),
             ({"body.0.weight": torch.ones(8, 4)}, "does not fit Net: .*Missing key"),
             ({"extra": torch.ones(1), **models.net.state_dict()}, 'does not fit Net: .*Unexpected key.*"extra"'),
             ({**models.net.state_dict(), "body.0.weight": torch.ones(8, 5)}, "size mismatch for body.0.weight"),
@@ -265,7 +265,7 @@ class TestCheckpoint:
         good = path.read_bytes()
         torch.save(weights, path, _use_new_zipfile_serialization=False)
         old = path.read_bytes()
-        cut = r"c\.pth is truncated or damaged: its end is missing; copy or download it once more"
+        cut = r"c\.pth is truncated or damaged: its end is missing; copy or download it again"
         cases = [(b"", r"c\.pth is empty"), (b"hello world", r"c\.pth is not"), (bytes(100) + good[100:], r"c\.pth")]
         cases += [(good[:length], cut) for length in (2, 30, 2000, len(good) // 2, len(good) - 1)]
         cases += [(old[:length], r"c\.pth is (truncated|not a PyTorch)") for length in (1, 3, 30, len(old) - 1)]
@@ -326,5 +326,5 @@ class TestFiles:
 
     def test_a_file_takes_no_checkpoint(self, tmp_path: Path) -> None:
         path = torchscript(models.Net(), tmp_path / "x.pt")
-        with pytest.raises(InvalidArgument, match="holds its weights already"):
+        with pytest.raises(InvalidArgument, match="contains its weights"):
             load_source(str(path), path)

@@ -51,7 +51,7 @@ def test_a_class_with_its_weights_and_what_it_imports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import torch\n", "net.py must define one class of torch.nn.Module, .* and defines: none"),
+        ("import torch\n", "net.py must define one subclass of torch.nn.Module, .* and defines: none"),
         (CODE + "class Other(Net): pass\n", "and defines: Net, Other"),
         ("import no_such_package", "running net.py failed: ModuleNotFoundError: No module named 'no_such_package'"),
         ("class", "running net.py failed: SyntaxError"),
