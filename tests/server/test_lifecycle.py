@@ -199,7 +199,7 @@ def test_names_versions_and_sources(folder: Path) -> None:
         assert server.models == ["affine", "other"]
         with ingot.Client(server.http_url) as client:
             assert client.ready("other")
-    with pytest.raises(AlreadyExists, match="another name"):
+    with pytest.raises(AlreadyExists, match="rename one"):
         ingot.serve(model, model, http_port=0, grpc_port=0)
     with pytest.raises(NotFound, match=r"nowhere\.onnx"):
         ingot.serve("nowhere.onnx", http_port=0, grpc_port=0)
