@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, check_out, describe, note_stored
-from ingot.cli.loading import LoadTimeout, limited_load, load_limit
+from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, load_limit, note_stored
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
 

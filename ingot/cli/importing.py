@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
-from ingot.cli.loading import LoadTimeout, limited_load, load_limit
+from ingot.cli.archives import (
+    Json,
+    LoadTimeout,
+    StoreOption,
+    check_apart,
+    check_out,
+    limited_load,
+    load_limit,
+    note_stored,
+)
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 from ingot.report.text import one_line

@@ -33,7 +33,7 @@ _COMMANDS = {
     },
     "Look at and move archives": {
         "inspect": "archives.inspect",
-        "diff": "diff.diff",
+        "diff": "compare.diff",
         "push": "transfers.push",
         "pull": "transfers.pull",
         "copy": "transfers.copy",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.errors import InvalidArgument
 from ingot.report import units
+from ingot.report.text import printable as printable
 from ingot.report.units import duration as duration
 from ingot.report.units import size as size
 
@@ -86,11 +87,6 @@ def _plain(step: str) -> Text:
     from rich.text import Text
 
     return Text(printable(step))
-
-
-def printable(text: str) -> str:
-    """Return text with its control characters spelt out: a file's names must not drive the user's terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def say(text: str) -> None:

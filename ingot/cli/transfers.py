@@ -15,6 +15,8 @@ from ingot.cli.output import note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, Task
+
     from ingot.model_store import Archive, Reference, Store
     from ingot.model_store.blobs.transfer import Transfer
     from ingot.model_store.places import Located
@@ -167,15 +169,13 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
         title: what is transferred.
         log: where stderr is no terminal, print the title as a line.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
-    from ingot.cli.columns import Amount, Rate
     from ingot.model_store.blobs.transfer import Transfer
 
     if log and not stderr().is_terminal:
         note(title)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
+    with Progress(*_columns(), console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:
@@ -184,6 +184,24 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
             bar.update(task, total=left, completed=state.moved, visible=state.moved > 0)
 
         yield Transfer(show)
+
+
+def _columns() -> list[ProgressColumn]:
+    """Return the columns of a transfer's progress bar. Their classes derive from rich's, which is imported late."""
+    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            total = "?" if task.total is None else size(int(task.total))
+            return Text(f"{size(int(task.completed))} of {total}", style="progress.download")
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{size(int(speed))}/s", style="progress.data.speed")
+
+    return [TextColumn("{task.description}", markup=False), BarColumn(), Amount(), Rate(), TimeRemainingColumn()]
 
 
 def _check(archive: Archive, found: Reference, target: Reference | None, located: Located, trust: Path | None) -> None:
