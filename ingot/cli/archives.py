@@ -121,7 +121,7 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
 
     Args:
         out: the file.
-        others: files by what they are; None and names that are no files count for nothing.
+        others: files by what they are; None and names that are not files are ignored.
     """
     for what, other in others.items():
         if other is not None and Path(other).expanduser().resolve() == out.resolve():
@@ -129,7 +129,7 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
 
 
 def note_stored(name: str) -> None:
-    """Tell what a model will be called, if that is not what the user wrote.
+    """Note the name of a stored model if it differs from the user's.
 
     Raises:
         InvalidArgument: it cannot be the name of a model.
@@ -155,13 +155,13 @@ def load_limit(text: str) -> float:
 def limited_load(
     seconds: float, source: str, step: Callable[[str], None], stages: int = 1
 ) -> Iterator[Callable[[str], None]]:
-    """Yield ``step`` with a limit of time on the first stages, in which an engine loads and runs a foreign graph.
+    """Yield ``step`` with a time limit on the first stages, in which an engine loads and runs a foreign graph.
 
     Args:
-        seconds: after which the command ends; 0 is without a limit.
-        source: what is loaded, for the message.
-        step: called with the name of each stage that begins.
-        stages: how many are limited together.
+        seconds: the limit, after which the command ends; 0 for no limit.
+        source: the model's name in the message.
+        step: called with the name of each stage as it begins.
+        stages: the number of stages that share the limit.
     """
     message = (
         f"{source} did not load and answer within {units.written(seconds)}. If the model is only large, raise "
@@ -170,7 +170,7 @@ def limited_load(
     with contextlib.ExitStack() as loading:
         begun = 0
 
-        def told(text: str) -> None:
+        def limited_step(text: str) -> None:
             nonlocal begun
             step(text)
             if begun == 0:
@@ -179,7 +179,7 @@ def limited_load(
                 loading.close()
             begun += 1
 
-        yield told
+        yield limited_step
 
 
 def _print(archive: Archive) -> None:
@@ -203,7 +203,7 @@ def _print(archive: Archive) -> None:
 
 
 def _latency(variant: Variant, archive: Archive) -> str:
-    """Return latencies by batch; of an original, those that were measured beside what was made from it."""
+    """Return latencies by batch; of an original, those measured with the variants made from it."""
     evidence = variant.serving.evidence
     beside = [item.serving.evidence.baseline for item in archive.variants if _made_from(item, variant)]
     speedups = evidence.speedups()
@@ -223,7 +223,7 @@ def _evidence(variant: Variant) -> str:
     if evidence.metric is not None:
         lines.append(_metric(evidence.metric))
     if variant.executable:
-        lines.append(f"can run code of whoever made it (format {variant.serving.format})")
+        lines.append(f"can run its author's code (format {variant.serving.format})")
     if evidence.holds is False:
         lines.append("does not keep its accuracy budget")
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}

@@ -20,10 +20,10 @@ def compare(
         str,
         typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
     ],
-    after: Annotated[str, typer.Argument(help="What is compared with it; of the same inputs and outputs.")],
+    after: Annotated[str, typer.Argument(help="The model to compare with it, with the same inputs and outputs.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="What both are asked: .npz, .npy, or a folder.", show_default="the golden inputs"),
+        typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
     ] = None,
     metric: Annotated[
         str | None,
@@ -39,13 +39,11 @@ def compare(
     report: Annotated[Path | None, typer.Option(help="Write it to this file too: .html, .json or .txt.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads for one call.", show_default="one a core")
+        int | None, typer.Option(min=1, help="CPU threads for one call.", show_default="one per core")
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option(
-            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants that can run code of whoever made them."
-        ),
+        typer.Option("--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants that can run their author's code."),
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
@@ -98,7 +96,7 @@ def diff(
         str,
         typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
     ],
-    after: Annotated[str, typer.Argument(help="What is compared with it.")],
+    after: Annotated[str, typer.Argument(help="The archive to compare with it.")],
     report: Annotated[Path | None, typer.Option(help="Write it to this file too: .html, .json or .txt.")] = None,
     tensors: Annotated[
         int, typer.Option(min=0, help="How many changed tensors, and rows of other tables, are shown.")

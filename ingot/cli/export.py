@@ -84,7 +84,8 @@ def export(
     ] = False,
     device: Annotated[str, typer.Option(help="What an AOTInductor package is compiled for: cpu or cuda.")] = "cpu",
     plan: Annotated[
-        bool, typer.Option("--plan", help="Tell what the model costs and which ways are open, without its weights.")
+        bool,
+        typer.Option("--plan", help="Estimate the model's cost and which routes can capture it, without its weights."),
     ] = False,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Find the first operation whose result departs from the original's.")
@@ -105,15 +106,15 @@ def export(
     if out is not None:
         check_out(out)
     elif not plan and not bisect:
-        raise InvalidArgument("nothing says where the archive goes; give --out FILE")
+        raise InvalidArgument("no file is given for the archive; give --out FILE")
     if not (math.isfinite(explain_limit) and explain_limit > 0):
-        raise InvalidArgument(f"--explain-limit {explain_limit:g} is no time to search for; give seconds above 0")
+        raise InvalidArgument(f"--explain-limit {explain_limit:g} is not a time to search; give seconds above 0")
     limit = load_limit(load_timeout) if source.endswith(".onnx") else 0
     fixed = _constants(constants or [])
     if name is not None:
         note_stored(name)
     call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
-    with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as told:
+    with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
 
@@ -127,7 +128,7 @@ def export(
             source, checkpoint, map_location, allow_code=allow_code, remark=lambda text: note(f"note: {text}")
         )
         call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state}
-        call["progress"] = told
+        call["progress"] = limited
         if bisect:
             _bisect(model, given, call, as_json)
             return
@@ -157,7 +158,7 @@ def export(
                 _explain(error, explain_limit, source=source, inputs=tuple(inputs or ()), constants=fixed, **recipe)
             raise
         step("Writing")
-        if out is not None:  # which is so, past --plan and --bisect
+        if out is not None:  # always, after --plan and --bisect
             archive.save(out)
     if as_json:
         print_json(describe(archive))
@@ -178,7 +179,7 @@ def _check_opset(opset: int | None) -> None:
 
 
 def _maker(source: str, map_location: str, allow_code: bool) -> Callable[[], Any]:
-    """Return what makes the model. Its code is imported first: only the making is to happen without memory."""
+    """Return a function that creates the model. Its code is imported first: only the creation runs without memory."""
     from ingot.export import load_source
     from ingot.export.source import imported, names_code
 
@@ -214,7 +215,7 @@ def _bisect(model: Any, given: Any, call: dict[str, Any], as_json: bool) -> None
     from ingot.export.diagnose.bisection import bisect_model
 
     if not hasattr(model, "forward"):
-        raise InvalidArgument("an .onnx file is taken as it is: there is nothing to compare it with")
+        raise InvalidArgument("an .onnx file is used unchanged: there is nothing to compare it with")
     departure, cases = bisect_model(model, given, **call)
     if as_json:
         print_json({"departure": asdict(departure) if departure else None, "cases": cases})
@@ -254,7 +255,7 @@ def _constants(items: list[str]) -> dict[str, Any]:
     for item in items:
         name, equals, value = item.partition("=")
         if not name or not equals:
-            raise InvalidArgument(f"'{item}' is no constant; write name=value, such as use_cache=false")
+            raise InvalidArgument(f"'{item}' is not a constant; write name=value, such as use_cache=false")
         try:
             constants[name] = json.loads(value)
         except ValueError:

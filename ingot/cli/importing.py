@@ -34,7 +34,7 @@ _LOADING = 3
 
 @dataclass(frozen=True)
 class _Job:
-    """One model, and where it goes: ``target`` is a reference in the store, None for a file."""
+    """One model and its target, a reference in the store or None for a file."""
 
     candidate: Candidate
     name: str
@@ -50,7 +50,7 @@ def import_model(
     ],
     reference: Annotated[
         str | None,
-        typer.Argument(help="Where to: name:tag or name.", show_default="the source's own name and version"),
+        typer.Argument(help="Target: name:tag or name.", show_default="the source's own name and version"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The archive file to write, instead of the store.")
@@ -59,7 +59,7 @@ def import_model(
         list[str] | None,
         typer.Option(
             "--input",
-            help="An input, such as image:float32\\[batch,3,224,224], instead of what the source says; once for each.",
+            help="An input, such as image:float32\\[batch,3,224,224], instead of the source's; once for each.",
         ),
     ] = None,
     example: Annotated[
@@ -74,22 +74,22 @@ def import_model(
         typer.Option(
             "--allow-code",
             envvar="INGOT_ALLOW_CODE",
-            help="Run code that the model comes with: its Python file, or a .pt2 file's.",
+            help="Run the model's code: its Python file, or code in a .pt2 file.",
         ),
     ] = False,
     without_handler: Annotated[
         bool,
         typer.Option(
-            "--without-handler", help="Leave a handler of the author's behind: clients do what it did, or nobody."
+            "--without-handler", help="Import the model without its custom handler, whose work clients must do."
         ),
     ] = False,
     load_timeout: LoadTimeout = "5m",
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Take over models from TorchServe or Triton, each proved equal to the file that it comes from.
+    """Import models from TorchServe or Triton, each proved equal to its source.
 
-    Handlers and settings of the server are not taken over; notes say which there were.
+    Handlers and settings of the server are not imported; notes name them.
     """
     from ingot.importing import Consent, candidates
     from ingot.model_store import Store
@@ -127,7 +127,7 @@ def import_model(
 def _plan(
     found: Sequence[Candidate], reference: str | None, out: Path | None, store: Store
 ) -> tuple[list[_Job], list[str]]:
-    """Return what is to be done, and what is there already of a source with several models."""
+    """Return the models to import, and those of several that the store already has."""
     from ingot.model_store import Reference
     from ingot.model_store.references import written_name
 
@@ -212,12 +212,12 @@ def _example(text: str | None) -> Any:
 def _import(
     job: _Job, store: Store, out: Path | None, call: dict[str, Any], limit: float, as_json: bool
 ) -> dict[str, Any]:
-    """Take over one model and tell of it."""
+    """Import one model and report it."""
     from ingot.importing import convert
 
     where = job.candidate.where
-    with progress(f"Reading {where}") as step, limited_load(limit, where, step, _LOADING) as told:
-        archive = convert(job.candidate, name=job.name, progress=told, **call)
+    with progress(f"Reading {where}") as step, limited_load(limit, where, step, _LOADING) as limited:
+        archive = convert(job.candidate, name=job.name, progress=limited, **call)
         step("Writing")
         if out is not None:
             archive.save(out)

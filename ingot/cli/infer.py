@@ -86,7 +86,7 @@ def _named(texts: list[str], what: str, forms: str) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidArgument(f"'{text}' is no {what}; write {forms}")
+            raise InvalidArgument(f"'{text}' is not a valid {what}; write {forms}")
         if name in values:
             raise InvalidArgument(f"{what} '{name}' is given twice")
         values[name] = value

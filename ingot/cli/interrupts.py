@@ -1,7 +1,7 @@
-"""Signals that are not lost, and ends that are not held up: by some callbacks, imports, and native code.
+"""Handle signals reliably, and end promptly, despite callbacks, imports and native code.
 
-The interpreter passes over what is raised in some callbacks, also while it imports. It runs the handlers of signals in
-the main thread alone, between two of its own instructions: while an engine is working there, no handler runs.
+The interpreter ignores exceptions that are raised in some callbacks, also during imports. It runs the handlers of
+signals only in the main thread, between two bytecode instructions: while an engine is working there, no handler runs.
 
 This module is read before any other, so it imports the standard library alone.
 """
@@ -32,7 +32,7 @@ def watch() -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if there was a Ctrl-C; for those who go on for ever."""
+    """Raise KeyboardInterrupt if there was a Ctrl-C; for endless loops."""
     if _seen:
         raise KeyboardInterrupt
 
@@ -44,7 +44,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 class Terminated(BaseException):
-    """SIGTERM. Not SystemExit, which would be taken for the model's doing while its code runs."""
+    """SIGTERM. Not SystemExit, which would look like the model's own exit while its code runs."""
 
     def __init__(self, code: int):
         super().__init__(code)

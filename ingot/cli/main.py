@@ -52,7 +52,7 @@ _COMMANDS = {
     "Vouch for them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
     "Serve them": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
 }
-# How the threads are called in which the server loads models.
+# The prefix of the names of threads in which the server loads models.
 _LOADING = "ingot-load"
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
@@ -101,7 +101,7 @@ def _root(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
-    """Put a command's temporary folders into one, so that a signal amid the making or removal of one leaves nothing."""
+    """Put a command's temporary folders into one, so that a signal during its creation or removal leaves nothing."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         tempfile.tempdir = folder
@@ -112,12 +112,12 @@ def _scratch() -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the command. Errors are one paragraph on stderr; exit code 1 is the user's, 70 ours."""
+    """Run the command. Errors are one paragraph on stderr; exit code 1 is a user error, 70 an internal error."""
     try:
         _main()
     except SystemExit as end:
         if any(thread.name.startswith(_LOADING) for thread in threading.enumerate()):
-            # An engine that does not end its work would abort the process as its libraries are unloaded.
+            # An engine that is still working would abort the process when its libraries are unloaded.
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)
             sys.stdout.flush()
@@ -130,7 +130,7 @@ def _main() -> None:
     # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
     # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # No plugins of pydantic are used, and to look for them is to read what every installed package says of itself.
+    # Pydantic's plugins are not used, and the search for them reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     called = sys.argv[1:2]
     try:

@@ -55,9 +55,9 @@ def fsck(
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     grace: Annotated[
-        str, typer.Option(help="What was written, or had a tag, within this time stays: 30s, 90m, 24h or 7d.")
+        str, typer.Option(help="Blobs that were written or had a tag within this time stay: 30s, 90m, 24h or 7d.")
     ] = "24h",
     keep: Annotated[int, typer.Option(min=0, help="How many earlier targets of an alias stay, for rollback.")] = 10,
     store: StoreOption = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_STDERR = sys.stderr  # the real one, whoever redirects sys.stderr: progress must stay visible
+_STDERR = sys.stderr  # the real one, even if sys.stderr is redirected: progress must stay visible
 
 
 # The consoles are made when they are first used, since a server starts without.
@@ -46,12 +46,12 @@ def print_json(content: Mapping[str, Any] | list[Any]) -> None:
 
 @contextlib.contextmanager
 def progress(first: str, *, log: bool = False, timed: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on stderr; the yielded function says what begins now.
+    """Show the current step on stderr; the yielded function begins the next step.
 
     Args:
-        first: what begins.
-        log: where stderr is no terminal, print each step as a line: for work that could be taken for a hang.
-        timed: show each step with the time that it has taken, and keep those that are done.
+        first: the first step.
+        log: if stderr is not a terminal, print each step as a line: for work that could look like a hang.
+        timed: show each step with its time, and keep finished steps.
     """
     if log and not stderr().is_terminal:
         note(first)
@@ -83,7 +83,7 @@ def _timed(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def _plain(step: str) -> Text:
-    """Return a step as it is: it may name layers and files, in which brackets are no markup."""
+    """Return a step as it is: brackets in names of layers and files are not markup."""
     from rich.text import Text
 
     return Text(printable(step))
@@ -103,9 +103,9 @@ def seconds(option: str, text: str) -> float:
     """Return an option's time, such as ``50ms``, ``90s``, ``5m`` or ``1h``.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not a duration.
     """
     found = units.seconds(text)
     if found is None:
-        raise InvalidArgument(f"{option} '{text}' is no time; write it as {units.TIMES}")
+        raise InvalidArgument(f"{option} '{text}' is not a duration; write it as {units.TIMES}")
     return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingot.quant.config import Recipe
     from ingot.quant.report.records import Candidate, Report
 
-# What the command's exit code says beside success and errors.
+# The exit code when nothing faster was found and --strict is given.
 NOTHING = 3
 # Characters of a reason that is shown; some engines name all of their source.
 _MOST = 160
@@ -42,9 +42,9 @@ def quantize(
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="What accuracy is, such as accuracy:labels=y.", show_default="cosine")
+        str | None, typer.Option(help="The measure of accuracy, such as accuracy:labels=y.", show_default="cosine")
     ] = None,
-    max_drop: Annotated[float, typer.Option(help="By how much the metric may be worse.")] = 0.01,
+    max_drop: Annotated[float, typer.Option(help="The largest drop of the metric.")] = 0.01,
     keep: Annotated[
         list[str] | None, typer.Option(help="Layer, or all below a name, that stays in float; once for each.")
     ] = None,
@@ -58,17 +58,17 @@ def quantize(
         list[str] | None,
         typer.Option(help="onnxruntime or openvino; once for each.", show_default="those installed"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one a core")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one per core")] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h; a bare number is seconds.")
     ] = None,
     transform: Annotated[
         str | None, typer.Option(help="How images become arrays, such as resize=256,crop=224.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of how the data is split and drawn from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and selection of data.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write the report to this file: .html, .json or .txt.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Keep a recipe's result though it is slower or worse.")
+        bool, typer.Option("--force", help="Keep a recipe's result even if it is slower or less exact.")
     ] = False,
     allow_code: Annotated[
         bool,
@@ -85,7 +85,7 @@ def quantize(
     """Make an archive's model smaller and faster, and prove what that costs.
 
     Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
-    interrupted search goes on where it was when the same command is run again.
+    interrupted search continues when the same command is run again.
     """
     given = {"model": model, "calibration": calibrate, "validation": validate}
     check_out(out)
@@ -166,7 +166,7 @@ def _recipe(name: str | None, options: list[str]) -> Recipe | None:
         key, equals, value = text.partition("=")
         if not equals or key not in known:
             raise InvalidArgument(
-                f"'{text}' is no option of {name}; there are: {', '.join(f'{item}=...' for item in known)}"
+                f"'{text}' is not an option of {name}; there are: {', '.join(f'{item}=...' for item in known)}"
             )
         values[key] = _value(text, known[key].default, value)
     return kind(**values)
@@ -181,7 +181,7 @@ def _value(text: str, default: Any, value: str) -> Any:
     try:
         return type(default)(value)
     except ValueError:
-        raise InvalidArgument(f"'{text}': {value} is no number") from None
+        raise InvalidArgument(f"'{text}': {value} is not a number") from None
 
 
 def _show(result: Quantized, out: Path) -> None:
@@ -248,4 +248,4 @@ def _show_result(result: Quantized, out: Path) -> None:
         speedups = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in chosen.speedups.items())
         note(f"speed against the original: {speedups}")
     variant = result.archive.variant(report.variant)
-    say(f"{out}: {result.archive.name}, {variant.name} {size(variant.size)} beside the original {size(report.size)}")
+    say(f"{out}: {result.archive.name}, {variant.name} {size(variant.size)}, the original {size(report.size)}")

@@ -35,9 +35,9 @@ def write(archive: Archive, path: Path, name: str | None = None) -> str:
         name: the variant whose report is meant; by default the first that carries one.
 
     Raises:
-        InvalidArgument: the suffix is none of :data:`SUFFIXES`.
+        InvalidArgument: the suffix is not one of :data:`SUFFIXES`.
         NotFound: no variant carries a report.
-        InvalidArchive: the report is none, or is too large to be one.
+        InvalidArchive: the report is invalid or too large.
     """
     check_suffix(path)
     variant, report = _read(archive, name)

@@ -46,7 +46,7 @@ def keygen(
         private.unlink()
         raise
     if not password:
-        note(f"{private} is not encrypted: whoever can read it can sign; INGOT_KEY_PASSWORD encrypts it")
+        note(f"{private} is not encrypted: anyone who can read it can sign; INGOT_KEY_PASSWORD encrypts it")
     if as_json:
         print_json({"key": str(private), "public": str(public), "keyid": key.public.keyid})
         return
@@ -198,7 +198,7 @@ def _check_new(path: Path) -> None:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that nobody could read, or replace, before it had its mode."""
+    """Write a file that no other user can read or replace before it has its mode."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:

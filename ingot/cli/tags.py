@@ -181,7 +181,7 @@ def _named(reference: Reference) -> dict[str, str | None]:
 
 
 def _print_move(moved: Reference, before: str | None, otherwise: str, as_json: bool) -> None:
-    """Tell of a tag that was moved; ``otherwise`` says what it is if it was nothing before."""
+    """Report a moved tag; ``otherwise`` describes one without an earlier target."""
     if as_json:
         print_json({**_named(moved), "digest": moved.digest, "before": before})
         return

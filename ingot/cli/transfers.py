@@ -63,7 +63,7 @@ def pull(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Copy an archive from a registry into the store. An interrupted pull goes on where it was."""
+    """Copy an archive from a registry into the store. An interrupted pull continues."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
@@ -156,7 +156,7 @@ def expected(expect: str | None) -> str:
         return ANY
     if expect != NONE and re.fullmatch(r"sha256:[0-9a-f]{64}", expect) is None:
         raise InvalidArgument(
-            f"--expect is '{expect}', which is no digest; give sha256: and 64 hex digits, or none for a new tag"
+            f"--expect is '{expect}', which is not a digest; give sha256: and 64 hex digits, or none for a new tag"
         )
     return expect
 
@@ -167,7 +167,7 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
 
     Args:
         title: what is transferred.
-        log: where stderr is no terminal, print the title as a line.
+        log: if stderr is not a terminal, print the title as a line.
     """
     from rich.progress import Progress
 
@@ -179,7 +179,7 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:
-            # What is there already counts neither as done nor as to be done: the rate would be far too high.
+            # Blobs that are there already count neither as done nor as remaining: the rate would be far too high.
             left = state.total - state.skipped
             bar.update(task, total=left, completed=state.moved, visible=state.moved > 0)
 
@@ -222,7 +222,7 @@ def _copy(
     *,
     recheck: bool,
 ) -> None:
-    """Push an archive into the store, or the registry that ``target`` names, and tell of it."""
+    """Push an archive into the store, or the registry that ``target`` names, and report it."""
     from ingot.model_store.places import open_place
 
     place, target = open_place(target, store, chunk_mb << 20 if chunk_mb else None)
@@ -233,7 +233,7 @@ def _copy(
             else:
                 pushed = place.push(archive, target, expect=expect, transfer=transfer)
     except KeyboardInterrupt:
-        again = "goes on where this one was" if place is store else "sends no blob again that was sent whole"
+        again = "continues this one" if place is store else "sends no blob again that was sent whole"
         note(f"interrupted; no tag was moved, and the same command {again}")
         raise
     if as_json:

@@ -1,4 +1,4 @@
-"""What can be asked of quantization: a frozen configuration for each recipe, and one for the run."""
+"""Configurations of quantization, all frozen: one per recipe, and one for the run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ingot.quant.schemes.plan import EngineName, Plan, Scheme, fitting
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all recipes have in common.
+    """The base of all recipes.
 
     Attributes:
         keep: layers that stay in floating point, by name, or by a prefix that ends at a dot.
 
     Raises:
-        InvalidArgument: an option has a value that it does not take.
+        InvalidArgument: an option has an invalid value.
     """
 
     name: ClassVar[str]
@@ -52,7 +52,7 @@ class Recipe:
         return False
 
     def record(self) -> dict[str, Any]:
-        """Return the recipe as it is noted in archives."""
+        """Return the recipe as archives record it."""
         return {"name": self.name, "version": self.version, **asdict(self)}
 
 
@@ -81,13 +81,13 @@ class StaticInt8(LayerRecipe):
     """Weights and activations in 8 bits, with ranges learnt from calibration data (ONNX QDQ form).
 
     Attributes:
-        per_channel: one scale an output channel, which keeps accuracy where channels differ in size.
-        calibration: how ranges are taken from the data.
+        per_channel: one scale per output channel, which keeps accuracy where channels differ in size.
+        calibration: the method that derives ranges from the data.
         activations: ``u8`` with signed weights is what ONNX Runtime fuses into integer kernels on x86, ARM and CUDA;
-            ``s8`` is what some accelerators take, and ``u16`` too, which is slow here.
-        between: quantize what stands between two quantized layers too, such as the addition of a residual.
-        migrate: SmoothQuant's alpha, how much of the activations' spread goes into the weights; 0 for none.
-        correct: put the mean error of rounded weights into the biases.
+            some accelerators need ``s8`` or ``u16``, which is slow here.
+        between: also quantize the operators between two quantized layers, such as the addition of a residual.
+        migrate: SmoothQuant's alpha, the share of the activations' spread that moves into the weights; 0 for none.
+        correct: correct the biases by the mean error of the rounded weights.
     """
 
     name: ClassVar[str] = "static-int8"
@@ -129,7 +129,7 @@ class DynamicInt8(LayerRecipe):
     schemes: ClassVar[tuple[Scheme, ...]] = ("dynamic",)
 
     def plan(self, source: Source) -> Plan:
-        """Return the plan: embeddings beside what :class:`LayerRecipe` gives."""
+        """Return the plan of :class:`LayerRecipe`, with embeddings added."""
         return with_embeddings(source, super().plan(source))
 
 
@@ -244,17 +244,18 @@ class QuantConfig:
     """How to quantize.
 
     Attributes:
-        recipe: the recipe; None tries them and takes the fastest that keeps the accuracy.
-        metric: what accuracy is: see :func:`ingot.quant.metric.parse_metric`; None for the agreement with the original.
-        max_drop: by how much the metric may be worse: 0.005 is half a point of accuracy.
+        recipe: the recipe; None searches all for the fastest that keeps the accuracy.
+        metric: the measure of accuracy, see :func:`ingot.quant.metric.parse_metric`; None for the agreement with the
+            original.
+        max_drop: the largest drop of the metric: 0.005 is half a point of accuracy.
         keep: layers that stay in floating point in every candidate.
         batches: the batch sizes whose latency matters, by the geometric mean of their speed-ups.
-        threads: CPU threads of a call; None for one a core.
+        threads: CPU threads of a call; None for one per core.
         engines: those that may run the result; None for all that are installed. A recipe takes the first of them.
-        budget: seconds for the search; what is best by then is taken. None for no limit.
-        seed: of everything that is drawn: how the data is split, and which of it is used.
-        force: keep a recipe's result though it is slower, or breaks the accuracy budget.
-        allow_code: run the archive's PyTorch program, which can run code of whoever made it: some recipes compile it.
+        budget: seconds for the search, whose best result is then used; None for no limit.
+        seed: the seed of all sampling: the split of the data, and its selection.
+        force: keep a recipe's result even if it is slower or exceeds the accuracy budget.
+        allow_code: run the archive's PyTorch program, which can run its author's code: some recipes compile it.
     """
 
     recipe: Recipe | None = None
@@ -272,7 +273,7 @@ class QuantConfig:
     def __post_init__(self) -> None:
         if self.recipe is not None and not isinstance(self.recipe, Recipe):
             raise InvalidArgument(
-                f"{self.recipe!r} is no recipe; give one such as StaticInt8(), or None to try them all"
+                f"{self.recipe!r} is not a recipe; give one such as StaticInt8(), or None to try all recipes"
             )
         options.settle(self)
         options.check_drop(self.max_drop)
@@ -291,7 +292,10 @@ class QuantConfig:
 
 
 def with_embeddings(source: Source, plan: Plan) -> Plan:
-    """Return a plan whose embeddings have 8 bits: exact enough with a scale a row, and a large part of many models."""
+    """Return a plan whose embeddings have 8 bits.
+
+    With one scale per row that is exact enough, and embeddings are a large part of many models.
+    """
     embeddings = [layer.name for layer in source.layers if layer.operator == "Gather"]
     free = [name for name in fitting(source, "int8", embeddings) if name not in plan.schemes]
     return plan.but(free, "int8") if plan.schemes else plan

@@ -16,7 +16,7 @@ from ingot.tensors import DType
 
 
 class Module(Protocol):
-    """What is known of a PyTorch module without importing PyTorch."""
+    """The interface of a PyTorch module, without importing PyTorch."""
 
     @property
     def forward(self) -> Callable[..., Any]: ...
@@ -34,13 +34,13 @@ def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
         target: what it becomes, as in ``export_model``.
 
     Raises:
-        InvalidArgument: it is no module, or the data has no such arrays.
+        InvalidArgument: it is not a module, or the data lacks arrays of its inputs.
         ExportError: the module cannot be exported.
     """
     from ingot.export import export_model
 
     if not hasattr(model, "forward") or not hasattr(model, "state_dict"):
-        raise InvalidArgument(f"{model!r} is no archive, no path of one and no module, so it cannot be quantized")
+        raise InvalidArgument(f"{model!r} is neither an archive, a path nor a module, so it cannot be quantized")
     held = arrays.load_npz(data) if isinstance(data, str | Path) and str(data).endswith(".npz") else data
     parameters = list(inspect.signature(model.forward).parameters)
     if not isinstance(held, Mapping) or not any(name in held for name in parameters):
@@ -55,4 +55,4 @@ def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
             dims = ",".join(["batch", *map(str, array.shape[1:])])
             inputs.append(f"{name}:{DType.of(array).torch_name}[{dims}]")
     name = type(model).__name__.lower()
-    return export_model(model, inputs=inputs, name=name, target=target)  # type: ignore[arg-type]  # a module, told by its methods
+    return export_model(model, inputs=inputs, name=name, target=target)  # type: ignore[arg-type]  # a module, by its methods

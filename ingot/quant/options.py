@@ -43,8 +43,8 @@ def check_threads(threads: int | None) -> None:
     """
     most = _THREADS * devices.cpu_count()
     if threads is not None and not 1 <= threads <= most:
-        limit = "give 1 or more" if threads < 1 else f"give {most} at most, {_THREADS} a core"
-        raise InvalidArgument(f"{threads} threads cannot run a model; {limit}, or None for one a core")
+        limit = "give 1 or more" if threads < 1 else f"give {most} at most, {_THREADS} per core"
+        raise InvalidArgument(f"{threads} threads cannot run a model; {limit}, or None for one per core")
 
 
 def check_drop(largest: float) -> None:

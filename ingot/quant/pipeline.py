@@ -37,12 +37,12 @@ _TITLES: dict[EngineName, str] = {"onnxruntime": "ONNX Runtime", "openvino": "Op
 
 @dataclass(frozen=True)
 class Quantized:
-    """What quantization gave.
+    """The result of a quantization.
 
     Attributes:
         archive: the datasets one with a new variant; the same one if no variant was found.
-        report: what was tried and measured.
-        journal: the search's results, to be removed when the archive is safe; None if there was no search.
+        report: the candidates and their measurements.
+        journal: the search's results, to be removed once the archive is saved; None without a search.
     """
 
     archive: Archive
@@ -51,12 +51,12 @@ class Quantized:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether there is a new variant, and if not, why."""
+        """Whether there is a new variant, and the reason if there is none."""
         return self.report.verdict
 
     @property
     def reason(self) -> str:
-        """The verdict in words; of a variant that was forced, what is wrong with it."""
+        """The verdict in words; for a forced variant, its faults."""
         return self.report.reason
 
 
@@ -72,7 +72,8 @@ def quantize(
 ) -> Archive:
     """Add a quantized variant to an archive: the fastest that keeps its accuracy, or one by a named recipe.
 
-    The archive comes back as it was if the search finds nothing that is faster and exact enough; :func:`run` tells why.
+    The archive is returned unchanged if the search finds nothing that is faster and exact enough; :func:`run` also
+    returns the reason.
 
     Args:
         archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
@@ -82,17 +83,17 @@ def quantize(
             none, measured on generated inputs.
         config: the recipe, the metric, the budget and all else; by default a search whose result has a mean cosine of
             0.99 or more to the original's answers. A recipe alone will do too.
-        validate: data that the metric is taken of; by default a part of ``data`` that nothing is learnt from.
+        validate: data for the metric; by default a part of ``data`` that no ranges are learnt from.
         transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
         journal: a file that keeps the search's results as they come in. If the search is interrupted, the next one with
-            the same file goes on where it was; it is removed at the end.
-        progress: called with what begins now.
+            the same file continues it; it is removed at the end.
+        progress: called with the name of each step as it begins.
 
     Raises:
         InvalidArgument: the data does not fit the model or the metric, a layer to keep does not exist, or the
             archive is quantized already.
-        QuantizationError: the recipe's result is slower or less exact than was asked; ``force`` keeps it. Or no
-            candidate of the search can be run.
+        QuantizationError: the recipe's result is slower or less exact than allowed, and not kept by ``force``; or no
+            candidate of the search can run.
     """
     result = run(
         archive, data, config=config, validate=validate, transform=transform, journal=journal, progress=progress
@@ -138,7 +139,7 @@ def run(
         return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     source = Source(_parent(local, config))
     for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
-        packing.free_name(local, name)  # told before the job, not after
+        packing.free_name(local, name)  # fails before the work, not after it
     choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
     metric = parse_metric(config.metric, source.signature)
     datasets = prepare(source.variant, data, validate, transform, config, metric)
@@ -173,10 +174,10 @@ def run(
             return Quantized(added or local, report)
         kept = Journal(kept_in, _identity(source, datasets, metric, config))
         if kept.resumed:
-            progress(f"Going on after {kept.resumed} candidates of an interrupted search")
+            progress(f"Continuing after {kept.resumed} candidates of an interrupted search")
         found = Search(runner, config, kept, progress, deadline).run()
         if found.failed:
-            kept.remove()  # what is wrong may have been mended when it is tried again
+            kept.remove()  # the fault may be fixed before the next try
         report, added = packing.add(job, found, *acceptance.of_search(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
@@ -197,7 +198,7 @@ def _compile(
             raise
         raise missing_package("torch", "compiling models", "export") from error
     program = compiled.find_program(archive, recipe, config)
-    packing.free_name(archive, compiled.name_of(recipe))  # told before the job, not after
+    packing.free_name(archive, compiled.name_of(recipe))  # fails before the work, not after it
     original = compiled.find_original(archive, program)
     metric = parse_metric(config.metric, original.signature)
     datasets = prepare(original, *sources, config, metric)
@@ -245,7 +246,7 @@ def _check_engine(config: QuantConfig) -> None:
 
 
 def _engine(config: QuantConfig) -> EngineName:
-    """Return the engine that a named recipe is made for."""
+    """Return the engine for a named recipe."""
     return (config.engines or ENGINES)[0]
 
 
@@ -257,13 +258,13 @@ def _parent(archive: Archive, config: QuantConfig) -> Variant:
 
 
 def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: Progress) -> tuple[Found, str]:
-    """Try one recipe; return what it gives, and what is wrong with it where that is forced.
+    """Try one recipe; return its result, and the faults of a result that is forced.
 
     Raises:
-        QuantizationError: it gives nothing of use, or is slower or less exact than was asked and is not forced.
+        QuantizationError: the result is unusable, or slower or less exact than allowed and not forced.
     """
     if not isinstance(recipe, LayerRecipe):
-        raise InvalidArgument(f"{recipe!r} is no recipe")
+        raise InvalidArgument(f"{recipe!r} is not a recipe")
     plan = replace(recipe.plan(runner.source), engine=_engine(config))
     plan = plan.keep(choose(runner.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
@@ -283,7 +284,7 @@ def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: P
 
 
 def _identity(source: Source, datasets: Datasets, metric: Metric, config: QuantConfig) -> dict[str, object]:
-    """Return what results of a search depend on."""
+    """Return everything that the results of a search depend on."""
     return {
         "journal": 1,
         "model": source.variant.descriptor.digest,

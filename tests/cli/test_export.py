@@ -153,14 +153,14 @@ def test_a_malformed_constant(run_ingot: RunIngot, tmp_path: Path, constant: str
         "export", "tests.export.models:net", "--input", ROWS, "--constant", constant, "--out", tmp_path / "a.ingot"
     )
     assert result.returncode == 1
-    assert f"'{constant}' is no constant; write name=value" in result.stderr
+    assert f"'{constant}' is not a constant; write name=value" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--explain-limit", "-5"], "--explain-limit -5 is no time to search for; give seconds above 0"),
-        (["--explain-limit", "nan"], "--explain-limit nan is no time"),
+        (["--explain-limit", "-5"], "--explain-limit -5 is not a time to search; give seconds above 0"),
+        (["--explain-limit", "nan"], "--explain-limit nan is not a time"),
         (["--opset", "-1"], "there is no operator set -1 to export to; give --opset from 7 to "),
         (["--opset", "6"], "there is no operator set 6 to export to"),
         (["--opset", "999"], "there is no operator set 999 to export to"),

@@ -115,7 +115,7 @@ class TestSearch:
         assert all(len(line) <= 80 for line in lines)
         assert sum("chosen" in line for line in lines) == 1
         assert lines[-1].startswith("q.ingot: classifier, int8 ")
-        assert "beside the original" in lines[-1]
+        assert ", the original " in lines[-1]
         assert "accuracy:labels=y: 1.0000 before, " in result.stderr
         assert "on 100 held-out samples" in result.stderr
         assert "speed against the original: 2.00x at batch 1, 2.00x at batch 8, 2.00x at batch 32" in result.stderr
@@ -314,7 +314,7 @@ class TestInterrupted:
 
         result = quantize(*args)
         assert succeeded(result).splitlines()[-1].startswith("q.ingot: classifier, int8 ")
-        assert "Going on after 2 candidates of an interrupted search" in result.stderr
+        assert "Continuing after 2 candidates of an interrupted search" in result.stderr
         assert "Trying dynamic int8\n" not in result.stderr
         assert [path.name for path in tmp_path.iterdir() if "q.ingot" in path.name] == ["q.ingot"]
 
@@ -343,8 +343,8 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     [
         (["--recipe", "int9"], "there is no recipe 'int9'; there are: auto, static-int8, dynamic-int8"),
         (["--recipe", "static-int8"], "learns ranges from data; give calibration data, or take dynamic-int8"),
-        (["--recipe", "weight-int8", "--option", "blok=32"], "'blok=32' is no option of weight-int8; there are: "),
-        (["--recipe", "weight-int8", "--option", "block=x"], "'block=x': x is no number"),
+        (["--recipe", "weight-int8", "--option", "blok=32"], "'blok=32' is not an option of weight-int8; there are: "),
+        (["--recipe", "weight-int8", "--option", "block=x"], "'block=x': x is not a number"),
         (["--recipe", "weight-int8", "--option", "block=7"], "the block is 7; it must be 16, 32, 64, 128 or 256"),
         (["--recipe", "dynamic-int8", "--option", "per_channel=no"], "'per_channel=no': it must be true or false"),
         (["--recipe", "static-int8", "--option", "calibration=max"], "calibration of static-int8 is 'max'; it must be"),
@@ -360,7 +360,7 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--validate", "nope.npz"], "there is no file nope.npz"),
         (["--calibrate", "data.npz", "--transform", "crop=3"], "a transform is for a folder of images"),
         (["--keep", "frist"], "there is no layer 'frist' to keep; the nearest are: first"),
-        (["--budget", "5x"], "'5x' is no time; write it as 50ms, 90s, 5m or 1h"),
+        (["--budget", "5x"], "'5x' is not a duration; write it as 50ms, 90s, 5m or 1h"),
         (["--budget", "0m"], "the time budget is 0.0 s; it must be more than 0"),
         (["--batch", "0"], "the batch sizes are [0]; give one or more, each 1 or more"),
         (["--threads", "0"], "0 threads cannot run a model"),

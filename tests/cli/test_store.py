@@ -37,7 +37,7 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     moves = (("promote", "tiny:1", "prod"), ("rollback", "tiny:prod"), ("remove", "tiny:prod"))
     copies = (("push", "1.ingot", "tiny:prod"), ("copy", "tiny:1", "tiny:prod"))
     for command in (*moves, *copies):
-        assert "--expect is '', which is no digest" in refused(run_ingot(*command, "--expect", ""))
+        assert "--expect is '', which is not a digest" in refused(run_ingot(*command, "--expect", ""))
     assert "give sha256: and 64 hex digits, or none" in refused(run_ingot(*moves[0], "--expect", FIRST.digest.upper()))
     back = read(succeeded(run_ingot("rollback", "tiny:prod", "--json")))
     named = {"reference": "tiny:prod", "name": "tiny", "tag": "prod"}

@@ -135,7 +135,7 @@ def test_a_result_that_is_none_is_not_known(path: Path, change: dict[str, object
 @pytest.mark.parametrize("content", [b"PK\x03\x04\xff\xfe data", b"a,b\n1,2\n", b"{}\n", b"[1]\n", b"[" * 100_000])
 def test_a_file_of_another_kind_is_not_overwritten(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(InvalidArgument, match="is no journal of a search"):
+    with pytest.raises(InvalidArgument, match="is not a journal of a search"):
         Journal(path, SEARCH)
     assert path.read_bytes() == content
 
@@ -154,7 +154,7 @@ def test_no_regular_file(path: Path, kind: str) -> None:
         path = Path("/dev/null")
     else:
         path.symlink_to(other)
-    with pytest.raises(InvalidArgument, match=f"the journal {path} is no regular file"):
+    with pytest.raises(InvalidArgument, match=f"the journal {path} is not a regular file"):
         Journal(path, SEARCH)
     assert other.exists() == (kind == "link")
     if kind == "link":

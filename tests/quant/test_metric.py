@@ -281,7 +281,7 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("spec", "labels", "message"),
         [
-            ("accuracy", np.full(8, 3), r"hold one class only \(3\): nothing can be told from them"),
+            ("accuracy", np.full(8, 3), r"hold only one class \(3\), which does not measure accuracy"),
             ("f1", np.full(8, 3), "hold one class only"),
             ("accuracy", np.arange(8) / 2, "are of type float64; give the number of each row's class as int64"),
             ("accuracy", np.array(list("abcdefgh")), "are of type string"),
@@ -294,7 +294,7 @@ class TestLabels:
                 np.arange(8),
                 "the evaluation data has no array 'z'; it holds: labels; say where the labels are",
             ),
-            ("spearman", np.ones(8), "are all 1: nothing can be told from them"),
+            ("spearman", np.ones(8), "are all 1, which does not measure accuracy"),
             ("spearman", np.ones((8, 2)), "have 2 values a row; give one"),
             ("mae", np.array([np.nan] * 8), "hold NaN or infinity"),
             ("mae", np.array(list("abcdefgh")), "are text; give numbers"),
@@ -323,7 +323,7 @@ class TestBroken:
     def test_an_original_that_says_nothing_is_no_measure(self, spec: str | None, value: float | None) -> None:
         takes = CLASSES if value is not None else signature("y:float32[batch,n]")
         said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
-        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'y' for this data: nothing"):
+        with pytest.raises(InvalidArgument, match="the original has no finite value in 'y' for this data: nothing"):
             compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
 
     def test_rows_without_a_value_are_told_of(self) -> None:
@@ -334,7 +334,7 @@ class TestBroken:
         for spec in ("cosine", "top1"):
             metric, rows = parse_metric(spec, CLASSES), samples(CLASSES)
             before = metric.compare(parts, parts, rows).before
-            assert metric.notes(parts, before, rows) == ("the original gives no finite value in 'y' for 2 of 200 rows",)
+            assert metric.notes(parts, before, rows) == ("the original has no finite value in 'y' for 2 of 200 rows",)
             assert metric.notes(batches(y=answers()[1]), before, rows) == ()
 
     def test_the_worst_output_may_not_be_one_that_says_nothing(self) -> None:
@@ -342,7 +342,7 @@ class TestBroken:
         _, logits = answers(8)
         outputs = {"y": logits, "n": np.ones((8, 0), np.int64)}
         assert compare("cosine", takes, outputs, outputs).drop.value == pytest.approx(0)
-        with pytest.raises(InvalidArgument, match="the original gives no finite value in 'n'"):
+        with pytest.raises(InvalidArgument, match="the original has no finite value in 'n'"):
             compare("top1", takes, outputs, outputs)
         assert compare("top1:output=y", takes, outputs, outputs).drop.value == 0
 
@@ -412,7 +412,7 @@ class TestFunctions:
         _, logits = answers()
         found = metric.compare(batches(y=logits), batches(y=logits), samples(CLASSES))
         assert found.after.value == logits.max()
-        with pytest.raises(InvalidArgument, match="'my_metric:number' is no function: there is no callable 'number'"):
+        with pytest.raises(InvalidArgument, match="'my_metric:number' is not a function: there is no callable"):
             parse_metric("my_metric:number", CLASSES)
         with pytest.raises(InvalidArgument, match="'no_metric:best' cannot be imported: ModuleNotFoundError"):
             parse_metric("no_metric:best", CLASSES)

@@ -48,5 +48,5 @@ def test_data_without_the_names_of_its_inputs(data: object) -> None:
 
 
 def test_what_is_no_model() -> None:
-    with pytest.raises(InvalidArgument, match="is no archive, no path of one and no module"):
+    with pytest.raises(InvalidArgument, match="is neither an archive, a path nor a module"):
         ingot.quantize(3, {})  # type: ignore[arg-type]

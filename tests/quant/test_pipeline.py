@@ -241,7 +241,7 @@ class TestJournal:
         monkeypatch.setattr(TrialRunner, "attempt", going_on)
         steps: list[str] = []
         result = quantize(classifier, {"x": rows()}, journal=journal, progress=steps.append)
-        assert "Going on after 2 candidates of an interrupted search" in steps
+        assert "Continuing after 2 candidates of an interrupted search" in steps
         assert result.verdict == "quantized"
         assert later[0] not in tried  # what is known is measured again at the end, if it is among the best
         assert len(later) == len(set(later))
@@ -430,7 +430,7 @@ class TestRefusedConfigurations:
             ({"engines": ("tensorrt",)}, "there is no engine 'tensorrt' to quantize for"),
             ({"force": "no"}, "force is 'no'; it must be True or False"),
             ({"seed": -1}, "the seed is -1; it cannot be below 0"),
-            ({"recipe": "static-int8"}, r"'static-int8' is no recipe; give one such as StaticInt8\(\)"),
+            ({"recipe": "static-int8"}, r"'static-int8' is not a recipe; give one such as StaticInt8\(\)"),
         ],
     )
     def test_of_the_run(self, options: dict[str, Any], message: str) -> None:

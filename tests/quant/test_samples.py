@@ -238,7 +238,7 @@ class TestRefusals:
         [
             ({"x": np.ones((5, 8), np.float32), "y": np.ones(4)}, r"has 5 rows of inputs, but 4 in 'y'"),
             (5, "is of type int; give arrays by name, a path, or an iterable"),
-            ([], "is empty: it gives no rows"),
+            ([], "is empty: it has no rows"),
             ([np.ones((0, 8), np.float32)], r"item 0 of the calibration data is empty: 'x' has shape \[0, 8\]"),
             ([np.ones((2, 8), np.float32), np.ones((2, 7), np.float32)], "item 1 .* dimension 1 of input 'x' is 7"),
             ([(np.ones((2, 8), np.float32),) * 3], r"item 0 .* holds 3 arrays; the model takes 1 \(x\), and one more"),
@@ -269,7 +269,7 @@ class TestRefusals:
         (tmp_path / "data.csv").write_text("1,2")
         with pytest.raises(InvalidArgument, match=r"data\.csv is none of the kinds of data that are known: \.npz"):
             Samples.read(X, tmp_path / "data.csv")
-        with pytest.raises(InvalidArgument, match=r"holds neither \.npy files, one an input, nor images"):
+        with pytest.raises(InvalidArgument, match=r"holds neither \.npy files, one per input, nor images"):
             Samples.read(X, tmp_path)
         np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
         with pytest.raises(InvalidArgument, match=r"x\.npy is not an \.npy file of a plain array"):
@@ -439,12 +439,12 @@ class TestImages:
     @pytest.mark.parametrize(
         ("transform", "message"),
         [
-            ("size=224", "'size=224' is no part of a transform; known: resize, crop"),
-            ("crop=big", "crop=big of the transform is no size; write crop=224 or crop=224x320"),
+            ("size=224", "'size=224' is not part of a transform; known: resize, crop"),
+            ("crop=big", "crop=big of the transform is not a size; write crop=224 or crop=224x320"),
             ("crop=5x6", "crop=5x6 of the transform does not fit the input"),
             ("mean=1/2", "mean=1/2 of the transform must be 1 or 3 numbers"),
             ("std=0", "std=0 of the transform must be"),
-            ("scale=1/0", "scale=1/0 of the transform is no number"),
+            ("scale=1/0", "scale=1/0 of the transform is not a number"),
             ("layout=hwc", "layout=hwc of the transform is not known; known: nchw, nhwc"),
             ("color=gray", "images of color=gray and layout=nchw cannot be fed"),
             ("crop=4x6,crop=4x6", "says crop twice"),

@@ -20,9 +20,9 @@ from ingot.tensors import Array
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 _BINS = 2048
-# More values than these of one array tell a histogram nothing new.
+# Values sampled from one array; more do not change its histogram.
 _SAMPLED = 1 << 16
-# Bytes of activations that one run may give back.
+# Bytes of activations that one run may return.
 _AT_ONCE = 256 << 20
 _PERCENTILE = 0.9999
 
@@ -32,7 +32,7 @@ class Observation:
     """One activation's values.
 
     ``bins`` count a sample of them over ``-reach`` to ``reach``. ``lows``, ``highs`` and ``mean`` are by channel, along
-    the axis that a layer contracts; None where nobody asked.
+    the axis that a layer contracts; None where it is not needed.
     """
 
     low: float = math.inf
@@ -139,7 +139,7 @@ def _divergence(centers: Array, bins: Array, low: float, high: float) -> float:
     if not kept.any():
         return math.inf
     reference = kept.copy()
-    reference[0] += bins[centers < low].sum()  # what is clipped gathers at the ends
+    reference[0] += bins[centers < low].sum()  # clipped values gather at the ends
     reference[-1] += bins[centers > high].sum()
     steps = np.minimum((np.arange(len(kept)) * 256 // len(kept)), 255)
     sums, filled = np.bincount(steps, kept, 256), np.bincount(steps, kept > 0, 256)

@@ -37,7 +37,7 @@ class Samples:
     Attributes:
         signature: the model's.
         rows: how many there are.
-        extras: the names of the arrays that are no inputs.
+        extras: the names of the arrays that are not inputs.
         classes: the names of the classes where a folder of images gave the labels.
         where: what messages add to name the source, such as " in data.npz".
         notes: what should be known of how the data was read, such as rows that were left out.
@@ -85,7 +85,7 @@ class Samples:
                 path of an ``.npz``, of an ``.npy`` (one input), or of a folder with one ``.npy`` an input, with images,
                 or with recorded traffic; or an iterable, such as a PyTorch DataLoader, of mappings, arrays, or tuples
                 of the inputs in the signature's order and at most one array more, the labels. A tuple alone is one
-                such item. Arrays that are no inputs are kept as extras; they have a value for each row.
+                such item. Other arrays are kept as extras, with a value for each row.
             transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
             purpose: what the data is for, for messages.
             limit: how many rows are read of iterables and of folders of images or traffic.
@@ -132,7 +132,7 @@ class Samples:
     def split(self, share: float, seed: int, groups: str | None = None) -> tuple[Samples, Samples]:
         """Return a random share of the rows, and the others; each part has at least one row.
 
-        ``groups`` is an extra whose equal values tell rows that stay together; see :meth:`groups`.
+        ``groups`` is an extra whose equal values mark rows that stay together; see :meth:`groups`.
 
         Raises:
             InvalidArgument: the share is not between 0 and 1, or there is only one row.
@@ -202,7 +202,7 @@ class Samples:
         )
 
     def _whole(self, rows: int) -> int:
-        """Return how many of a group's rows can be fed: all, unless the model takes no single row."""
+        """Return how many of a group's rows can be fed: all, unless the model does not accept a single row."""
         low = max(self.signature.range(self.signature.batch).low, 1) if self.signature.batch else 1
         return rows - rows % low
 
@@ -218,7 +218,7 @@ class Samples:
 
 
 def _raw(array: Array) -> bytes | memoryview:
-    """Return an array's bytes, without a copy of what may be large where there need be none."""
+    """Return an array's bytes, without a copy where possible, since it may be large."""
     if array.dtype == object:
         return arrays.to_bytes(array)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -42,7 +42,7 @@ def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence
 
 
 class _Values:
-    """What is known of one input's values."""
+    """The known properties of one input's values."""
 
     def __init__(self, arrays: Sequence[Array]):
         self.dtype = DType.of(arrays[0])

@@ -1,4 +1,4 @@
-"""The layers of an ONNX graph: the nodes with weights of their own, which are what gets quantized."""
+"""The layers of an ONNX graph: the nodes that have weights, which can be quantized."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def find(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def has_double(model: ir.Model) -> bool:
-    """Tell whether a node's weight is in float64, which makes it no layer."""
+    """Return whether a node's weight is in float64, which cannot be quantized."""
     for node in model.graph:
         place = _WEIGHTED[node.op_type][0] if node.op_type in _WEIGHTED else None
         weight = node.inputs[place] if place is not None and len(node.inputs) > place else None
@@ -103,7 +103,7 @@ def has_double(model: ir.Model) -> bool:
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Tell whether a graph holds integer arithmetic or conversions to integers already."""
+    """Return whether a graph holds integer arithmetic or conversions to integers already."""
     return any(node.op_type in _QUANTIZED for node in model.graph.all_nodes())
 
 
@@ -126,7 +126,7 @@ def choose(names: Sequence[str], wanted: Iterable[str]) -> tuple[str, ...]:
 def tensor(value: ir.Value) -> ir.TensorProtocol:
     """Return a constant's tensor."""
     if value.const_value is None:
-        raise ValueError(f"'{value.name}' is no constant")
+        raise ValueError(f"'{value.name}' is not a constant")
     return value.const_value
 
 
@@ -145,7 +145,7 @@ def shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def constant(value: ir.Value | None) -> bool:
-    """Tell whether a value is a constant that no caller can override."""
+    """Return whether a value is a constant that no caller can override."""
     return value is not None and value.const_value is not None and not value.is_graph_input()
 
 
@@ -168,7 +168,7 @@ def _layer(node: ir.Node) -> Layer | None:
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """Tell whether a value is of a floating-point type of 32 or 16 bits."""
+    """Return whether a value is of a floating-point type of 32 or 16 bits."""
     if value is None:
         return False
     dtype = value.dtype or (value.const_value.dtype if value.const_value is not None else None)

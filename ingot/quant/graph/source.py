@@ -57,7 +57,7 @@ class Source:
     def model(self) -> ir.Model:
         """Return the graph, to be changed at will. Its large weights are mapped from their files.
 
-        All its constants are initializers, and the types of its values are known as far as ONNX can tell them.
+        All its constants are initializers, and the types of its values are known as far as ONNX can infer them.
         """
         model = onnx_graph.load(self.path)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

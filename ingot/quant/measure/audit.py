@@ -1,4 +1,4 @@
-"""What an engine really made of a quantized graph: quantization that does not fuse makes models slower."""
+"""The integer operators that an engine really runs: quantization that does not fuse makes models slower."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTEGER = frozenset(
         *("MatMulNBits", "QAttention", "QLinearWhere"),
     }
 )
-# What converts between integers and floats; a float operator between two of them should have been an integer one.
+# The conversions between integers and floats; a float operator between two of them was meant to be an integer one.
 _INTO, _OUT = "QuantizeLinear", "DequantizeLinear"
 
 
@@ -30,8 +30,8 @@ def audit(path: Path, engine: EngineName = "onnxruntime") -> Audit:
     """Return what an engine computes in integers, and which floating-point operators it leaves between those.
 
     Args:
-        path: the quantized graph; its weights lie beside it.
-        engine: what runs it. OpenVINO tells what it computes in integers, but not what lies between.
+        path: the quantized graph, with its weights in the same folder.
+        engine: the engine that runs it. OpenVINO only reports the integer operators, not those between them.
     """
     if engine == "openvino":
         return Audit(quantized=dict(sorted(_openvino(path).items())))
@@ -49,7 +49,7 @@ def _optimized(path: Path) -> ir.Model:
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         out = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(out)
-        # Large weights go into a file beside it, which is not read.
+        # Large weights go into a file next to it, which is not read.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -72,7 +72,7 @@ def _openvino(path: Path) -> Counter[str]:
 
 
 def _between(node: ir.Node) -> bool:
-    """Tell whether a node takes what was dequantized and gives what is quantized again."""
+    """Return whether a node's input was dequantized and its output is quantized again."""
     if node.op_type in (_INTO, _OUT) or node.op_type in _INTEGER:
         return False
     before = any(

@@ -41,27 +41,27 @@ def compare(
     names: tuple[str, str] | None = None,
     progress: Progress = lambda step: None,
 ) -> ModelComparison:
-    """Ask two models the same, and time them in turn.
+    """Run two models on the same data, and time them in turn.
 
     Args:
         before: the model that the other is compared with.
-        after: the other; it must have the same inputs and outputs.
+        after: the other model, with the same inputs and outputs.
         data: the inputs, see :meth:`ingot.quant.data.samples.Samples.read`; by default the golden inputs of the first,
-            which are few: they show that a model is broken, and no more.
+            which are few: they only show whether a model is broken.
         metric: see :func:`ingot.quant.metric.parse_metric`; by default the cosine of the worst output.
         transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
-        batches: the numbers of rows that a call is timed with; none leaves the timing out.
+        batches: the batch sizes to time; empty for no timing.
         device: ``cpu``, ``cuda`` or ``auto``.
-        threads: CPU threads for one call; by default one a core that this process may use.
-        allow_code: load variants of formats that can run code of whoever made them: all but ``onnx``.
-        names: what the two archives are called in the result; by default their paths, or names.
-        progress: called with what begins now.
+        threads: CPU threads for one call; by default one per core that this process may use.
+        allow_code: load variants of formats that can run their author's code: all but ``onnx``.
+        names: the names of the two archives in the result; by default their paths, or names.
+        progress: called with the name of each step as it begins.
 
     Raises:
         NotFound: there is no such file or variant.
         InvalidArgument: the inputs or outputs differ; the data does not fit, or there is none; no such metric.
-        QuantizationError: the other gives NaN, infinity or other shapes where the first does not, and the metric
-            cannot be taken of it.
+        QuantizationError: the other's outputs have NaN, infinity or other shapes where the first's do not, so that
+            the metric is undefined.
         Unsupported: no engine runs a variant here, or it needs ``allow_code``.
     """
     sizes = _batches(batches)
@@ -107,7 +107,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Model:
-    """A variant whose blobs are files, and what the user calls its archive."""
+    """A variant whose blobs are files, and the user's name of its archive."""
 
     variant: Variant
     name: str
@@ -182,7 +182,7 @@ def _warnings(first: _Model, second: _Model, samples: Samples, data: Data | None
     if data is None:
         yield (
             f"no data was given: the models were asked the {samples.rows} rows of the golden inputs of {first.label}, "
-            "which tell whether a model is broken, but not what its answers are worth"
+            "which show whether a model is broken, but not how accurate it is"
         )
     if first.variant.descriptor.digest == second.variant.descriptor.digest:
         yield "both are the same variant: what differs is noise"
@@ -195,7 +195,7 @@ def _where(samples: Samples, data: Data | None) -> str:
 
 
 def _common(first: _Model, second: _Model) -> Signature:
-    """Return what both models take and give.
+    """Return the signature that both models have.
 
     Raises:
         InvalidArgument: it is not the same.
@@ -221,7 +221,7 @@ def _common(first: _Model, second: _Model) -> Signature:
     try:
         return _narrowed(one, other)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{first.label} and {second.label} take no sizes in common: {error}") from error
+        raise InvalidArgument(f"{first.label} and {second.label} accept no common sizes: {error}") from error
 
 
 def _narrowed(one: Signature, other: Signature) -> Signature:

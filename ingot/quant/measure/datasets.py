@@ -1,4 +1,4 @@
-"""The samples of a quantization: what is learnt from, and what the metric is taken of."""
+"""The samples of a quantization: those for calibration, and those for the metric."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ingot.quant.data.synthetic import synthetic
 from ingot.quant.metric import Metric
 from ingot.tensors import Array
 
-# Rows that ranges are learnt from; more change nothing.
+# The most rows that ranges are learnt from; more change nothing.
 _CALIBRATION = 256
-# Rows that the metric is taken of.
+# The most rows that the metric is computed on.
 _EVALUATION = 2048
-# With fewer rows than this, all serve for both.
+# With fewer rows than this, all are used for both.
 _FEW = 16
 _GENERATED = 64
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """The samples that a quantization works with.
+    """The samples of a quantization.
 
     Attributes:
-        calibration: what ranges are learnt from; None without data.
-        evaluation: what the metric is taken of.
-        held_out: whether nothing is learnt from the latter.
-        generated: whether they are made up.
-        notes: what should be known of them.
+        calibration: the samples that ranges are learnt from; None without data.
+        evaluation: the samples that the metric is computed on.
+        held_out: whether no range is learnt from the latter.
+        generated: whether they are synthetic.
+        notes: remarks for the report.
     """
 
     calibration: Samples | None
@@ -53,15 +53,15 @@ def prepare(
     config: QuantConfig,
     metric: Metric,
 ) -> Datasets:
-    """Read the data and divide it; make some up where there is none.
+    """Read the data and split it; without data, generate inputs.
 
     Args:
-        variant: the model that takes it.
+        variant: the model whose inputs they are.
         data: real inputs, or None.
         validate: data for the metric, or None for a part of ``data``.
-        transform: how images become arrays.
+        transform: the preprocessing of images.
         config: the recipe and the seed.
-        metric: tells whether labels are needed, and whether they are sound.
+        metric: knows whether labels are needed, and checks them.
 
     Raises:
         InvalidArgument: the data does not fit the model, the metric or the recipe.
@@ -77,13 +77,13 @@ def prepare(
         datasets = _generated(variant, config, metric)
     rows = datasets.evaluation.rows
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
-        told = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
-        return replace(datasets, notes=(*datasets.notes, told))
+        note = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
+        return replace(datasets, notes=(*datasets.notes, note))
     return datasets
 
 
 def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:
-    """Return what is there where all data came together."""
+    """Split data that came without validation data."""
     metric.check(main)
     if main.rows < _FEW:
         notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
@@ -93,7 +93,7 @@ def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:
 
 
 def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Datasets:
-    """Return what is there where data for the metric is given apart."""
+    """Return datasets with separate validation data."""
     metric.check(other)
     notes = (*(main.notes if main is not None else ()), *other.notes)
     evaluation = other.take(_EVALUATION, config.seed, metric.groups)
@@ -109,7 +109,7 @@ def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric
 
 
 def _row_hashes(samples: Samples) -> Iterator[bytes]:
-    """Yield what tells each row's inputs from all others; what came with them, such as labels, teaches no ranges."""
+    """Yield a digest of each row's inputs, without extras such as labels, from which no ranges are learnt."""
     signature = samples.signature
     axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
     for batch in samples.batches():
@@ -135,8 +135,8 @@ def _check_recipe(config: QuantConfig) -> None:
 
 
 def _without_data(config: QuantConfig) -> tuple[str, ...]:
-    told = "recipes that learn ranges from data were not tried: there is no calibration data"
-    return (told,) if config.recipe is None else ()
+    note = "recipes that learn ranges from data were not tried: there is no calibration data"
+    return (note,) if config.recipe is None else ()
 
 
 def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Datasets:

@@ -14,8 +14,8 @@ from pathlib import Path
 from ingot.errors import StorageFull
 
 _CODES = (errno.ENOSPC, errno.EDQUOT)
-# What the system says, which compilers and ONNX Runtime repeat in messages of their own; and what the latter says of a
-# file that could be written in part, without why.
+# The system's messages, which compilers and ONNX Runtime repeat in theirs, and ONNX Runtime's message for a partly
+# written file, which lacks the reason.
 _WORDS = (*map(os.strerror, _CODES), "Failed to write external initializers")
 
 
@@ -24,10 +24,10 @@ class TimeUp(Exception):
 
 
 class Deadline:
-    """A moment at which work must end.
+    """The time at which work must end.
 
     Args:
-        seconds: from now; None for no limit.
+        seconds: the time from now; None for no limit.
     """
 
     def __init__(self, seconds: float | None = None):
@@ -35,7 +35,7 @@ class Deadline:
 
     @property
     def now(self) -> float:
-        """A time in seconds that never goes back."""
+        """The monotonic time in seconds."""
         return time.monotonic()
 
     @property
@@ -44,17 +44,17 @@ class Deadline:
         return self._end - self.now
 
     def check(self, needed: float = 0.0) -> None:
-        """Check that some seconds are left.
+        """Check that ``needed`` seconds are left.
 
         Raises:
-            TimeUp: they are not.
+            TimeUp: fewer are left.
         """
         if self.left < needed:
             raise TimeUp
 
 
 def disk_is_full(error: BaseException | str) -> bool:
-    """Tell whether an error, or the message of one, is that a disk is full."""
+    """Return whether an error, or its message, says that a disk is full."""
     if isinstance(error, OSError) and error.errno in _CODES:
         return True
     return any(words in str(error) for words in _WORDS)
@@ -72,7 +72,7 @@ def disk_full(folder: Path | None = None) -> StorageFull:
 
 @contextlib.contextmanager
 def disk_watched(folder: Path | None = None) -> Iterator[None]:
-    """Make any error of a full disk one that names the folder and the remedy; see :func:`disk_full`.
+    """Turn any error of a full disk into one that names the folder and the remedy; see :func:`disk_full`.
 
     Raises:
         StorageFull: the disk is full.

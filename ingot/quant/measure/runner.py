@@ -1,4 +1,4 @@
-"""What every kind of quantized model is measured against: the original's answers and its speed."""
+"""Compare quantized models with the original: answers and speed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Runner:
     Args:
         variant: the original.
         load: loads the original.
-        calibration: what ranges are learnt from; None without data.
-        evaluation: what the metric is taken of.
-        metric: what accuracy is.
+        calibration: the samples that ranges are learnt from; None without data.
+        evaluation: the samples that the metric is computed on.
+        metric: the measure of accuracy.
         batches: the batch sizes that are timed.
-        threads: CPU threads of a call.
-        progress: called with what begins now.
+        threads: CPU threads per call.
+        progress: called with the name of each step as it begins.
 
-    ``check`` is called between parts of what takes long; what it raises ends that.
+    ``check`` is called between the parts of long work; an error that it raises ends the work.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class Runner:
         self._progress = progress
         self._load = load
         self._loaded: Engine | None = None
-        progress(f"Asking the original about {evaluation.rows} samples")
+        progress(f"Running the original on {evaluation.rows} samples")
         self._expected = self._answers(self.original)
-        # Also tells that the metric can be taken of these answers, before anything else is done.
+        # Also checks, before anything else is done, that the metric accepts these answers.
         self.before = metric.compare(self._expected, self._expected, evaluation).before
         self.notes = metric.notes(self._expected, self.before, evaluation)
 
     @property
     def original(self) -> Engine:
-        """The original's engine, loaded when it is needed."""
+        """The original's engine, loaded when it is first needed."""
         if self._loaded is None:
             self._loaded = self._load()
         return self._loaded
 
     def close(self) -> None:
-        """Free the original; it is loaded again if it is asked once more."""
+        """Free the original; it is loaded again when it is needed."""
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
@@ -75,7 +75,7 @@ class Runner:
         """Return the metric of a model, and how its outputs agree with the original's.
 
         Raises:
-            QuantizationError: it gives NaN or infinity where the original does not.
+            QuantizationError: its outputs have NaN or infinity where the original's do not.
         """
         answers = self._answers(engine)
         comparison = self._metric.compare(self._expected, answers, self.evaluation)
@@ -83,7 +83,7 @@ class Runner:
         return comparison, found
 
     def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
-        """Return the latencies by batch of engines that are run in turn."""
+        """Return the latencies by batch of engines, timed in turn."""
         return profile.measure_together(engines, self.variant.signature, self.example, self.batches, timing)
 
     def _answers(self, engine: Engine) -> list[dict[str, Array]]:

@@ -1,4 +1,4 @@
-"""Timing of models in a process of its own, whose OpenMP threads sleep while they wait.
+"""Time models in a separate process, whose OpenMP threads sleep while they wait.
 
 PyTorch computes with OpenMP, whose threads spin while they wait unless the environment says otherwise before PyTorch
 is loaded. They then take the cores from whatever is timed in turn with them, and on a busy machine from each other: on
@@ -34,7 +34,7 @@ class Race:
         signature: the models'.
         example: valid inputs; their first row is repeated.
         batches: the batch sizes.
-        threads: CPU threads of a call; None for one a core.
+        threads: CPU threads of a call; None for one per core.
         seconds: for each model and batch size.
     """
 

@@ -1,4 +1,4 @@
-"""Trying a plan: the model is made, loaded, timed beside the original, and its answers are compared."""
+"""Try a plan: build its model, load it, and compare its speed and answers with the original's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ingot.runtime import Engine, load_engine
 
 log = logging.getLogger(__name__)
 
-# A candidate is not taken for faster unless it is so by more than timing leaves open, and nowhere clearly slower.
+# A candidate is faster only if its speed-up exceeds the noise of timing and no batch size is clearly slower.
 FASTER = 1.02
 _SLOWEST = 0.9
 # Seconds for each batch size and model while candidates are tried.
@@ -40,17 +40,17 @@ _LARGE = 1 << 30
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured of a plan.
+    """The measurements of a plan.
 
     Attributes:
-        plan: what was tried.
+        plan: the plan.
         size: bytes of the graph and weights.
-        latency: by batch.
-        baseline: the original's in the same run.
-        audit: what the plan's engine computes in integers.
-        comparison: the metric, or None where it could not be taken.
+        latency: the latency by batch.
+        baseline: the original's latency in the same run.
+        audit: the operators that the plan's engine computes in integers.
+        comparison: the metric, or None if it could not be computed.
         outputs: agreement with the original by output.
-        failure: why the plan has no usable model; empty if it has.
+        failure: the reason why the plan has no usable model; empty if it has one.
     """
 
     plan: Plan
@@ -83,12 +83,12 @@ class Trial:
         return self.comparison.drop.value if self.comparison is not None else math.inf
 
     def holds(self, budget: float) -> bool:
-        """Tell whether the metric's drop is within a budget."""
+        """Return whether the metric's drop is within a budget."""
         return within(self.drop, budget)
 
 
 def is_faster(speedups: Mapping[int, float]) -> bool:
-    """Tell whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
+    """Return whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
     return not slowness(speedups)
 
 
@@ -196,7 +196,7 @@ class TrialRunner(Runner):
         return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
-        """Time a plan's model beside the original and compare their answers.
+        """Compare the speed and answers of a plan's model with the original's.
 
         Raises:
             IngotError: the plan's engine cannot load or run it, or its answers are of no use.
@@ -217,7 +217,7 @@ class TrialRunner(Runner):
         )
 
     def attempt(self, candidate: Plan, timing: float = _TIMING) -> Trial:
-        """Return what a plan is worth; one that cannot be run is worth nothing.
+        """Build and measure a plan; one that cannot run yields a trial with a failure.
 
         Args:
             candidate: the plan.
@@ -225,7 +225,7 @@ class TrialRunner(Runner):
         """
         try:
             built = self.build(candidate, BlobFolder.scratch())
-            # Two plans may come to the same model, such as where there is nothing between its layers.
+            # Two plans may yield the same model, for instance if there is nothing between its layers.
             same = self._known.get(built.key)
             if same is not None:
                 return replace(same, plan=candidate)
@@ -234,14 +234,14 @@ class TrialRunner(Runner):
             raise
         except IngotError as error:
             return Trial(plan=candidate, failure=str(error))
-        except Exception as error:  # what onnx_ir and engines raise of odd graphs must not end a search of many plans
+        except Exception as error:  # onnx_ir and engines raise any error for odd graphs, which must not end the search
             log.debug("candidate '%s' failed", candidate.name, exc_info=True)
             return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
         self._known[built.key] = trial
         return trial
 
     def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
-        """Return trials with their latencies taken anew, all in turn with each other and the original."""
+        """Return trials with new latencies, timed in turn with each other and the original."""
         built = [self.build(trial.plan, BlobFolder.scratch(), link=len(trials) == 1) for trial in trials]
         with contextlib.ExitStack() as stack:
             engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]

@@ -24,8 +24,8 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[A
     """Compare two models' answers to the same batches, for each floating-point output.
 
     Args:
-        expected: the original's answers, a mapping a batch; the first axis of an array is taken for the rows. An
-            output in which there is no finite value is left out.
+        expected: the original's answers, one mapping per batch; the first axis of an array is the rows. Outputs
+            without a finite value are omitted.
         actual: the quantized model's.
     """
     floats = [name for name, array in expected[0].items() if DType.of(array).is_float]
@@ -56,7 +56,7 @@ def by_output(
             notes.append(f"'{spec.name}' is the same in {equal} of {size} values")
             continue
         if not any(has_value(left) for left, _ in pairs):
-            notes.append(f"the first gives no finite value in '{spec.name}': nothing can be compared")
+            notes.append(f"the first has no finite value in '{spec.name}': nothing can be compared")
             continue
         (item,) = agreement([{spec.name: left} for left, _ in pairs], [{spec.name: right} for _, right in pairs])
         if math.isfinite(item.cosine) and math.isfinite(item.error):

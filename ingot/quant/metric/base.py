@@ -43,7 +43,7 @@ class Comparison:
 
 
 def within(drop: float, budget: float) -> bool:
-    """Tell whether a metric's drop is within a budget; what rounding leaves open is let pass."""
+    """Return whether a metric's drop is within a budget, up to rounding."""
     return drop <= budget + _ROUNDING
 
 
@@ -53,7 +53,7 @@ class Metric(ABC):
     Attributes:
         name: as it was asked for, with what was left out.
         labels: the extra that it needs, or None.
-        groups: the extra that tells which rows belong together, or None where each row stands alone.
+        groups: the extra that groups rows, or None if rows are independent.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Metric(ABC):
             samples: what both were asked.
 
         Raises:
-            InvalidArgument: the outputs are none that the metric can be taken of.
-            QuantizationError: the other gives NaN, infinity or other shapes where the original does not.
+            InvalidArgument: the metric does not apply to the outputs.
+            QuantizationError: the other has NaN, infinity or other shapes where the original does not.
         """
 
 
@@ -162,12 +162,12 @@ def comparable_pairs(
     """
     pairs = pairs_of(expected, actual, name, samples)
     if not any(has_value(before) for before, _ in pairs):
-        raise InvalidArgument(f"the original gives no finite value in '{name}' for this data: nothing can be compared")
+        raise InvalidArgument(f"the original has no finite value in '{name}' for this data: nothing can be compared")
     return pairs
 
 
 def has_value(array: Array) -> bool:
-    """Tell whether anything in an array is no NaN and no infinity."""
+    """Return whether an array has a finite value."""
     return array.size > 0 and (not DType.of(array).is_float or bool(np.isfinite(array.astype(np.float64)).any()))
 
 

@@ -61,14 +61,14 @@ class Agreement(Metric):
         return max(found, key=lambda item: item.drop.value)
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Tell of rows without a finite value: they count for equal, whatever the other model gives."""
-        told: list[str] = []
+        """Note rows without a finite value: they count as equal, whatever the other model outputs."""
+        found: list[str] = []
         for name in self._outputs:
             rows = [row for part in rows_of(expected, name, samples.signature) for row in part]
             lost = sum(not has_value(row) for row in rows)
             if lost:
-                told.append(f"the original gives no finite value in '{name}' for {lost} of {len(rows)} rows")
-        return tuple(told)
+                found.append(f"the original has no finite value in '{name}' for {lost} of {len(rows)} rows")
+        return tuple(found)
 
 
 def cosine(signature: Signature, output: str | None) -> Metric:

@@ -35,8 +35,8 @@ class Function(Metric):
         function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes come
             as a list. The arrays cannot be written to. A number is the metric, and the function is called for resampled
             rows too. An array has one value for each independent unit, such as a query: the metric is their mean, and
-            the values are resampled. The function's attribute ``groups`` may name the extra that tells which rows
-            belong together.
+            the values are resampled. The function's attribute ``groups`` may name the extra that groups
+            rows.
         name: what to call it.
 
     Raises:
@@ -73,7 +73,7 @@ class Function(Metric):
             )
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Tell of a metric of which rows cannot be drawn."""
+        """Note a metric whose rows cannot be resampled."""
         if not math.isnan(before.low):
             return ()
         return (
@@ -157,7 +157,7 @@ def load_function(spec: str) -> Function:
             f"the metric '{spec}' cannot be imported: {type(error).__name__}: {error}; run where {module_name}.py lies"
         ) from error
     if not callable(function):
-        raise InvalidArgument(f"the metric '{spec}' is no function: there is no callable '{name}' in {module_name}")
+        raise InvalidArgument(f"the metric '{spec}' is not a function: there is no callable '{name}' in {module_name}")
     return Function(function, spec)
 
 
@@ -171,7 +171,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _describe(constant: object) -> str:
-    """Return what tells code and constants from others, the same in every process."""
+    """Return an identity of code and constants that is the same in every process."""
     if isinstance(constant, CodeType):
         return f"{constant.co_code.hex()} {constant.co_names} {_describe(constant.co_consts)}"
     if isinstance(constant, tuple):

@@ -84,7 +84,7 @@ class Classes(Labelled):
         spec = next(spec for spec in signature.outputs if spec.name == self.output)
         if sum(dim not in (1, signature.batch) for dim in spec.shape) > 1:
             raise InvalidArgument(
-                f"{name} is of one class a row; the output {spec} has more: write a metric of your own, module:function"
+                f"{name} is of one class a row; the output {spec} has more: write your own metric, module:function"
             )
 
     def read_labels(self, samples: Samples) -> Array:
@@ -101,7 +101,7 @@ class Classes(Labelled):
             raise self.wrong(samples, f"hold the class {labels.max()}, which is beyond int64; count classes from 0")
         labels = labels.astype(np.int64)
         if (labels == labels[0]).all():
-            raise self.wrong(samples, f"hold one class only ({labels[0]}): nothing can be told from them")
+            raise self.wrong(samples, f"hold only one class ({labels[0]}), which does not measure accuracy")
         if self.width_known and not self.integer:
             self._check_range(labels, self.width, samples)
         return labels
@@ -115,7 +115,7 @@ class Classes(Labelled):
             )
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Tell of an original that knows no more of the classes than which are frequent."""
+        """Note an original that is no better than the most frequent class."""
         if self.kind == "f1":  # which does not reward that
             return ()
         count, which = (5, "five most frequent classes") if self.kind == "top5" else (1, "most frequent class")
@@ -124,8 +124,7 @@ class Classes(Labelled):
             return ()
         share = f"{100 * before.value:.0f} % of the rows"
         return (
-            f"the original is right in {share}, no more than by always answering the {which}: no drop can be told from "
-            "it",
+            f"the original is right in {share}, no better than always answering the {which}: it cannot show a drop",
         )
 
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
@@ -208,7 +207,7 @@ class RankCorrelation(Labelled):
         if labels.shape[1] != 1:
             raise self.wrong(samples, f"have {labels.shape[1]} values a row; give one")
         if (labels == labels[0]).all():
-            raise self.wrong(samples, f"are all {labels[0, 0]:g}: nothing can be told from them")
+            raise self.wrong(samples, f"are all {labels[0, 0]:g}, which does not measure accuracy")
         return labels[:, 0]
 
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
@@ -233,7 +232,7 @@ def _numbers(metric: Labelled, samples: Samples) -> Array:
 
 
 def _finite(metric: Labelled, before: Array, after: Array) -> tuple[Array, Array]:
-    """Return both models' answers; an error of NaN is no number."""
+    """Return both models' answers; NaN is an error."""
     for answers, whose in ((before, "original"), (after, "quantized model")):
         if not np.isfinite(answers).all():
             raise QuantizationError(

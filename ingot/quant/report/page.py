@@ -30,7 +30,7 @@ def html(report: Report) -> str:
         ("Outputs against the original's", _outputs(report)),
         ("Noise by layer", _noise(report.layers)),
         ("Layers", _layers(report.layers)),
-        ("What is integer in the optimized graph", _audit(report.audit)),
+        ("Integer operators of the optimized graph", _audit(report.audit)),
         ("Notes", pages.listing(report.notes)),
     )
     made = f" at <time>{escape(report.created)}</time>" if report.created else ""
@@ -90,7 +90,7 @@ def _frontier(report: Report) -> str:
 
 
 def _lower_is_better(report: Report) -> bool:
-    """Return which way the metric points, as its drops tell."""
+    """Return whether lower values of the metric are better, judged by the drops."""
     before = report.before
     return before is not None and any(
         (item.score.value - before.value) * item.drop.value > 0

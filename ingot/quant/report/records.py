@@ -1,4 +1,4 @@
-"""The quantization report: what was tried, measured and chosen, and why. It travels in the archive."""
+"""The records of a quantization report: candidates, measurements, and the choice. They travel in the archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCUMENT = "quantization.json"
 """The name of the report in an archive."""
 
 Verdict = Literal["quantized", "nothing faster", "budget broken"]
-"""Whether a quantization gave a new variant, and if not, why."""
+"""Whether a quantization yielded a new variant, and the reason if not."""
 
 
 class _Record(BaseModel):
@@ -46,14 +46,14 @@ class Score(_Record):
 
 
 class DataRecord(_Record):
-    """What data was used.
+    """The data of a quantization.
 
     Attributes:
-        digest: ``sha256:...`` over names, types, shapes and values; empty if the inputs were generated.
-        source: where it came from, such as ``digits.npz``.
-        calibration_rows: how many rows the ranges were learnt from.
-        evaluation_rows: how many rows the metric was taken of.
-        held_out: whether none of the latter is among the former.
+        digest: ``sha256:...`` over names, types, shapes and values; empty for generated inputs.
+        source: its name, such as ``digits.npz``.
+        calibration_rows: the number of rows that ranges were learnt from.
+        evaluation_rows: the number of rows that the metric was computed on.
+        held_out: whether the two sets are disjoint.
     """
 
     digest: str = ""
@@ -64,20 +64,20 @@ class DataRecord(_Record):
 
 
 class Candidate(_Record):
-    """One recipe that was tried.
+    """One candidate of the search.
 
     Attributes:
-        name: what it is called in tables and plots, such as ``static int8``.
+        name: its name in tables and charts, such as ``static int8``.
         recipe: its configuration.
         size: bytes of its graph and weights.
         latency: the median time of a call by batch.
-        speedups: by batch, how many times faster than the original, timed in turn with it.
+        speedups: the speed-up by batch over the original, timed in turn with it.
         score: the metric.
-        drop: by how much it is worse than the original.
+        drop: the drop of the metric from the original.
         holds: whether the drop is within the budget.
         chosen: whether it is the result.
-        rejected: why it cannot be; empty for one that is within the budget and faster than the original.
-        remark: why it is not, though its speed-up is higher than the chosen one's.
+        rejected: the reason why it cannot be chosen; empty if it is within the budget and faster than the original.
+        remark: the reason why it was not chosen despite a higher speed-up than the chosen one.
     """
 
     name: str
@@ -99,12 +99,12 @@ class Layer(_Record):
     Attributes:
         name: the layer's, as the user's model calls it.
         operator: its operator, such as ``Conv``.
-        scheme: how the chosen candidate computes it: ``static int8``, ``dynamic int8``, ``float`` and so on.
+        scheme: the chosen candidate's scheme for it: ``static int8``, ``dynamic int8``, ``float`` and so on.
         sqnr: signal to quantization noise in dB, of this layer's output when it alone is quantized.
-        low: the smallest value that its input was seen to have.
-        high: the largest.
-        clipped: the share of its input's values that lie outside the quantized range.
-        rank: 1 for the layer that hurts the metric most, and so on.
+        low: the smallest observed value of its input.
+        high: the largest observed value of its input.
+        clipped: the share of its input's values outside the quantized range.
+        rank: its position by damage to the metric, from 1 for the most.
     """
 
     name: str
@@ -118,12 +118,12 @@ class Layer(_Record):
 
 
 class Audit(_Record):
-    """What the engine made of the chosen model.
+    """The operators of the chosen model in the engine.
 
     Attributes:
         quantized: the integer operators of the optimized graph, by the engine's names, and how often each stands in it.
-        floats: the float operators that were left between quantized ones, such as ``Conv layer1.0.conv1``; known of
-            ONNX Runtime alone.
+        floats: the float operators that were left between quantized ones, such as ``Conv layer1.0.conv1``; only known
+            for ONNX Runtime.
     """
 
     quantized: dict[str, Count] = {}
@@ -131,36 +131,36 @@ class Audit(_Record):
 
 
 class Report(_Record):
-    """Everything that a quantization did.
+    """A quantization.
 
     Attributes:
         model: the archive's name.
-        variant: the variant that this report is of.
-        verdict: whether there is such a variant, and if not, why.
-        reason: the verdict in words; of a variant that was forced, what is wrong with it.
-        created: when, in ISO 8601.
-        machine: where it was measured.
-        versions: those of the packages that took part.
-        data: what data was used.
+        variant: the new variant's name.
+        verdict: whether there is a new variant, and the reason if not.
+        reason: the verdict in words; for a forced variant, its faults.
+        created: the time in ISO 8601.
+        machine: the machine of the measurements.
+        versions: the versions of the packages involved.
+        data: the data.
         metric: the metric's name.
         budget: the largest drop that was allowed.
         before: the original's score.
         after: the chosen candidate's score.
-        drop: by how much the latter is worse, from the same rows for both.
+        drop: the drop between the two, on the same rows.
         threads: how many CPU threads a call had; 0 if that is not known.
         size: bytes of the original's graph and weights; 0 if that is not known.
         baseline: the original's latency by batch.
-        candidates: all that was tried, in that order.
+        candidates: all candidates, in the order of the search.
         layers: the chosen candidate's, in the graph's order.
-        audit: what is integer and what is not in the optimized graph.
-        outputs: how each output agrees with the original's.
-        notes: what else should be known.
+        audit: the integer and float operators of the optimized graph.
+        outputs: the agreement of each output with the original's.
+        notes: remarks.
     """
 
     schema_version: Literal[1] = 1
     model: str
     variant: str = ""
-    verdict: Verdict = "quantized"  # so it is of the older reports, which lack it: they lie in archives
+    verdict: Verdict = "quantized"  # the default for older reports in archives, which lack it
     reason: str = ""
     created: str = ""
     machine: str = ""
@@ -190,9 +190,9 @@ class Side(_Record):
     """One of two compared models.
 
     Attributes:
-        archive: how the user named it.
+        archive: the user's name of it.
         variant: the variant that was run.
-        format: what kind of file that is, such as ``onnx``.
+        format: the variant's format, such as ``onnx``.
         digest: the digest of its manifest.
         size: bytes of its graph and weights.
         latency: the median time of a call by batch, timed in turn with the other.
@@ -212,24 +212,24 @@ class Side(_Record):
 
 
 class ModelComparison(_Record):
-    """Two models with the same inputs and outputs, asked the same; see :func:`ingot.quant.measure.comparison.compare`.
+    """Two models with the same inputs and outputs, run on the same data by :func:`ingot.quant.compare`.
 
     Attributes:
         model: the first archive's name.
         before: the model that the other is compared with.
         after: the other.
-        data: what both were asked; ``evaluation_rows`` says how much of it.
-        goldens: whether that was not the user's data but the archive's golden inputs.
+        data: the data.
+        goldens: whether the data is the archive's golden inputs instead of the user's.
         metric: the metric's name.
         score_before: the metric of the first.
         score_after: the metric of the other.
-        drop: by how much the other is worse, from the same rows for both.
-        outputs: how each floating-point output of the other agrees with the first's.
+        drop: the drop between the two, on the same rows.
+        outputs: the agreement of each floating-point output with the first's.
         threads: how many CPU threads a call had; 0 for as many as there are.
-        machine: where it was measured.
-        created: when, in ISO 8601.
-        versions: those of the packages that took part.
-        notes: what else should be known.
+        machine: the machine of the measurements.
+        created: the time in ISO 8601.
+        versions: the versions of the packages involved.
+        notes: remarks.
     """
 
     schema_version: Literal[1] = 1
@@ -252,7 +252,7 @@ class ModelComparison(_Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def speedups(self) -> dict[int, float]:
-        """How many times faster than the first the other is, by batch."""
+        """The speed-up of the other over the first, by batch."""
         first = {item.rows: item.seconds for item in self.before.latency}
         return {item.rows: first[item.rows] / item.seconds for item in self.after.latency if item.rows in first}
 

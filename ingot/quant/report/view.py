@@ -23,7 +23,7 @@ def text(report: Report) -> str:
     lines += section("Candidates", _candidates(report.candidates))
     lines += section("Outputs against the original's", agreement(report))
     lines += section(*_layers(report.layers))
-    lines += section("What is integer in the optimized graph", _audit(report.audit))
+    lines += section("Integer operators of the optimized graph", _audit(report.audit))
     where = [words.data(report.data), report.data.digest, report.machine]
     lines += section("Measured with", items(list(filter(None, where))))
     lines += section("Notes", items(report.notes))

@@ -15,7 +15,7 @@ _LARGEST = 2**31 - 256
 
 
 def fits(dims: tuple[int, ...], width: int) -> bool:
-    """Tell whether a constant of this shape adds the same number to each row of a channel."""
+    """Return whether a constant of this shape adds the same number to each row of a channel."""
     return all(size == 1 for size in dims[:-1]) and dims[-1:] in ((), (1,), (width,))
 
 

@@ -20,7 +20,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Tell whether a layer can be quantized so."""
+    """Return whether a layer can be quantized so."""
     if opset < 11:
         return False
     if layer.operator == "Gemm":

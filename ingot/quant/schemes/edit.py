@@ -46,9 +46,9 @@ def constant(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType | None
 
 
 def insert_after(graph: ir.Graph, value: ir.Value, operation: Operation) -> ir.Value:
-    """Add a node right after the one that makes ``value``, or at the start, and return what it gives.
+    """Add a node right after the one that makes ``value``, or at the start, and return its output.
 
-    What it gives has the shape of ``value``.
+    The output has the shape of ``value``.
     """
     made, producer = operation.node(), value.producer()
     if producer is None:
@@ -60,7 +60,7 @@ def insert_after(graph: ir.Graph, value: ir.Value, operation: Operation) -> ir.V
 
 
 def insert_before(graph: ir.Graph, place: ir.Node, operation: Operation) -> ir.Value:
-    """Add a node right before another, and return what it gives."""
+    """Add a node right before another, and return its output."""
     made = operation.node()
     graph.insert_before(place, made)
     return made.outputs[0]
@@ -105,7 +105,7 @@ def lazy(graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataTy
 
 
 def unique_names(model: ir.Model) -> None:
-    """Give each value and node a name of its own; those of the graph's inputs and outputs stay.
+    """Give each value and node a unique name; those of the graph's inputs and outputs stay.
 
     A weight that two layers share gives its name to what is written for both.
     """
@@ -113,7 +113,7 @@ def unique_names(model: ir.Model) -> None:
 
 
 class _Naming:
-    """What is called what, before a number is added."""
+    """The names before a number is added."""
 
     def generate_node_name(self, node: ir.Node) -> str:
         return node.name or node.outputs[0].name or node.op_type

@@ -1,6 +1,6 @@
 """Half precision in ONNX graphs: weights and activations in 16 bits where that loses little.
 
-What is converted follows PyTorch's autocast:
+The choice of operators follows PyTorch's autocast:
 
 - Matrix products, convolutions and embeddings always are.
 - Elementwise operators, and those that only move elements, are where all activations that they take are in half.
@@ -11,7 +11,7 @@ What is converted follows PyTorch's autocast:
   of ONNX Runtime 1.31's MatmulTransposeFusion).
 - A node with a constant that becomes infinite in half, or a single number that becomes zero, stays in float32 too.
 
-The model's inputs and outputs stay as they are, with casts beside them.
+The model's inputs and outputs stay as they are, with casts next to them.
 
 Only what ONNX Runtime has CUDA kernels for is converted. On a CPU (measured with 1.31) float16 runs, but most operators
 compute in float32 between casts, some of which are then removed, so it is slower than float32 and rounds less than a
@@ -62,13 +62,13 @@ _SUPPORTED: Mapping[str, int] = {**_PRODUCTS, **_ELEMENTWISE, **_MOVING}
 _TYPES: Mapping[ir.DataType, str] = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 # The largest finite number of each. In bfloat16, even float32's largest number becomes infinite.
 _LARGEST: Mapping[ir.DataType, float] = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: 3.3895313892515355e38}
-# Weights of fewer elements are not worth a cast of their own.
+# Smaller weights are not worth a cast.
 _STORED_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
 class Halved:
-    """What was done to a graph.
+    """The changes of a graph.
 
     Attributes:
         operators: how many nodes of each operator are in half precision now.
@@ -164,7 +164,7 @@ def _convert(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node], wri
 
 def _check(dtype: ir.DataType) -> None:
     if dtype not in _TYPES:
-        raise InvalidArgument(f"{dtype} is no half precision; there are FLOAT16 and BFLOAT16")
+        raise InvalidArgument(f"{dtype} is not a half precision; there are FLOAT16 and BFLOAT16")
 
 
 def _choose(model: ir.Model, dtype: ir.DataType, keep: set[ir.Node]) -> tuple[set[ir.Node], tuple[str, ...]]:
@@ -211,13 +211,13 @@ def _is_embedding(node: ir.Node) -> bool:
 
 
 def _follows(floats: Collection[ir.Value], half: Collection[ir.Value]) -> bool:
-    """Tell whether all activations among a node's inputs are in half precision, and there is one."""
+    """Return whether all activations among a node's inputs are in half precision, and there is one."""
     moving = [value for value in floats if not constant(value)]
     return bool(moving) and all(value in half for value in moving)
 
 
 def _survives(held: ir.TensorProtocol, dtype: ir.DataType) -> bool:
-    """Tell whether no finite number becomes infinite in half precision, and no single one becomes zero."""
+    """Return whether no finite number becomes infinite in half precision, and no single one becomes zero."""
     if held.size == 0:
         return True
     try:

@@ -14,7 +14,7 @@ from ingot.tensors import Array
 
 
 def is_float32(value: ir.Value | None) -> bool:
-    """Tell whether a value, be it a constant or not, is known to be in float32."""
+    """Return whether a value, constant or not, is known to be in float32."""
     if value is None:
         return False
     return (value.const_value.dtype if value.const_value is not None else value.dtype) == ir.DataType.FLOAT
@@ -34,7 +34,7 @@ def rounded(held: ir.TensorProtocol, dtype: ir.DataType, name: str, *, back: boo
 def release(held: ir.TensorProtocol) -> None:
     """Let go of a file that holds a tensor, so that no more than one is in memory; it is opened again when needed."""
     if isinstance(held, ir.ExternalTensor):
-        with contextlib.suppress(BufferError):  # someone else is reading it
+        with contextlib.suppress(BufferError):  # another thread reads it
             held.release()
 
 
@@ -81,7 +81,7 @@ class Writer:
     Args:
         model: the model, whose nodes are changed in the order of the graph.
         dtype: the half precision.
-        chosen: the nodes that take and give it.
+        chosen: the nodes that compute in it.
         moving: the operators that only move elements.
     """
 
@@ -116,7 +116,7 @@ class Writer:
         return self._narrow(value)  # another node takes it in float32: it is stored once, and cast when it is loaded
 
     def _is_own(self, value: ir.Value) -> bool:
-        """Tell whether nothing takes a value in float32."""
+        """Return whether no node needs a value in float32."""
         return not value.is_graph_output() and all(user in self._chosen for user, _ in value.uses())
 
     def _narrow(self, value: ir.Value) -> ir.Value:

@@ -2,7 +2,7 @@
 
 Channels of an activation that are much larger than the others spoil its one scale. Dividing each channel by a factor
 and multiplying the weights' rows by it changes nothing in real numbers. The division is folded into the normalization
-that makes the activation where only such layers take it; else it is a multiplication of its own.
+that makes the activation if only such layers use it; otherwise a multiplication is added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingot.tensors import Array
 
 @dataclass(frozen=True)
 class Moved:
-    """What is known of an activation whose channels were divided: its range, and each channel's mean."""
+    """The range of an activation whose channels were divided, and each channel's mean."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ def apply(model: ir.Model, layers: Iterable[Layer], seen: Mapping[str, Observati
         alpha: 0 leaves everything in the activations, 1 puts all into the weights.
 
     Returns:
-        What the layers take then, by the names of values.
+        The layers' new inputs, by the names of values.
     """
     groups: dict[ir.Value, list[Layer]] = {}
     for layer in layers:

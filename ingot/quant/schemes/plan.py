@@ -40,7 +40,7 @@ class Plan:
         method: how static ranges are taken from the data.
         activations: the integers of static activations: ``u8``, ``s8`` or ``u16``.
         between: quantize what stands between static layers too.
-        per_channel: one scale an output channel, or one a tensor.
+        per_channel: one scale per output channel, or one per tensor.
         migrate: how much of the activations' spread goes into the weights (SmoothQuant's alpha); 0 for none.
         correct: put the mean error of rounded weights into the biases.
         block: how many weights share a scale where weights alone are quantized.

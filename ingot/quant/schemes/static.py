@@ -5,7 +5,7 @@ The form is chosen so that ONNX Runtime fuses it into integer kernels:
 - A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
 - A matrix product needs no QuantizeLinear at its output: it then gives floats, more exact and as fast.
 - A matrix product of two dimensions and the addition of its bias are one Gemm: ONNX Runtime would join them into a Gemm
-  whose bias is no integer, which stays in floats.
+  whose bias stays in floats.
 - Operators between quantized layers, such as the addition of a residual, are quantized where all that they take is, and
   something takes theirs in integers; those that only move elements keep the scale of their input.
 """
@@ -26,13 +26,13 @@ from ingot.tensors import Array
 
 OPERATORS = ("Conv", "MatMul", "Gemm")
 
-# Operators beside layers that ONNX Runtime computes in integers.
+# Operators other than layers that ONNX Runtime computes in integers.
 _COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid"])
 # Operators that only move or drop elements: what comes out has the scale of what went in.
 _MOVED = frozenset(
     {"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"}
 )
-# What may stand between a layer and its QuantizeLinear: the integers' range does it, so ONNX Runtime drops it.
+# Operators that may stand between a layer and its QuantizeLinear, whose range replaces them: ONNX Runtime drops them.
 _CLAMPS = ("Relu", "Clip")
 # Constants of this size hide what they are added to, such as what a text is padded with.
 _MASK = 1e5
@@ -58,7 +58,7 @@ class Activations:
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Tell whether a layer can be quantized so."""
+    """Return whether a layer can be quantized so."""
     if layer.operator not in OPERATORS or (layer.operator == "MatMul" and len(layer.shape) != 2):
         return False
     if layer.operator == "Gemm" and not _plain(layer):
@@ -67,7 +67,7 @@ def takes(layer: Layer, opset: int) -> bool:
 
 
 def _plain(layer: Layer) -> bool:
-    """Tell whether a Gemm is the product and a constant bias that integer kernels compute, and nothing else."""
+    """Return whether a Gemm is the product and a constant bias that integer kernels compute, and nothing else."""
     bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
     return (
         layer.number("beta", 1.0) == 1
@@ -90,7 +90,7 @@ def watched(model: ir.Model, layers: Collection[Layer]) -> tuple[str, ...]:
 
 
 def contracted(layers: Iterable[Layer]) -> dict[str, int]:
-    """Return the axis of channels of what layers take, by value name; not of what they take along several axes."""
+    """Return the axis of the channels of layers' inputs, by value name, without those used along several axes."""
     found: dict[str, int] = {}
     unclear: set[str] = set()
     for layer in layers:
@@ -114,7 +114,7 @@ def apply(
         model: the model.
         layers: which.
         activations: how activations become integers.
-        per_channel: one scale an output channel, or one a tensor.
+        per_channel: one scale per output channel, or one per tensor.
         means: the mean of each channel of layers' inputs, by value name; where it is known, the mean error that rounded
             weights make is put into the bias (arXiv:1906.04721, section 4.2).
     """
@@ -182,7 +182,7 @@ class _Writer:
             self._quantize_source(value)
 
     def _computed(self) -> Collection[ir.Node]:
-        """Return the operators beside layers that are to be quantized."""
+        """Return the operators between layers that are to be quantized."""
         quantized: set[ir.Value] = set()
         found: list[ir.Node] = []
         for node in self._graph:
@@ -207,7 +207,7 @@ class _Writer:
         )
 
     def _wanted(self, value: ir.Value, computed: Collection[ir.Node]) -> bool:
-        """Tell whether something takes a value in integers."""
+        """Return whether a node uses a value in integers."""
         uses = clamped(value).uses()
         return any(user in computed or (user in self._layers and place == 0) for user, place in uses)
 
@@ -279,7 +279,7 @@ def _varies(value: ir.Value) -> bool:
 
 
 def _modest(value: ir.Value, node: ir.Node) -> bool:
-    """Tell whether a value is a constant that integers can hold.
+    """Return whether a value is a constant that integers can hold.
 
     The minus infinity of a mask is not, nor are factors of many sizes, the small ones of which would be rounded away.
     """

@@ -2,7 +2,7 @@
 
 Matrix products become ONNX Runtime's MatMulNBits, with one scale for each block of weights along the contracted axis;
 embeddings are kept in 8 bits with one scale a row. Weights are rounded when the model is packed, one after the other,
-so that models larger than memory would hold twice are no problem.
+so a model may be larger than half of the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Tell whether a layer can be quantized so."""
+    """Return whether a layer can be quantized so."""
     if layer.weight.dtype not in _FLOATS and tensor(layer.weight).dtype not in _FLOATS:
         return False
     if layer.operator == "Gemm":

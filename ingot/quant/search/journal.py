@@ -1,4 +1,4 @@
-"""The results of a search as they come in, in a file, so that an interrupted search goes on where it was."""
+"""A file with the results of a search as they arrive, so that an interrupted search can continue."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class _Line(BaseModel):
 
 
 class Journal:
-    """Trials by plan, a line of JSON each.
+    """Trials by plan, one line of JSON each.
 
-    A file of another search (another model, data, metric or machine) is begun anew. Lines that are damaged, as the last
-    one may be after an interruption, are left out.
+    A file of another search (another model, data, metric or machine) is overwritten. Damaged lines, as the last
+    one may be after an interruption, are skipped.
 
     Args:
-        path: the file; None keeps results in memory alone.
-        search: what must be the same for results to be of use.
+        path: the file; None keeps results only in memory.
+        search: the identity of the search, which must match for results to be reused.
 
     Raises:
-        InvalidArgument: the file is something else than a journal, or cannot be read and written.
+        InvalidArgument: the file is not a journal, or cannot be read and written.
     """
 
     def __init__(self, path: Path | None, search: dict[str, Any]):
@@ -105,7 +105,7 @@ class Journal:
         content = self._read(path)
         lines = content.splitlines()
         if lines and not _is_head(lines[0]):
-            raise InvalidArgument(f"{path} is no journal of a search; give another file")
+            raise InvalidArgument(f"{path} is not a journal of a search; give another file")
         if lines[:1] != [head]:
             self._write(path, f"{head}\n", os.O_TRUNC)
             return
@@ -113,16 +113,16 @@ class Journal:
             with contextlib.suppress(ValidationError):
                 line = _Line.model_validate_json(text, strict=True)
                 self._known[line.key] = line
-        # What comes next is not to be joined to half a line; also tells that the file can be written.
+        # Ends a partial line before the next result; also checks that the file can be written.
         self._write(path, "" if content.endswith("\n") else "\n", os.O_APPEND)
 
     @property
     def resumed(self) -> int:
-        """How many results were there already."""
+        """The number of results of an earlier run."""
         return len(self._known)
 
     def get(self, plan: Plan) -> Trial | None:
-        """Return what is known of a plan."""
+        """Return the known trial of a plan, if any."""
         line = self._known.get(plan.key)
         return line.trial(plan) if line is not None else None
 
@@ -136,7 +136,7 @@ class Journal:
             self._write(self._path, json.dumps(_Line.of(trial)) + "\n", os.O_APPEND)
 
     def remove(self) -> None:
-        """Remove the file: the search has come to its end."""
+        """Remove the file: the search has ended."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -172,13 +172,13 @@ def _open(path: Path, flags: int) -> int:
     handle = os.open(path, flags | _FLAGS, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise InvalidArgument(f"the journal {path} is no regular file; remove it")
+        raise InvalidArgument(f"the journal {path} is not a regular file; remove it")
     return handle
 
 
 def _fault(path: Path, error: OSError) -> InvalidArgument | StorageFull:
-    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link; a folder; a pipe that nobody reads
-        return InvalidArgument(f"the journal {path} is no regular file; remove it")
+    if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link; a folder; a pipe without a reader
+        return InvalidArgument(f"the journal {path} is not a regular file; remove it")
     why = "no space is left in its folder" if error.errno == errno.ENOSPC else error.strerror or error
     kind = StorageFull if error.errno == errno.ENOSPC else InvalidArgument
     return kind(f"the journal {path} cannot be kept: {why}")

@@ -1,8 +1,8 @@
 """The search for the fastest model that keeps its accuracy.
 
-Families of plans are tried first. Beginning with the fastest, one that breaks the budget is mended: by other ranges,
+Families of plans are tried first. Beginning with the fastest, one that breaks the budget is repaired: by other ranges,
 by moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a
-bisection. A family is only mended while it could still beat the best that holds.
+bisection. A family is only repaired while it could still beat the best that holds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ingot.quant.search.sensitivity import Noise
 
 log = logging.getLogger(__name__)
 
-# Finalists are timed anew, longer and side by side; of a large model, the best alone.
+# Finalists are timed again, longer and in turn; for a large model, only the best.
 _FINALISTS = 4
 _FINAL_TIMING = 1.0
 _LEAST_TIMING = 0.15
@@ -50,7 +50,7 @@ class Found:
         chosen: the fastest that holds, or None.
         trials: all that was tried.
         noises: how much each layer of the chosen plan hurts, if that was asked, those first that hurt most.
-        complete: whether the search came to its end within its time.
+        complete: whether the search ended within its time.
         cost: the seconds that an attempt took.
         remarks: by plan, why one that holds and has a higher speed-up than the chosen one was not chosen.
     """
@@ -75,7 +75,7 @@ class Search:
         runner: where plans are tried.
         config: the budget and all else that was asked.
         journal: what is known already, and where results are kept.
-        progress: called with what begins now.
+        progress: called with the name of each step as it begins.
         deadline: when the result must be there; by default the configuration's budget from now.
     """
 
@@ -145,7 +145,7 @@ class Search:
     def _finalists(self) -> list[Trial]:
         """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
         while True:
-            # All of them are in memory at once to be timed, beside the original.
+            # All of them are in memory at once for the timing, with the original.
             count = 1 if self._runner.large else self._affordable
             found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
@@ -213,7 +213,7 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """How many models there is time to make once more, beside the one that is written."""
+        """The number of models that there is time to build again, in addition to the one that is written."""
         if not self._cost or math.isinf(self._deadline.left):
             return _FINALISTS
         return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
@@ -240,18 +240,18 @@ class Search:
         began = self._deadline.now
         trial = self._runner.attempt(plan)
         self._costs.append(self._deadline.now - began)
-        if limits.disk_is_full(trial.failure):  # nobody's fault but the disk's: it is tried again when there is room
+        if limits.disk_is_full(trial.failure):  # not a fault of the plan: it is tried again when there is space
             raise limits.disk_full()
         self._journal.add(trial)
         return trial
 
     @property
     def _fastest(self) -> float:
-        """The speed of the best so far; what is not even faster than the original is of no use."""
+        """The speed of the best so far; it must at least be faster than the original."""
         return max((trial.speed for trial in self._trials.values() if self._good(trial)), default=FASTER)
 
     def _hopeful(self, trial: Trial) -> bool:
-        """Tell whether a plan is as fast as the best so far, so that mending it could be worth while."""
+        """Return whether a plan is as fast as the best so far, so that repairing it can be worthwhile."""
         return not trial.failure and trial.faster and trial.speed >= self._fastest
 
     def _so_far(self) -> str:

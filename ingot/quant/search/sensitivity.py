@@ -31,7 +31,7 @@ from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
 from ingot.runtime import load_engine
 from ingot.tensors import Array
 
-# Rows that the ranking looks at. The effect is on numbers, not on a metric, so that few rows tell it.
+# Rows for the ranking. The effect is measured on numbers, not by a metric, so few rows suffice.
 _ROWS = 16
 _LARGEST = 200.0
 
@@ -69,8 +69,8 @@ def rank(
         seen: the values of activations.
         samples: real inputs.
         seed: of the choice of rows.
-        effects: look at the model's outputs too. Without, layers are in the order of their own noise, which takes one
-            run in all.
+        effects: also measure the effect on the model's outputs. Otherwise layers are ordered by their noise, which
+            takes a single run.
         progress: called with the layers that are done and their number.
     """
     model = source.model()
@@ -122,7 +122,7 @@ def _decibel(signal: float, noise: float) -> float:
 
 
 class _Twin:
-    """A layer's rounded copy beside it, the gate that lets it through, and the powers of the output and the noise."""
+    """The rounded copy of a layer, the gate that enables it, and the power of the output and the noise."""
 
     def __init__(self, model: ir.Model, layer: Layer, plan: Plan, seen: Mapping[str, Observation]):
         self._graph = model.graph
@@ -246,7 +246,7 @@ class _Twin:
         dtype: ir.DataType | None,
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> ir.Value:
-        """Add a node after all that were added, and return what it gives."""
+        """Add a node after the nodes added so far, and return its output."""
         node = Operation(operator, tuple(inputs), f"{self._layer.output.name}_{what}", dtype, attributes).node()
         self._after(node)
         return node.outputs[0]

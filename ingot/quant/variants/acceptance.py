@@ -1,4 +1,4 @@
-"""What became of a quantization: whether its result is kept, and why not."""
+"""Acceptance of results: whether one is kept, and the reason if not."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ingot.quant.variants import packing
 
 
 def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: QuantConfig) -> list[str]:
-    """Return what is wrong with a recipe's result.
+    """Return the faults of a recipe's result.
 
     Raises:
-        QuantizationError: something is, and it is not forced.
+        QuantizationError: the result has faults and is not forced.
     """
     found: list[str] = []
     if slow := slowness(speedups):
@@ -33,15 +33,15 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
 
 
 def double(source: Source) -> str:
-    """Return why a model in float64 has no layers, as the end of a sentence; empty for others."""
+    """Return the end of a sentence on why a model in float64 has no layers; empty for others."""
     return "; layers in float64 are not quantized: cast the model to float32 first" if source.double else ""
 
 
 def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdict, str]:
-    """Return what a search came to, and that in words.
+    """Return the verdict on a search, and its reason in words.
 
     Raises:
-        QuantizationError: nothing that it tried can be run.
+        QuantizationError: no candidate can run.
     """
     if found.chosen is not None:
         return "quantized", ""

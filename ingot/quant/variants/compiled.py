@@ -33,7 +33,7 @@ _GOLDEN_TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Made:
-    """A program of fewer bits, and which layers it has."""
+    """A quantized program, and its layers."""
 
     program: Program
     layers: tuple[Layer, ...] = ()
@@ -42,7 +42,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A compiled model and what was measured of it."""
+    """A compiled model and its measurements."""
 
     made: Made
     packed: Packed
@@ -52,11 +52,11 @@ class Attempt:
 
 
 def find_program(archive: Archive, recipe: Recipe, config: QuantConfig) -> Variant:
-    """Return the variant that is compiled.
+    """Return the variant to compile.
 
     Raises:
         InvalidArgument: the archive has no PyTorch program.
-        Unsupported: it has, and running it is not allowed.
+        Unsupported: running the program is not allowed.
     """
     for variant in archive.variants:
         if variant.serving.format == "pt2" and variant.serving.recipe is None:
@@ -68,14 +68,14 @@ def find_program(archive: Archive, recipe: Recipe, config: QuantConfig) -> Varia
         )
     if not config.allow_code:
         raise Unsupported(
-            f"the recipe '{recipe.name}' runs the PyTorch program in the archive, which can run code of whoever made "
-            "it; if you trust where it comes from, allow that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
+            f"the recipe '{recipe.name}' runs the PyTorch program in the archive, which can run its author's "
+            "code; if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
         )
     return variant
 
 
 def find_original(archive: Archive, program: Variant) -> Variant:
-    """Return what results are measured against: the model in ONNX, or the program itself where there is none."""
+    """Return the variant to compare with: the ONNX model, or the program itself if there is none."""
     floats = (item for item in archive.variants if item.serving.recipe is None and item.serving.format == "onnx")
     return next(floats, program)
 
@@ -91,13 +91,13 @@ def load(variant: Variant, threads: int | None) -> Engine:
 
 
 def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str], None]) -> Attempt:
-    """Make the model of a recipe, compile it, and measure it beside the original.
+    """Make the model of a recipe, compile it, and compare it with the original.
 
     Raises:
         InvalidArgument: a layer to keep does not exist.
         QuantizationError: nothing can be quantized, or the result gives NaN.
         ExportError: there is no C++ compiler, or the model cannot be compiled.
-        Unsupported: a package is missing, or the processor has no arithmetic of the recipe's.
+        Unsupported: a package is missing, or the processor lacks the recipe's arithmetic.
     """
     runner, config = job.runner, job.config
     progress(f"Quantizing the program by {recipe.name}")

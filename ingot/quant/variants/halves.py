@@ -113,7 +113,7 @@ def _convert(recipe: HalfRecipe, model: ir.Model, job: GraphJob, *, emulate: boo
 
 
 def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
-    """Time the variant beside the original where it can run."""
+    """Time the variant and the original where the variant can run."""
     device = "cuda" if recipe.device == "cuda" else "cpu"
     if device == "cuda" and not devices.has_cuda():
         return _Times(notes=("made for GPUs and not timed, as this machine has none",))

@@ -38,17 +38,16 @@ _GOLDEN_TOLERANCE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What any quantization works with.
+    """One quantization.
 
     Attributes:
-        archive: the archive that it began with, whose blobs are files.
-        blobs: where those are, and where new ones go.
-        runner: where results are measured.
-        config: what was asked.
+        archive: the original archive, whose blobs are files.
+        blobs: the folder of old and new blobs.
+        runner: measures results.
+        config: the configuration.
+        datasets: the samples.
         metric: the metric's name.
-        held_out: whether nothing was learnt from the rows that the metric was taken of.
-        generated: whether those are made up.
-        notes: what should be known.
+        notes: remarks for the report.
     """
 
     archive: Archive
@@ -61,7 +60,7 @@ class Job:
 
     @property
     def data(self) -> str:
-        """The digest of what the metric was taken of; empty if that is made up."""
+        """The digest of the samples for the metric; empty if they are generated."""
         return "" if self.datasets.generated else self.runner.evaluation.digest
 
     @property
@@ -72,9 +71,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphJob(Job):
-    """What a quantization of an ONNX graph works with: ``runner`` is where its plans were tried.
+    """The quantization of an ONNX graph, whose ``runner`` tries plans.
 
-    What is only for people is left out after the ``deadline``.
+    After the ``deadline``, parts of the report that only serve readers are omitted.
     """
 
     runner: TrialRunner
@@ -123,7 +122,7 @@ def add(
 
 
 def _requires(plan: Plan) -> dict[str, str]:
-    """Return what runs the model of a plan."""
+    """Return the requirements of a plan's model."""
     needed: dict[str, str] = {"engine": plan.engine}
     return needed if plan.compute == "f32" else {**needed, "inference_precision": plan.compute}
 
@@ -132,7 +131,7 @@ def free_name(archive: Archive, precision: str) -> str:
     """Return the name of a new variant.
 
     Raises:
-        InvalidArgument: the archive has one of that name.
+        InvalidArgument: the archive already has a variant of that name.
     """
     for variant in archive.variants:
         if variant.name != precision:
@@ -146,12 +145,12 @@ def free_name(archive: Archive, precision: str) -> str:
 
 
 def loss(drop: float, budget: float) -> str:
-    """Return what is wrong with a result that is less exact than was asked, as a clause."""
+    """Return the fault of a result that is less exact than allowed, as a clause."""
     return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
 
 
 def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
-    """Return where a new variant comes from; ``packages`` are those that made it, by default those of ONNX."""
+    """Return the provenance of a new variant; ``packages`` made it, by default those of ONNX."""
     known = packages_distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
     return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
@@ -167,7 +166,7 @@ def documents(summary: Report) -> dict[str, bytes]:
 
 
 def head(job: Job, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
-    """Return a report's first part: what was asked, on which data, and what became of the metric."""
+    """Return a report's first part: configuration, data and metric."""
     runner = job.runner
     calibration, evaluation = runner.calibration, runner.evaluation
     made = provenance(job.parent, (), packages)
@@ -233,7 +232,7 @@ def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
 
 
 def _noises(job: GraphJob, found: Found, plan: Plan) -> Sequence[Noise]:
-    """Return the noise of each quantized layer, found now if the search had no need of it."""
+    """Return the noise of each quantized layer, measured now if the search did not need it."""
     if found.noises or job.runner.large or not found.complete or not plan.schemes:
         return found.noises
     samples = job.runner.calibration or job.runner.evaluation
@@ -251,7 +250,7 @@ def _noises(job: GraphJob, found: Found, plan: Plan) -> Sequence[Noise]:
         )
     except TimeUp:
         return ()
-    except IngotError as error:  # a part of the report, for which the result is not given up
+    except IngotError as error:  # only a part of the report, so the result is kept
         log.warning("the noise of layers cannot be measured: %s", error)
         return ()
 
@@ -321,7 +320,7 @@ def metric_evidence(job: Job, values: Comparison | None) -> MetricEvidence | Non
 
 
 def _origin(samples: Samples) -> str:
-    """Return the name of the file or folder that data came from: where on this machine it lay is nobody's business."""
+    """Return the name of the file or folder of data, without its path, which is private."""
     return Path(samples.where.removeprefix(" in ")).name or "data in memory"
 
 

@@ -26,7 +26,7 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
 
     Raises:
         NotFound: there is no such file or folder.
-        InvalidArgument: it is nothing that can be read, or a transform is given for what are no images.
+        InvalidArgument: the format is unknown, or a transform is given for data other than images.
     """
     if isinstance(data, str) and not data.strip():  # which is also what an unset variable of a shell leaves
         raise InvalidArgument(f"the path of {what} is empty; give one, '.' for the present folder, or leave it out")
@@ -65,8 +65,8 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
     pictures = images.find(folder)
     if not pictures:
         raise InvalidArgument(
-            f"{folder} holds neither .npy files, one an input, nor images ({', '.join(images.SUFFIXES)}), nor recorded "
-            "traffic (.safetensors)"
+            f"{folder} holds neither .npy files, one per input, nor images ({', '.join(images.SUFFIXES)}), nor "
+            "recorded traffic (.safetensors)"
         )
     return images.open_folder(signature, folder, pictures, transform, limit)
 

@@ -89,7 +89,7 @@ def collect(signature: Signature, source: Source, what: str, limit: int) -> tupl
         groups.setdefault(key, []).append(batch)
     left_out = f"{lost} rows that hold NaN or infinity were left out" if lost else ""
     if not rows:
-        raise InvalidArgument(f"{what} is empty: it gives no rows" + (f"; {left_out}" if lost else ""))
+        raise InvalidArgument(f"{what} is empty: it has no rows" + (f"; {left_out}" if lost else ""))
     notes += (left_out,) if lost else ()
     return [_join(signature, groups.pop(key)) for key in list(groups)], notes
 

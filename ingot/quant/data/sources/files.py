@@ -17,7 +17,7 @@ def load_npy(path: Path) -> Array:
     """Read the array of an ``.npy`` file; pickled objects are refused.
 
     Raises:
-        InvalidArgument: it is no ``.npy``, or holds Python objects.
+        InvalidArgument: it is not a ``.npy`` file, or holds Python objects.
     """
     try:
         with open_regular(path) as file:

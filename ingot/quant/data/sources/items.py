@@ -40,7 +40,7 @@ def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
         what: the item, for messages.
 
     Raises:
-        InvalidArgument: a tuple has another length than there are inputs, or something in it is no array.
+        InvalidArgument: a tuple has another length than there are inputs, or an item of it is not an array.
     """
     names = [spec.name for spec in signature.inputs]
     if isinstance(item, Mapping):
@@ -69,7 +69,7 @@ def to_array(value: Any) -> Array:
     """Return an array or tensor as a numpy array in the machine's byte order, text as BYTES."""
     if hasattr(value, "detach"):  # a PyTorch tensor; PyTorch need not be here to take it
         value = value.detach().cpu()
-        # numpy has no bfloat16 of its own, and float32 holds all of its values
+        # numpy has no native bfloat16, and float32 holds all of its values
         value = value.float().numpy().astype(DType.BF16.numpy) if "bfloat16" in str(value.dtype) else value.numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "OSU":

@@ -27,10 +27,10 @@ _OPTIONS = ("resize", "crop", "mean", "std", "scale", *_CHOICES)
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """What is done to an image, in this order: convert, resize, cut out the middle, scale, subtract, divide.
+    """The preprocessing of an image, in this order: convert, resize, crop the center, scale, subtract, divide.
 
-    It is written as ``resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225``, each part optional. What is
-    left out comes from the model's input: its height and width are the crop, its channels give the layout and the
+    It is written as ``resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225``, each part optional.
+    Missing parts come from the model's input: its height and width are the crop, its channels give the layout and the
     color. Nothing is turned by EXIF data, and transparency is dropped, as torchvision does.
 
     Attributes:
@@ -60,7 +60,7 @@ class ImageTransform:
         """Return the transform that ``text`` declares for a model's input.
 
         Raises:
-            InvalidArgument: the text is not of that form, or the input takes no such images.
+            InvalidArgument: the text is not of that form, or the input does not accept such images.
         """
         options = _split(text)
         shape = [dim for dim in spec.shape if batch is None or dim != batch]
@@ -95,7 +95,7 @@ def _split(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in _OPTIONS:
-            raise InvalidArgument(f"'{part}' is no part of a transform; known: {', '.join(_OPTIONS)}, as in crop=224")
+            raise InvalidArgument(f"'{part}' is not part of a transform; known: {', '.join(_OPTIONS)}, as in crop=224")
         if name in options:
             raise InvalidArgument(f"the transform says {name} twice")
         options[name] = value
@@ -112,7 +112,7 @@ def _choose(options: Mapping[str, str], name: str, default: str) -> str:
 def _sizes(name: str, text: str) -> tuple[int, ...]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) <= 1 << 16 for part in parts):
-        raise InvalidArgument(f"{name}={text} of the transform is no size; write {name}=224 or {name}=224x320")
+        raise InvalidArgument(f"{name}={text} of the transform is not a size; write {name}=224 or {name}=224x320")
     sizes = tuple(map(int, parts))
     if sizes[0] * sizes[-1] > MAX_PIXELS:
         raise InvalidArgument(f"{name}={text} of the transform is too large: at most {MAX_PIXELS} pixels are fed")
@@ -159,5 +159,5 @@ def _number(name: str, text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value):
-        raise InvalidArgument(f"{name}={text} of the transform is no number; write it as 0.5 or 1/255")
+        raise InvalidArgument(f"{name}={text} of the transform is not a number; write it as 0.5 or 1/255")
     return value

@@ -1,4 +1,4 @@
-"""Captured programs as what is quantized: read from an archive, edited as a graph, and captured anew."""
+"""Captured programs for quantization: read from an archive, edited as a graph, and captured again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(variant: Variant) -> Program:
 
 
 def find(graph: fx.Graph) -> dict[str, fx.Node]:
-    """Return the calls with weights of their own, by the path of the module that they are in the user's model."""
+    """Return the calls that have weights, by the path of their module in the user's model."""
     found: dict[str, fx.Node] = {}
     for node in graph.nodes:
         weight = node.args[_WEIGHTED[node.target]] if node.target in _WEIGHTED else None
@@ -78,12 +78,12 @@ def kept(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
 
 
 def tensors(signature: Signature, batch: Batch) -> list[torch.Tensor]:
-    """Return a batch as what a program takes."""
+    """Return a batch as a program's inputs."""
     return [to_torch(batch.inputs[spec.name]) for spec in signature.inputs]
 
 
 def capture(module: fx.GraphModule, program: Program) -> Program:
-    """Capture an edited graph of a program anew; its inputs and outputs are those of the program.
+    """Capture an edited graph of a program again; its inputs and outputs are those of the program.
 
     Raises:
         QuantizationError: that fails, or a dimension that was dynamic became fixed.

@@ -1,6 +1,6 @@
 """Half precision in captured programs, for processors with matrix units for it and for GPUs.
 
-Linear layers, convolutions, matrix products, attention and embeddings take and give 16 bits; everything between them
+Linear layers, convolutions, matrix products, attention and embeddings have inputs and outputs of 16 bits. The rest
 computes in float32, into which the compiler fuses the conversions. Weights are stored in 16 bits.
 """
 
@@ -50,11 +50,11 @@ def convert(program: Program, dtype: torch.dtype = torch.bfloat16, *, keep: Coll
             range of ``dtype``.
 
     Raises:
-        InvalidArgument: there is no layer that ``keep`` names, or the type is no half precision.
+        InvalidArgument: there is no layer that ``keep`` names, or the type is not a half precision.
         QuantizationError: the model has no such layers, or it cannot be captured again.
     """
     if dtype not in (torch.bfloat16, torch.float16):
-        raise InvalidArgument(f"{dtype} is no half precision; there are torch.bfloat16 and torch.float16")
+        raise InvalidArgument(f"{dtype} is not a half precision; there are torch.bfloat16 and torch.float16")
     module = exported.unguarded(program.exported)
     kept = graph.kept(module.graph, keep)
     weights: dict[str, str] = {}
@@ -71,7 +71,7 @@ def convert(program: Program, dtype: torch.dtype = torch.bfloat16, *, keep: Coll
 
 
 def _narrow(module: fx.GraphModule, node: fx.Node, dtype: torch.dtype, weights: dict[str, str]) -> bool:
-    """Make a call take and give half precision; tell whether it could be."""
+    """Convert the inputs and outputs of a call to half precision; return whether that was possible."""
     taken = [item for item in node.all_input_nodes if _value(module, item).dtype is torch.float32]
     constants = [item for item in taken if item.op == "get_attr"]
     if any(not _fits(_value(module, item), dtype) for item in constants):

@@ -2,7 +2,7 @@
 
 torchao recognizes layers by where their calls came from, and is silent about those that it does not recognize: after a
 capture that is not strict, or a rewritten graph, it quantizes no convolution, and none of several that share one ReLU
-module. Each call is therefore marked here as coming from a module of its own, and what was quantized is counted.
+module. Each call is therefore marked here as coming from its own module, and what was quantized is counted.
 
 The result goes to AOTInductor only. PyTorch's exporter does write it as ONNX, but torchao quantizes no value between a
 convolution and the residual that it is added to, and ONNX Runtime then computes such convolutions in floats, with
@@ -60,7 +60,7 @@ class Quantized:
     """A quantized program.
 
     Attributes:
-        program: takes and gives what the original does.
+        program: the quantized program, with the original's inputs and outputs.
         layers: the names of the layers that are in integers now.
         operators: how many there are of each kind: ``conv2d``, ``linear``.
     """
@@ -124,7 +124,7 @@ def _unsafe(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def _mark(found: fx.Graph, kept: set[fx.Node]) -> None:
-    """Say of each call that it came from a module of its own, and of what is kept that it came from nowhere."""
+    """Mark each call as coming from its own module, and kept calls as coming from none."""
     for node in found.nodes:
         if node.op == "call_function":
             source = node.target if node in kept else _SOURCES.get(node.target, node.target)
