@@ -181,7 +181,7 @@ class TestHalf:
 class TestRefusals:
     @pytest.mark.parametrize("recipe", [PT2EInt8(), BFloat16(device="cpu")])
     def test_running_the_program_must_be_allowed(self, program: Archive, recipe: Recipe) -> None:
-        with pytest.raises(Unsupported, match=r"can run code of whoever made it; .* --allow-code"):
+        with pytest.raises(Unsupported, match=r"can run its author's code; .* --allow-code"):
             quantize(program, {"image": IMAGES}, config=config(recipe, allow_code=False))
         with pytest.raises(Unsupported, match="--allow-code"):
             quantize(program, {"image": IMAGES}, config=recipe)

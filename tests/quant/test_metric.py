@@ -235,7 +235,7 @@ class TestLabels:
 
         useless = np.tile(-np.arange(10, dtype=np.float32), (100, 1))
         (note,) = told(useless)
-        assert note.startswith(f"the original is right in {right} % of the rows, no more than by always answering the ")
+        assert note.startswith(f"the original is right in {right} % of the rows, no better than always answering the ")
         assert len(told(-useless)) == 1
         assert told(np.eye(10, dtype=np.float32)[labels]) == ()
 
@@ -282,7 +282,7 @@ class TestLabels:
         ("spec", "labels", "message"),
         [
             ("accuracy", np.full(8, 3), r"hold only one class \(3\), which does not measure accuracy"),
-            ("f1", np.full(8, 3), "hold one class only"),
+            ("f1", np.full(8, 3), "hold only one class"),
             ("accuracy", np.arange(8) / 2, "are of type float64; give the number of each row's class as int64"),
             ("accuracy", np.array(list("abcdefgh")), "are of type string"),
             ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),

@@ -75,7 +75,7 @@ class TestVerdicts:
         labels = np.random.default_rng(0).permutation(np.arange(200) % 5 == 0).astype(np.int64)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=1)
         report = quantize(classifier, validate={"x": rows(200), "y": labels}, config=config).report
-        assert any("no more than by always answering the most frequent class" in note for note in report.notes)
+        assert any("no better than always answering the most frequent class" in note for note in report.notes)
 
     def test_the_accuracy_budget_cannot_be_met(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
@@ -267,7 +267,7 @@ class TestJournal:
         assert len(journal.read_text().splitlines()) > 2
         steps: list[str] = []
         quantize(classifier, {"x": rows(seed=1)}, journal=journal, progress=steps.append)
-        assert not any("Going on" in step for step in steps)
+        assert not any("Continuing" in step for step in steps)
 
     def test_a_search_that_is_done_leaves_none(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,8 +291,8 @@ class TestJournal:
             return " ".join(told)
 
         steps("outputs['logits'].mean()")
-        assert "Going on" in steps("outputs['logits'].mean()")
-        assert "Going on" not in steps("outputs['logits'].std()")
+        assert "Continuing" in steps("outputs['logits'].mean()")
+        assert "Continuing" not in steps("outputs['logits'].std()")
 
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
@@ -415,7 +415,7 @@ class TestRefusedConfigurations:
             ({"budget": 0}, "the time budget is 0 s; it must be more than 0"),
             ({"budget": float("nan")}, "the time budget is nan s"),
             ({"threads": 0}, "0 threads cannot run a model"),
-            ({"threads": 100_000}, r"100000 threads cannot run a model; give \d+ at most, 16 a core"),
+            ({"threads": 100_000}, r"100000 threads cannot run a model; give \d+ at most, 16 per core"),
             ({"max_drop": float("inf")}, "the largest drop is inf; give what the metric may lose, such as 0.01"),
             ({"max_drop": 1e200}, r"the largest drop is 1e\+200; give"),
             ({"max_drop": "0.01"}, "max_drop is '0.01'; it must be a number"),

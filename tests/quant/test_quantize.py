@@ -333,7 +333,7 @@ class TestData:
         archive = ingot.quantize(path, str(tmp_path / "data.npz"), config=config, progress=steps.append)
         archive.save(path)
         assert [variant.name for variant in Archive.open(path).variants] == ["int8", "fp32"]
-        assert steps[0] == "Asking the original about 100 samples"
+        assert steps[0] == "Running the original on 100 samples"
         assert "Trying dynamic int8" in steps
 
 

@@ -104,7 +104,7 @@ class TestContainers:
             assert np.array_equal(batch.inputs["x"], np.concatenate([x[:, :1], x], axis=1))
             assert samples.notes == ("5 rows that hold NaN or infinity were left out",)
         path.write_bytes(encode([Golden(inputs, {}) for inputs in requests[1:2]]))
-        with pytest.raises(InvalidArgument, match="it gives no rows; 3 rows that hold NaN or infinity were left out"):
+        with pytest.raises(InvalidArgument, match="it has no rows; 3 rows that hold NaN or infinity were left out"):
             Samples.read(takes, tmp_path)
         alone = [{"x": np.full((size, 2), value, np.float32)} for size, value in ((2, 1), (3, np.nan))]
         path.write_bytes(encode([Golden(inputs, {}) for inputs in alone]))
@@ -302,7 +302,7 @@ class TestRefusals:
             traffic / "0.safetensors",
         ):
             os.mkfifo(path)
-            with pytest.raises(InvalidArgument, match=rf"{path.name}.* it is not a regular file"):
+            with pytest.raises(InvalidArgument, match=rf"{path.name}.* it is no regular file"):
                 Samples.read(X, traffic if path.parent == traffic else path)
         (traffic / "0.safetensors").unlink()
         (traffic / "0.safetensors").symlink_to(tmp_path / "outside")
