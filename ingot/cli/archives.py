@@ -27,7 +27,7 @@ StoreOption = Annotated[
 
 LoadTimeout = Annotated[
     str,
-    typer.Option(metavar="<time>", help="How long an ONNX model may take to load and to answer; 0 is without a limit."),
+    typer.Option(metavar="<time>", help="Time limit for an ONNX model to load and answer; 0 for no limit."),
 ]
 
 
@@ -41,7 +41,7 @@ def inspect(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show what an archive holds, with every blob's digest checked."""
+    """Show the contents of an archive, after checking every blob's digest."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 

@@ -27,23 +27,25 @@ def compare(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Such as accuracy:labels=y, top1, similarity or module:function.", show_default="cosine"),
+        typer.Option(
+            help="The metric, such as accuracy:labels=y, top1, similarity or module:function.", show_default="cosine"
+        ),
     ] = None,
     transform: Annotated[
-        str | None, typer.Option(help="How images become inputs, such as resize=256,crop=224.")
+        str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")
     ] = None,
     batches: Annotated[
         list[int] | None,
-        typer.Option("--batch", help="Rows of a call to time; once for each.", show_default="1, 8, 32"),
+        typer.Option("--batch", help="Batch size to time; repeatable.", show_default="1, 8, 32"),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write it to this file too: .html, .json or .txt.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write it to this file: .html, .json or .txt.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads for one call.", show_default="one per core")
+        int | None, typer.Option(min=1, help="CPU threads per call.", show_default="one per core")
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants that can run their author's code."),
+        typer.Option("--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants whose formats can run code."),
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
@@ -97,10 +99,8 @@ def diff(
         typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
     ],
     after: Annotated[str, typer.Argument(help="The archive to compare with it.")],
-    report: Annotated[Path | None, typer.Option(help="Write it to this file too: .html, .json or .txt.")] = None,
-    tensors: Annotated[
-        int, typer.Option(min=0, help="How many changed tensors, and rows of other tables, are shown.")
-    ] = 20,
+    report: Annotated[Path | None, typer.Option(help="Also write it to this file: .html, .json or .txt.")] = None,
+    tensors: Annotated[int, typer.Option(min=0, help="Most changed tensors, and rows of other tables, to show.")] = 20,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:

@@ -26,7 +26,7 @@ _CLIENTS = 32
 def demo(
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 is any free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 is any free one.")] = 8001,
-    once: Annotated[bool, typer.Option("--once", help="Exit after the report instead of serving on.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit after the report instead of continuing to serve.")] = False,
     store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

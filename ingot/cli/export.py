@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, fx, script or trace."
 # ONNX Runtime runs none that is older.
 _OLDEST_OPSET = 7
-_RULES = "Rewrite rule, or default, all or none; once for each."
+_RULES = "Rewrite rule, or default, all or none; repeatable."
 
 
 def export(
@@ -37,15 +37,15 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The archive file to write.")] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; once for each."),
+        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; repeatable."),
     ] = None,
     example: Annotated[
         str | None,
-        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or gives them."),
+        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or returns them."),
     ] = None,
     constants: Annotated[
         list[str] | None,
-        typer.Option("--constant", help="A keyword of forward that is fixed, such as use_cache=false; once for each."),
+        typer.Option("--constant", help="A constant keyword argument of forward, such as use_cache=false; repeatable."),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
     map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
@@ -54,47 +54,50 @@ def export(
         typer.Option(
             "--allow-code",
             envvar="INGOT_ALLOW_CODE",
-            help="Run code that a model comes with: a .pt2 file's, or a transformers folder's.",
+            help="Run the code in a .pt2 file or a transformers folder.",
         ),
     ] = False,
     name: Annotated[
         str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
     ] = None,
     output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
+        list[str] | None, typer.Option("--output-name", help="Name for an output; repeatable, in order.")
     ] = None,
     batch_dim: Annotated[
-        str | None, typer.Option(help="The dimension that requests are joined along.", show_default="batch")
+        str | None, typer.Option(help="The dimension along which requests are batched.", show_default="batch")
     ] = None,
     pad: Annotated[
         list[str] | None,
-        typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; once for each."),
+        typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; repeatable."),
     ] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
     capture: Annotated[str, typer.Option(help=_CAPTURE)] = "auto",
     rules: Annotated[list[str] | None, typer.Option("--rule", help=_RULES, show_default="default")] = None,
     lift_state: Annotated[
-        bool, typer.Option("--lift-state", help="Make state that the model changes inputs and outputs.")
+        bool, typer.Option("--lift-state", help="Turn state that the model changes into inputs and outputs.")
     ] = False,
     target: Annotated[
         str, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
     ] = "onnx",
     partition: Annotated[
-        bool, typer.Option("--partition", help="Run what ONNX cannot express in PyTorch, the rest in ONNX Runtime.")
+        bool,
+        typer.Option(
+            "--partition", help="Run the parts that ONNX cannot express in PyTorch, the rest in ONNX Runtime."
+        ),
     ] = False,
-    device: Annotated[str, typer.Option(help="What an AOTInductor package is compiled for: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Estimate the model's cost and which routes can capture it, without its weights."),
     ] = False,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the first operation whose result departs from the original's.")
+        bool, typer.Option("--bisect", help="Find the first operation whose result differs from the original's.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="If the model cannot be captured, look for all that is in the way.")
+        bool, typer.Option("--explain", help="If the model cannot be captured, search for all obstacles.")
     ] = False,
     load_timeout: LoadTimeout = "5m",
-    explain_limit: Annotated[float, typer.Option(help="Seconds that --explain may take.")] = 120.0,
+    explain_limit: Annotated[float, typer.Option(help="Time limit of --explain in seconds.")] = 120.0,
     as_json: Json = False,
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
@@ -148,7 +151,7 @@ def export(
             )
         except ExportError as error:
             if explain:
-                step(f"Looking for all that is in the way, {explain_limit:.0f} s at most")
+                step(f"Searching for all obstacles, {explain_limit:.0f} s at most")
                 recipe = {
                     "checkpoint": checkpoint,
                     "map_location": map_location,

@@ -45,12 +45,12 @@ def import_model(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A .mar of TorchServe, an .onnx file, or a folder of Triton's: a repository, a model's, a version's."
+            help="A .mar file of TorchServe, an .onnx file, or a Triton folder: a repository, a model or a version."
         ),
     ],
     reference: Annotated[
         str | None,
-        typer.Argument(help="Target: name:tag or name.", show_default="the source's own name and version"),
+        typer.Argument(help="The target: name:tag or name.", show_default="the source's own name and version"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The archive file to write, instead of the store.")
@@ -59,15 +59,15 @@ def import_model(
         list[str] | None,
         typer.Option(
             "--input",
-            help="An input, such as image:float32\\[batch,3,224,224], instead of the source's; once for each.",
+            help="An input, such as image:float32\\[batch,3,224,224], instead of the source's; repeatable.",
         ),
     ] = None,
     example: Annotated[
         str | None,
-        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or gives them."),
+        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or returns them."),
     ] = None,
     output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Name for an output; once for each, in order.")
+        list[str] | None, typer.Option("--output-name", help="Name for an output; repeatable, in order.")
     ] = None,
     allow_code: Annotated[
         bool,

@@ -20,28 +20,28 @@ def infer(
     url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
     model: Annotated[str, typer.Argument(help="The model's name on the server.")],
     inputs: Annotated[
-        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; once for each.")
+        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; repeatable.")
     ],
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = "",
     output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Only this output; once for each.")
+        list[str] | None, typer.Option("--output-name", help="Only this output; repeatable.")
     ] = None,
     parameters: Annotated[
         list[str] | None,
         typer.Option(
             "--parameter",
             metavar="<name=value>",
-            help="A parameter of the request, such as timeout=50000 (microseconds) or priority=1; once for each.",
+            help="A parameter of the request, such as timeout=50000 (microseconds) or priority=1; repeatable.",
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the answer.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the response.")] = 60.0,
     ca_file: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificates that vouch for the server's.")
+        Path | None, typer.Option(help="PEM file of the certificate authorities of the server's certificate.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
-    """Ask a served model and print its answer."""
+    """Send a request to a served model and print the response."""
     import numpy as np
 
     from ingot.server.client import Client

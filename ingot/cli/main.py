@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
 # The panels of the help, and where each command's function is: only the module of the one that is called is imported.
 _COMMANDS = {
-    "Make models": {
+    "Create models": {
         "export": "export.export",
         "import": "importing.import_model",
         "quantize": "quantize.quantize",
         "compare": "compare.compare",
     },
-    "Look at and move archives": {
+    "Inspect and move archives": {
         "inspect": "archives.inspect",
         "diff": "compare.diff",
         "push": "transfers.push",
@@ -49,7 +49,7 @@ _COMMANDS = {
         "fsck": "maintenance.fsck",
         "gc": "maintenance.gc",
     },
-    "Vouch for them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
+    "Sign and verify them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
     "Serve them": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
 }
 # The prefix of the names of threads in which the server loads models.
@@ -61,7 +61,7 @@ def application(*names: str) -> typer.Typer:
     """Return the ``ingot`` command with these of its subcommands, or with all."""
     made = typer.Typer(
         name="ingot",
-        help="From a PyTorch model to HTTP and gRPC answers: export, quantize, archive, serve.",
+        help="Export, quantize, archive and serve PyTorch models over HTTP and gRPC.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -139,7 +139,7 @@ def _main() -> None:
         sys.exit(error.code)
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
-    except Exception as error:
+    except Exception as error:  # the process boundary: an unexpected error is a bug, reported in one line
         if os.environ.get("INGOT_TRACEBACK"):
             raise
         _fail(f"{type(error).__name__}: {error}. This is a bug in Ingot; INGOT_TRACEBACK=1 shows where.", 70)

@@ -27,12 +27,12 @@ def fsck(
         bool, typer.Option("--quick", help="Check names, sizes and documents, but read no blobs.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Put damaged blobs aside, so that a push or pull brings them back.")
+        bool, typer.Option("--repair", help="Set damaged blobs aside, so that a push or pull restores them.")
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every archive of the store is whole. The exit code is 1 if something is wrong."""
+    """Check that every archive of the store is complete. The exit code is 1 if there are problems."""
     from ingot.model_store.store.fsck import check
 
     if quick and repair:
@@ -59,11 +59,11 @@ def gc(
     grace: Annotated[
         str, typer.Option(help="Blobs that were written or had a tag within this time stay: 30s, 90m, 24h or 7d.")
     ] = "24h",
-    keep: Annotated[int, typer.Option(min=0, help="How many earlier targets of an alias stay, for rollback.")] = 10,
+    keep: Annotated[int, typer.Option(min=0, help="Number of earlier targets of an alias to keep, for rollback.")] = 10,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove from the store what no tag needs, nor lately needed."""
+    """Remove blobs from the store that no tag needs or recently needed."""
     from ingot.model_store.store.gc import collect
 
     here = _existing(store)

@@ -46,24 +46,25 @@ def quantize(
     ] = None,
     max_drop: Annotated[float, typer.Option(help="The largest drop of the metric.")] = 0.01,
     keep: Annotated[
-        list[str] | None, typer.Option(help="Layer, or all below a name, that stays in float; once for each.")
+        list[str] | None, typer.Option(help="A layer, or a prefix of layers, to keep in float; repeatable.")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE of the recipe, such as calibration=mse; once for each.")
+        list[str] | None,
+        typer.Option(help="An option of the recipe as NAME=VALUE, such as calibration=mse; repeatable."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Batch size whose latency matters; once for each.", show_default="1, 8, 32")
+        list[int] | None, typer.Option(help="Batch size whose latency matters; repeatable.", show_default="1, 8, 32")
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="onnxruntime or openvino; once for each.", show_default="those installed"),
+        typer.Option(help="onnxruntime or openvino; repeatable.", show_default="those installed"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of a call.", show_default="one per core")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per call.", show_default="one per core")] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h; a bare number is seconds.")
     ] = None,
     transform: Annotated[
-        str | None, typer.Option(help="How images become arrays, such as resize=256,crop=224.")
+        str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split and selection of data.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write the report to this file: .html, .json or .txt.")] = None,
@@ -82,7 +83,7 @@ def quantize(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Make an archive's model smaller and faster, and prove what that costs.
+    """Make an archive's model smaller and faster, and measure the loss of accuracy.
 
     Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
     interrupted search continues when the same command is run again.

@@ -1,11 +1,11 @@
-"""``ingot keygen``, ``sign`` and ``verify``: vouching for archives, and checking who did."""
+"""``ingot keygen``, ``sign`` and ``verify``: signatures of archives."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,12 +26,10 @@ Model = Annotated[str, typer.Argument(help="An archive file, or a reference such
 
 
 def keygen(
-    out: Annotated[Path, typer.Option("--out", "-o", help="What the files are called, without suffix.")] = Path(
-        "ingot"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The name of the files, without suffix.")] = Path("ingot"),
     as_json: Json = False,
 ) -> None:
-    """Make a key to sign with, OUT.key, and the one that others verify by, OUT.pub."""
+    """Create a private key to sign with, OUT.key, and the public key to verify with, OUT.pub."""
     from ingot.model_store.trust.keys import PrivateKey
 
     private, public = out.with_name(f"{out.name}.key"), out.with_name(f"{out.name}.pub")
@@ -40,11 +38,10 @@ def keygen(
     password = os.environ.get("INGOT_KEY_PASSWORD") or _ask("Password for the key (empty for none)", confirm=True)
     key = PrivateKey.generate()
     _write_new(private, key.pem(password), 0o600)
-    try:
+    with ExitStack() as undo:  # no private key without its public one
+        undo.callback(private.unlink)
         _write_new(public, key.public.pem, 0o644)
-    except BaseException:
-        private.unlink()
-        raise
+        undo.pop_all()
     if not password:
         note(f"{private} is not encrypted: anyone who can read it can sign; INGOT_KEY_PASSWORD encrypts it")
     if as_json:
@@ -61,7 +58,7 @@ def sign(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Attach a signature to an archive: the key's owner vouches that its digest is the model of this name."""
+    """Sign an archive: the signature binds its digest to the model's name."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate
     from ingot.model_store.trust import signing
@@ -92,7 +89,7 @@ def verify(
         Path | None, typer.Option(help="The trust policy.", show_default="INGOT_TRUST, unless --key is given")
     ] = None,
     key: Annotated[
-        list[Path] | None, typer.Option(help="A public key that is accepted, instead of a policy; once for each.")
+        list[Path] | None, typer.Option(help="An accepted public key, instead of a policy; repeatable.")
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""``ingot list``, ``history``, ``promote``, ``rollback`` and ``remove``: what is called what, and since when."""
+"""``ingot list``, ``history``, ``promote``, ``rollback`` and ``remove``: names and tags of archives."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def history(
 
 
 def promote(
-    reference: Annotated[str, typer.Argument(help="What: name:tag, in the store or a registry.")],
+    reference: Annotated[str, typer.Argument(help="The archive: name:tag, in the store or a registry.")],
     alias: Alias,
     expect: Expect = None,
     store: StoreOption = None,
@@ -93,7 +93,7 @@ def rollback(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Point an alias at what it pointed to before. Once more goes one further back; a removed tag comes back."""
+    """Point an alias at its earlier target. Repeated calls go further back; a removed tag is restored."""
     from ingot.model_store import Reference, Store
 
     ref, wanted = Reference.parse(reference), expected(expect)

@@ -1,4 +1,4 @@
-"""``ingot push``, ``pull``, ``copy``, ``save`` and ``load``: bringing archives from one place to another."""
+"""``ingot push``, ``pull``, ``copy``, ``save`` and ``load``: copies of archives between places."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ Expect = Annotated[
 ]
 Trust = Annotated[
     Path | None,
-    typer.Option("--trust", envvar="INGOT_TRUST", help="A trust policy that the archive must hold to."),
+    typer.Option("--trust", envvar="INGOT_TRUST", help="A trust policy that the archive must satisfy."),
 ]
 Chunk = Annotated[
     int | None,
-    typer.Option("--chunk-mb", min=1, help="Upload in chunks of so many MiB.", show_default="each blob in one request"),
+    typer.Option(
+        "--chunk-mb", min=1, help="Upload in chunks of this many MiB.", show_default="each blob in one request"
+    ),
 ]
 
 
 def push(
     archive: Annotated[str, typer.Argument(help="An archive file, or a reference.")],
-    reference: Annotated[str, typer.Argument(help="Where to: name:tag, or oci://host/name:tag.")],
+    reference: Annotated[str, typer.Argument(help="The target: name:tag, or oci://host/name:tag.")],
     expect: Expect = None,
     chunk_mb: Chunk = None,
     trust: Trust = None,
@@ -55,9 +57,9 @@ def push(
 
 
 def pull(
-    reference: Annotated[str, typer.Argument(help="What: oci://host/name:tag.")],
+    reference: Annotated[str, typer.Argument(help="The archive: oci://host/name:tag.")],
     name: Annotated[
-        str | None, typer.Argument(help="What the store is to call it: name:tag.", show_default="as the registry does")
+        str | None, typer.Argument(help="The name in the store: name:tag.", show_default="as the registry does")
     ] = None,
     trust: Trust = None,
     store: StoreOption = None,
@@ -81,8 +83,8 @@ def pull(
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="What: a reference, in the store or a registry, or a file.")],
-    target: Annotated[str, typer.Argument(help="Where to: name:tag, or oci://host/name:tag.")],
+    source: Annotated[str, typer.Argument(help="The archive: a reference in the store or a registry, or a file.")],
+    target: Annotated[str, typer.Argument(help="The target: name:tag, or oci://host/name:tag.")],
     expect: Expect = None,
     chunk_mb: Chunk = None,
     trust: Trust = None,
@@ -94,7 +96,7 @@ def copy(
 
 
 def save(
-    reference: Annotated[str, typer.Argument(help="What: a reference, in the store or a registry.")],
+    reference: Annotated[str, typer.Argument(help="The archive: a reference in the store or a registry.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
     trust: Trust = None,
     store: StoreOption = None,
@@ -124,13 +126,13 @@ def save(
 def load(
     file: Annotated[str, typer.Argument(help="The archive file, or its address in object storage: s3://bucket/FILE.")],
     reference: Annotated[
-        str | None, typer.Argument(help="Where to: name:tag.", show_default="its name, and the next free version")
+        str | None, typer.Argument(help="The target: name:tag.", show_default="its name, and the next free version")
     ] = None,
     trust: Trust = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Copy an archive file into the store, as what it calls itself. One that is there already keeps its tag."""
+    """Copy an archive file into the store under its own name. An archive that the store already has keeps its tag."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate_file
 

@@ -175,7 +175,7 @@ def run(
         kept = Journal(kept_in, _identity(source, datasets, metric, config))
         if kept.resumed:
             progress(f"Continuing after {kept.resumed} candidates of an interrupted search")
-        found = Search(runner, config, kept, progress, deadline).run()
+        found = Search(runner, config, kept, progress, deadline=deadline).run()
         if found.failed:
             kept.remove()  # the fault may be fixed before the next try
         report, added = packing.add(job, found, *acceptance.of_search(found, source, config), progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 _LEAST_SPAN = 1e-9  # relative to the larger end; a smaller difference is not drawn
 
@@ -25,6 +25,7 @@ class Axis:
     high: float
     start: float
     end: float
+    _: KW_ONLY
     log: bool = False
 
     @classmethod
@@ -37,7 +38,7 @@ class Axis:
             low, high = low - room, high + room
         room = (high - low) * pad
         low, high = low - room, high + room
-        return cls(10.0**low, 10.0**high, start, end, True) if log else cls(low, high, start, end)
+        return cls(10.0**low, 10.0**high, start, end, log=True) if log else cls(low, high, start, end)
 
     def at(self, value: float) -> float:
         """Return the coordinate of a value, clipped to the ends."""

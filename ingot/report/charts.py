@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from html import escape
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Point:
     label: str
     x: float
     y: float
+    _: KW_ONLY
     low: float
     high: float
     kind: Kind
@@ -52,6 +53,7 @@ class Bar:
     label: str
     value: float | None
     text: str
+    _: KW_ONLY
     color: int | None
     title: str = ""
 

@@ -214,14 +214,16 @@ class TestRace:
     def test_models_are_timed_in_another_process(self, program: Archive) -> None:
         variant = program.variant()
         model = (variant.path(), "pt2")
-        latencies = Race([model, model], variant.signature, {"image": IMAGES[:1]}, (1, 4), 1, 0.01).run()
+        latencies = Race(
+            [model, model], variant.signature, example={"image": IMAGES[:1]}, batches=(1, 4), threads=1, seconds=0.01
+        ).run()
         assert [[item.rows for item in timed] for timed in latencies] == [[1, 4], [1, 4]]
         assert all(item.seconds > 0 for timed in latencies for item in timed)
 
     def test_what_is_wrong_there_is_said_here(
         self, program: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        missing = Race([(tmp_path / "none.onnx", "onnx")], program.signature, {}, (1,))
+        missing = Race([(tmp_path / "none.onnx", "onnx")], program.signature, example={}, batches=(1,))
         with pytest.raises((InvalidArgument, NotFound), match=r"none\.onnx"):
             missing.run()
         broken = tmp_path / "python"

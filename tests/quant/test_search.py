@@ -317,7 +317,7 @@ class TestLimits:
     def test_time_that_is_up_at_once_leaves_nothing(self, runner: FakeRunner) -> None:
         deadline = Deadline(0.5)
         runner.clock = 1
-        search = Search(cast(TrialRunner, runner), CONFIG, Journal(None, {}), lambda step: None, deadline)
+        search = Search(cast(TrialRunner, runner), CONFIG, Journal(None, {}), lambda step: None, deadline=deadline)
         found = search.run()
         assert (found.chosen, found.trials, found.complete) == (None, (), False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -43,6 +43,7 @@ class Layer:
 
     name: str
     operator: str
+    _: KW_ONLY
     node: ir.Node
     weight: ir.Value
     axis: int
@@ -88,7 +89,7 @@ def find(model: ir.Model) -> tuple[Layer, ...]:
         if layer is not None:
             count = names[layer.name] = names.get(layer.name, 0) + 1
             name = layer.name if count == 1 else f"{layer.name}#{count}"
-            found.append(Layer(name, layer.operator, node, layer.weight, layer.axis))
+            found.append(Layer(name, layer.operator, node=node, weight=layer.weight, axis=layer.axis))
     return tuple(found)
 
 
@@ -164,7 +165,7 @@ def _layer(node: ir.Node) -> Layer | None:
         axis = 0 if integer(node, "transB", 0) else 1
     if axis is None:
         axis = 1
-    return Layer(_name(node, weight), node.op_type, node, weight, axis % rank)
+    return Layer(_name(node, weight), node.op_type, node=node, weight=weight, axis=axis % rank)
 
 
 def is_float(value: ir.Value | None) -> bool:

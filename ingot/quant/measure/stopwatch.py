@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from ingot.errors import IngotError, QuantizationError
@@ -40,6 +40,7 @@ class Race:
 
     models: Sequence[tuple[Path, str]]
     signature: Signature
+    _: KW_ONLY
     example: dict[str, Array]
     batches: tuple[int, ...]
     threads: int | None = None

@@ -101,7 +101,7 @@ def _scores(comparison: ModelComparison) -> str:
     kinds: tuple[Kind, Kind] = ("original", "chosen")
     sides = (comparison.before, comparison.after)
     points = [
-        Point(side.label, seconds * 1e3, score.value, score.low, score.high, kind, side.label)
+        Point(side.label, seconds * 1e3, score.value, low=score.low, high=score.high, kind=kind, title=side.label)
         for side, score, kind in zip(sides, (comparison.score_before, comparison.score_after), kinds, strict=True)
         if score is not None and (seconds := words.latency(side.latency)) is not None
     ]

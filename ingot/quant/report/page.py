@@ -73,7 +73,15 @@ def _drop(report: Report) -> str:
 def _frontier(report: Report) -> str:
     lower = _lower_is_better(report)
     points = [
-        Point(item.name, seconds, item.score.value, item.score.low, item.score.high, _kind(item), _title(item))
+        Point(
+            item.name,
+            seconds,
+            item.score.value,
+            low=item.score.low,
+            high=item.score.high,
+            kind=_kind(item),
+            title=_title(item),
+        )
         for item in report.candidates
         if item.score is not None and (seconds := _milliseconds(item, report.baseline)) is not None
     ]
@@ -82,7 +90,9 @@ def _frontier(report: Report) -> str:
     original = words.latency(report.baseline)
     before = report.before
     if original is not None and before is not None:
-        points.insert(0, Point("original", original * 1e3, before.value, before.low, before.high, "original"))
+        points.insert(
+            0, Point("original", original * 1e3, before.value, low=before.low, high=before.high, kind="original")
+        )
     limit = None if before is None else before.value + (report.budget if lower else -report.budget)
     titles = ("ms per call, geometric mean over the batches", report.metric + (", lower is better" if lower else ""))
     keys = [("original", "original"), ("chosen", "chosen"), ("held", "within the budget"), ("refused", "refused")]
@@ -202,8 +212,8 @@ def _noise(layers: Sequence[Layer]) -> str:
             layer.name,
             layer.sqnr,
             (words.decibels(layer.sqnr) or layer.scheme) + (f"  #{layer.rank}" if layer.rank else ""),
-            colors[layer.scheme],
-            f"{layer.operator} {layer.name}, {layer.scheme}",
+            color=colors[layer.scheme],
+            title=f"{layer.operator} {layer.name}, {layer.scheme}",
         )
         for layer in layers
     ]

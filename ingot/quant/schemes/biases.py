@@ -93,7 +93,7 @@ def quantize(graph: ir.Graph, layer: Layer, scales: Array) -> None:
     base = bias.name or f"{layer.name}.bias"
     inputs = (edit.constant(graph, f"{base}_int32", values), edit.constant(graph, f"{base}_scale", by))
     attributes = {"axis": 0} if by.ndim else {}
-    operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes)
+    operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", bias.dtype, attributes=attributes)
     layer.node.replace_input_with(2, edit.insert_before(graph, layer.node, operation))
 
 

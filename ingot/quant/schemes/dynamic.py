@@ -69,12 +69,12 @@ class _Writer:
         value = self._add(
             layer, Operation("MatMulInteger", (quantized, weight, zero, at), f"{base}_product", ir.DataType.INT32)
         )
-        value = self._add(layer, Operation("Cast", (value,), f"{base}_float", _FLOAT, {"to": int(_FLOAT)}))
+        value = self._add(layer, Operation("Cast", (value,), f"{base}_float", _FLOAT, attributes={"to": int(_FLOAT)}))
         factor = self._add(layer, Operation("Mul", (scale, by), f"{base}_factor", _FLOAT))
         value = self._add(layer, Operation("Mul", (value, factor), f"{base}_result", _FLOAT))
         kind = layer.output.dtype
         if kind is not None and kind is not _FLOAT:
-            value = self._add(layer, Operation("Cast", (value,), f"{base}_cast", kind, {"to": int(kind)}))
+            value = self._add(layer, Operation("Cast", (value,), f"{base}_cast", kind, attributes={"to": int(kind)}))
         bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
         if bias is not None:
             value = self._add(layer, Operation("Add", (value, bias), f"{base}_sum", kind))
@@ -86,7 +86,7 @@ class _Writer:
         if data not in self._quantized:
             source = data
             if data.dtype is not None and data.dtype is not _FLOAT:
-                cast = Operation("Cast", (data,), f"{data.name}_float", _FLOAT, {"to": int(_FLOAT)})
+                cast = Operation("Cast", (data,), f"{data.name}_float", _FLOAT, attributes={"to": int(_FLOAT)})
                 source = edit.insert_after(self._graph, data, cast)
             node = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=f"{data.name}_quantize")
             kinds = (("quantized", ir.DataType.UINT8), ("scale", _FLOAT), ("zero", ir.DataType.UINT8))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Operation:
     inputs: tuple[ir.Value | None, ...]
     name: str
     dtype: ir.DataType | None
+    _: KW_ONLY
     attributes: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""
 

@@ -136,7 +136,7 @@ def stored(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) 
         counts.update({user.op_type for user, _ in value.uses()})
         half = half_graph.take_place(graph, value, dtype, names)
         name = names.new(f"{half.name}_float")
-        widen = edit.Operation("Cast", (half,), name, ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)})
+        widen = edit.Operation("Cast", (half,), name, ir.DataType.FLOAT, attributes={"to": int(ir.DataType.FLOAT)})
         cast = edit.insert_after(graph, half, widen)
         for user, place in list(value.uses()):
             user.replace_input_with(place, cast)

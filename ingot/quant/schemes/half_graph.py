@@ -141,7 +141,7 @@ class Writer:
                 self._graph.outputs[index] = other
 
     def _cast(self, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Value:
-        operation = edit.Operation("Cast", (value,), self._names.new(name), dtype, {"to": int(dtype)})
+        operation = edit.Operation("Cast", (value,), self._names.new(name), dtype, attributes={"to": int(dtype)})
         return edit.insert_after(self._graph, value, operation)
 
 

@@ -121,7 +121,7 @@ def apply(
     chosen = list(layers)
     for layer in chosen:
         biases.join(model.graph, layer)
-    _Writer(model, chosen, activations, per_channel, means).write()
+    _Writer(model, chosen, activations=activations, per_channel=per_channel, means=means).write()
 
 
 def clamped(value: ir.Value) -> ir.Value:
@@ -143,6 +143,7 @@ class _Writer:
         self,
         model: ir.Model,
         layers: Iterable[Layer],
+        *,
         activations: Activations,
         per_channel: bool,
         means: Mapping[str, Array],
@@ -269,7 +270,9 @@ class _Writer:
             edit.constant(self._graph, f"{base}_zero", np.zeros(scales.shape, np.int8)),
         )
         attributes = {} if axis is None else {"axis": axis}
-        operation = edit.Operation("DequantizeLinear", inputs, f"{base}_dequantized", layer.weight.dtype, attributes)
+        operation = edit.Operation(
+            "DequantizeLinear", inputs, f"{base}_dequantized", layer.weight.dtype, attributes=attributes
+        )
         layer.node.replace_input_with(1, edit.insert_before(self._graph, layer.node, operation))
         biases.quantize(self._graph, layer, scales)
 

@@ -74,7 +74,12 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
     if integer_sums:
         attributes["accuracy_level"] = 4
     operation = Operation(
-        "MatMulNBits", (layer.data, weight, scale), f"{base}_product", layer.output.dtype, attributes, "com.microsoft"
+        "MatMulNBits",
+        (layer.data, weight, scale),
+        f"{base}_product",
+        layer.output.dtype,
+        attributes=attributes,
+        domain="com.microsoft",
     )
     model.opset_imports["com.microsoft"] = 1
     value = edit.insert_before(graph, layer.node, operation)
@@ -144,7 +149,9 @@ def _embedding(model: ir.Model, layer: Layer) -> None:
     scale = edit.lazy(graph, f"{base}_scale", lambda: scales().astype(kind.numpy()), kind, (rows, 1))
     place, indices = layer.node, layer.data
     value = edit.insert_before(graph, place, Operation("Gather", (weight, indices), f"{base}_rows", ir.DataType.INT8))
-    value = edit.insert_before(graph, place, Operation("Cast", (value,), f"{base}_cast", kind, {"to": int(kind)}))
+    value = edit.insert_before(
+        graph, place, Operation("Cast", (value,), f"{base}_cast", kind, attributes={"to": int(kind)})
+    )
     factor = edit.insert_before(graph, place, Operation("Gather", (scale, indices), f"{base}_factor", kind))
     value = edit.insert_before(graph, place, Operation("Mul", (value, factor), f"{base}_result", kind))
     edit.replace(graph, layer.node, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 
 from ingot.errors import IngotError
@@ -57,6 +57,7 @@ class Found:
 
     chosen: Trial | None
     trials: tuple[Trial, ...]
+    _: KW_ONLY
     noises: tuple[Noise, ...] = ()
     complete: bool = True
     cost: float = field(default=0.0, compare=False)
@@ -85,6 +86,7 @@ class Search:
         config: QuantConfig,
         journal: Journal,
         progress: Callable[[str], None],
+        *,
         deadline: Deadline | None = None,
     ):
         self._runner = runner
@@ -113,7 +115,14 @@ class Search:
         chosen = self._best(finalists)
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
         remarks = self._remarks(chosen, finalists) if chosen is not None else {}
-        return Found(chosen, tuple(self._trials.values()), tuple(noises), complete, self._cost, remarks)
+        return Found(
+            chosen,
+            tuple(self._trials.values()),
+            noises=tuple(noises),
+            complete=complete,
+            cost=self._cost,
+            remarks=remarks,
+        )
 
     def _explore(self) -> None:
         engines = self._config.engines or installed()

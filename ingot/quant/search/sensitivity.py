@@ -247,7 +247,9 @@ class _Twin:
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> ir.Value:
         """Add a node after the nodes added so far, and return its output."""
-        node = Operation(operator, tuple(inputs), f"{self._layer.output.name}_{what}", dtype, attributes).node()
+        node = Operation(
+            operator, tuple(inputs), f"{self._layer.output.name}_{what}", dtype, attributes=attributes
+        ).node()
         self._after(node)
         return node.outputs[0]
 

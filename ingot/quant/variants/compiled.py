@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class Attempt:
 
     made: Made
     packed: Packed
+    _: KW_ONLY
     comparison: Comparison
     evidence: Evidence
     goldens: tuple[Golden, ...]
@@ -112,7 +113,7 @@ def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str]
         comparison, outputs = runner.compare(engine)
         goldens = tuple(Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens())
     models = ((job.parent.path(), job.parent.serving.format), (path, "aoti"))
-    race = Race(models, job.parent.signature, runner.example, runner.batches, config.threads)
+    race = Race(models, job.parent.signature, example=runner.example, batches=runner.batches, threads=config.threads)
     baseline, latency = race.run()
     evidence = Evidence(
         machine=devices.describe(),
@@ -122,7 +123,7 @@ def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str]
         holds=within(comparison.drop.value, config.max_drop),
         metric=packing.metric_evidence(job, comparison),
     )
-    return Attempt(made, packed, comparison, evidence, goldens)
+    return Attempt(made, packed, comparison=comparison, evidence=evidence, goldens=goldens)
 
 
 def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
