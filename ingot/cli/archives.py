@@ -96,7 +96,7 @@ def verify(archive: Archive) -> None:
 
 
 def signatures(archive: Archive) -> list[dict[str, Any]]:
-    """Return what the signatures of an archive say of themselves, as data."""
+    """Return the unverified claims of an archive's signatures, as data."""
     if not archive.attached:
         return []
     from ingot.model_store.trust import signing

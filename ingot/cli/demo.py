@@ -1,4 +1,4 @@
-"""``ingot demo``: the whole way on real data, with a report of what it gained."""
+"""``ingot demo``: all stages on real data, with a report of accuracy and speed."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _bisect(model: Any, given: Any, call: dict[str, Any], as_json: bool) -> None
 
 
 def _explain(error: ExportError, limit: float, **recipe: Any) -> None:
-    """Add to an error what a deeper search finds."""
+    """Add the findings of a deeper search to an error."""
     from ingot.export.diagnose.deep import Recipe, explain_deep
 
     try:

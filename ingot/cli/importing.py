@@ -202,7 +202,7 @@ def _is_taken(target: str, store: Store) -> bool:
 
 
 def _example(text: str | None) -> Any:
-    if text is None:  # without PyTorch, which what reads them needs
+    if text is None:  # without importing PyTorch
         return None
     from ingot.export.source import load_example
 

@@ -1,4 +1,4 @@
-"""The ``ingot`` command and what is common to its subcommands: errors and exit codes."""
+"""The ``ingot`` command, and the errors and exit codes of its subcommands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Commands that work with temporary folders for minutes. Those that serve end by themselves.
 _LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
-# The panels of the help, and where each command's function is: only the module of the one that is called is imported.
+# The panels of the help with the function of each command; only the called command's module is imported.
 _COMMANDS = {
     "Create models": {
         "export": "export.export",

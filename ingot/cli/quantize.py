@@ -203,7 +203,7 @@ def _show(result: Quantized, out: Path) -> None:
 
 
 def _show_candidates(report: Report) -> None:
-    """Print what was tried, the fastest first: without intervals and whole reasons, which the report has."""
+    """Print the candidates, the fastest first; the report also has intervals and full reasons."""
     from rich.table import Table
     from rich.text import Text
 
@@ -225,7 +225,7 @@ def _show_candidates(report: Report) -> None:
 
 
 def _mark(item: Candidate) -> str:
-    """Return what became of a candidate, in a few words."""
+    """Return a candidate's result in a few words."""
     if item.chosen:
         return "chosen"
     if not item.latency:

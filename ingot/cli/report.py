@@ -92,7 +92,7 @@ def _document(variant: Variant, document: str) -> export_report.Report | quant_r
 
 
 def _size(variant: Variant, document: str) -> int:
-    """Return how large the documents of that name are by the manifest, which bounds what is read of them."""
+    """Return the size of the documents of that name in the manifest, which bounds their reading."""
     from ingot.model_store.format import manifest
 
     layers = [layer for layer in variant.manifest.layers if layer.annotations.get(manifest.FILEPATH) == document]

@@ -122,7 +122,7 @@ def verify(
 
 
 def _title(located: Located, found: Reference) -> str:
-    """Return what an archive is called: its file, or its reference."""
+    """Return an archive's file or reference."""
     return str(located.path or located.url or dataclasses.replace(found, digest=None))
 
 
@@ -180,7 +180,7 @@ def _password() -> str:
 
 
 def _ask(question: str, *, confirm: bool) -> str:
-    """Ask for a password on the terminal; without one there is none."""
+    """Ask for a password on the terminal; without a terminal it is empty."""
     if not sys.stdin.isatty():
         return ""
     return str(

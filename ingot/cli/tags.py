@@ -52,7 +52,7 @@ def history(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show what the tags of a model pointed to, when, and by whom; the newest move first."""
+    """Show the history of a model's tags: targets, times and users, the newest first."""
     from ingot.model_store import Reference, Store
 
     ref = Reference.parse(model)
@@ -175,7 +175,7 @@ def _short(reference: Reference) -> str:
 
 
 def _named(reference: Reference) -> dict[str, str | None]:
-    """Return a tag as data: the name with the registry that it is in, and the tag."""
+    """Return a tag as data: the name with its registry, and the tag."""
     name = str(replace(reference, tag=None, digest=None))
     return {"reference": _short(reference), "name": name, "tag": reference.tag}
 

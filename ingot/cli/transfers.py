@@ -147,7 +147,7 @@ def load(
 
 
 def expected(expect: str | None) -> str:
-    """Return what ``--expect`` asks for.
+    """Return the digest that ``--expect`` requires.
 
     Raises:
         InvalidArgument: it is empty, such as a variable that a failed command should have filled, or no digest.
@@ -264,7 +264,7 @@ def _target(reference: str) -> Reference:
 
 
 def _local_target(reference: str, instead: str) -> Reference:
-    """Return what the store is to call an archive.
+    """Return the reference of an archive in the store.
 
     Raises:
         InvalidArgument: it is in a registry, where another command copies to.

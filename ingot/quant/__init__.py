@@ -1,4 +1,7 @@
-"""Smaller and faster variants of an archive's model: found by measuring, with the evidence of what they cost."""
+"""Quantize an archive's model: find smaller and faster variants by measuring, and record the loss of accuracy.
+
+Start reading at ``pipeline.quantize``, which tries one recipe or searches among all.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs the ONNX tools when it is asked for: reports are read and models compared without."""
+    """Import modules on first use: reports and comparisons must work without the ONNX tools."""
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:

@@ -65,7 +65,7 @@ class LayerRecipe(Recipe):
     per_channel: bool = True
 
     def plan(self, source: Source) -> Plan:
-        """Return the plan of this recipe: each layer gets the first of the recipe's schemes that it can have."""
+        """Return the plan of this recipe: each layer gets the first of the recipe's schemes that supports it."""
         chosen: dict[str, Scheme] = {}
         for scheme in self.schemes:
             for name in fitting(source, scheme):

@@ -1,4 +1,4 @@
-"""PyTorch modules as what is quantized: they are exported on the way, with inputs read off the data."""
+"""Quantize PyTorch modules: they are exported first, with input specs derived from the data."""
 
 from __future__ import annotations
 

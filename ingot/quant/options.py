@@ -1,4 +1,4 @@
-"""Checks of what was asked, by the types that a configuration declares."""
+"""Check configurations by the types of their fields."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def run(
     journal: str | os.PathLike[str] | None = None,
     progress: Progress = lambda step: None,
 ) -> Quantized:
-    """Do what :func:`quantize` does, and return the report and the verdict too.
+    """Quantize like :func:`quantize`, and also return the report and the verdict.
 
     The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
     """

@@ -158,7 +158,7 @@ def observe(
     shared: BlobFolder | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Observation]:
-    """Run a model on samples and return what was seen of some of its values.
+    """Run a model on samples and return the observations of some of its values.
 
     Args:
         model: the model; it is not changed.

@@ -22,13 +22,13 @@ Data = Mapping[str, Any] | Iterable[Any] | Array | str | Path
 """What :meth:`Samples.read` takes."""
 
 LIMIT = 4096
-"""How many rows are read of what may be long: an iterable, a folder of images, recorded traffic."""
+"""The most rows that are read from an iterable, a folder of images or recorded traffic."""
 
 __all__ = ["LIMIT", "Batch", "Data", "Samples"]
 
 
 class Samples:
-    """Rows of a model's inputs, and what came with them, such as labels.
+    """Rows of a model's inputs, and extras such as labels.
 
     A row is one index of the batch dimension; for a model without one, a row is a whole case. Rows whose other
     dynamic dimensions differ, such as texts of several lengths, never share a batch. The order is always the same:

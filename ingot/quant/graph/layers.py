@@ -34,7 +34,7 @@ class Layer:
     """A node and its weight.
 
     Attributes:
-        name: what users call it: the module's path where the exporter kept one, else the node's name.
+        name: the user's name of it: the module's path if the exporter kept it, otherwise the node's name.
         operator: the ONNX operator.
         node: the node itself.
         weight: its constant weight.
@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def data(self) -> ir.Value:
-        """The activation that it takes; indices, for an embedding."""
+        """The layer's input activation; for an embedding, the indices."""
         value = self.node.inputs[1 if self.operator == "Gather" else 0]
         if value is None:
             raise ValueError(f"layer '{self.name}' has no input")
@@ -132,7 +132,7 @@ def tensor(value: ir.Value) -> ir.TensorProtocol:
 
 
 def weights(value: ir.Value) -> Array:
-    """Return a constant's values in float32. It is a copy: what is mapped from a file does not stay in memory."""
+    """Return a constant's values in float32. It is a copy, so that mapped files do not stay in memory."""
     held = tensor(value)
     array = np.array(held.numpy(), np.float32)
     if isinstance(held, ir.ExternalTensor):

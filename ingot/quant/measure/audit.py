@@ -27,7 +27,7 @@ _INTO, _OUT = "QuantizeLinear", "DequantizeLinear"
 
 
 def audit(path: Path, engine: EngineName = "onnxruntime") -> Audit:
-    """Return what an engine computes in integers, and which floating-point operators it leaves between those.
+    """Return the operators that an engine computes in integers, and the float operators between them.
 
     Args:
         path: the quantized graph, with its weights in the same folder.

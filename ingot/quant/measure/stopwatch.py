@@ -73,7 +73,7 @@ class Race:
         return answer
 
     def time(self) -> list[tuple[BatchLatency, ...]]:
-        """Do in this process what :meth:`run` does in another."""
+        """Time the models in this process; :meth:`run` uses another one."""
         with contextlib.ExitStack() as stack:
             engines = [
                 stack.enter_context(

@@ -1,4 +1,4 @@
-"""How well a quantized model agrees with the one that it came from."""
+"""The agreement of a quantized model's outputs with the original's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> A
     centre = find_centre(expected)
     sound = np.isfinite(left)
     seen = move(left, right, centre)
-    if not sound.all():  # what the original masks, by minus infinity for one, has no direction
+    if not sound.all():  # masked values, such as minus infinity, have no direction
         left, right = np.where(sound, left, 0.0), np.where(sound, right, 0.0)
     several = left.shape[1] > 1
     return Agreement(

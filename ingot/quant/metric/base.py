@@ -73,7 +73,7 @@ class Metric(ABC):
         """
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Return what should be known of the original's answers before a drop from them is believed.
+        """Return caveats about the original's answers, from which a drop is computed.
 
         Args:
             expected: the original's answers, one mapping a batch of ``samples.batches()``.
@@ -154,7 +154,7 @@ def pairs_of(
 def comparable_pairs(
     expected: Sequence[Outputs], actual: Sequence[Outputs], name: str, samples: Samples
 ) -> list[tuple[Array, Array]]:
-    """Return what :func:`pairs_of` does, where there is anything to compare.
+    """Return the result of :func:`pairs_of` for outputs with finite values.
 
     Raises:
         InvalidArgument: the original gives only NaN and infinity, or nothing at all.

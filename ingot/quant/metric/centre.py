@@ -51,7 +51,7 @@ def _from(values: Array, sound: Array, centre: Array) -> Array:
 
 
 def _finite(part: Array) -> tuple[Array, Array]:
-    """Return [rows, values] in float64 with 0 for what is not finite, and what is."""
+    """Return [rows, values] in float64 with 0 for values that are not finite, and a mask of the finite ones."""
     values = part.reshape(len(part), -1).astype(np.float64)
     sound = np.isfinite(values)
     return np.where(sound, values, 0.0), sound

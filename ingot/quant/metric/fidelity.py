@@ -92,7 +92,7 @@ def top1(signature: Signature, output: str | None) -> Metric:
 
 
 def sqnr(signature: Signature, output: str | None) -> Metric:
-    """Signal to quantization noise in dB over all values, at most 100; the drop is what is missing to 100."""
+    """Signal to quantization noise in dB over all values, at most 100; the drop is the difference to 100."""
     return Agreement(_titled("sqnr", output), _SQNR_LIMIT, _sqnr, _floats(signature, output, "sqnr"))
 
 

@@ -54,7 +54,7 @@ class Function(Metric):
 
     @property
     def identity(self) -> str:
-        """The name, the groups, and a digest of the function's own code; not of what it calls."""
+        """The name, the groups, and a digest of the function's code, without the functions that it calls."""
         name = self.name if self.groups is None else f"{self.name} by {self.groups}"
         code = _code(self._function)
         return name if code is None else f"{name} {hashlib.sha256(_describe(code).encode()).hexdigest()}"
@@ -192,14 +192,14 @@ def _column(parts: Sequence[Array]) -> Column:
 
 
 def _locked(array: Array) -> Array:
-    """Return a view that cannot be written to: what one call changed, the next one would take for the model's."""
+    """Return a read-only view: a change by one call would reach the next one."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def _lent(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Return what the user's function may do with as it likes."""
+    """Return a copy that the user's function may change."""
     return {name: [*column] if isinstance(column, list) else column for name, column in columns.items()}
 
 

@@ -68,7 +68,7 @@ class Labelled(Metric):
             raise InvalidArgument(f"{error}; say where the labels are with {self.kind}:labels=NAME") from None
 
     def wrong(self, samples: Samples, text: str) -> InvalidArgument:
-        """Return the error that says what is wrong with the labels."""
+        """Return an error that describes a fault of the labels."""
         return InvalidArgument(f"the labels '{self.labels}' of the {samples.purpose}{samples.where} {text}")
 
 

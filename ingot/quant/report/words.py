@@ -44,7 +44,7 @@ AGREEMENT = ("Output", "Cosine", "SQNR", "Same top class", "Largest error")
 
 
 def data(item: DataRecord) -> str:
-    """Return what data was used, in a line."""
+    """Return a description of the data, in a line."""
     parts = [item.source or "generated inputs"]
     if item.calibration_rows:
         parts.append(f"{item.calibration_rows} rows to calibrate on")
@@ -65,7 +65,7 @@ def speed(speedups: Mapping[int, float]) -> str:
 
 
 def verdict(report: Report) -> str:
-    """Return in a sentence what came out, and why."""
+    """Return the result and its reason in a sentence."""
     chosen = report.chosen
     if chosen is None:
         why = f": {report.reason}" if report.reason else ""

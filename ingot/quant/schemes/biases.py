@@ -1,4 +1,4 @@
-"""The biases of layers: joined with their products, corrected for what rounding does, and rounded."""
+"""The biases of layers: fused with the products, corrected for rounding errors, and rounded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def least_scales(layer: Layer, axis: int | None) -> Array:
 
 
 def quantize(graph: ir.Graph, layer: Layer, scales: Array) -> None:
-    """Quantize a bias to 32 bits at the scale of the products that it is added to, as integer kernels need it."""
+    """Quantize a bias to 32 bits at the scale of the products, as integer kernels need."""
     found = _constant(layer)
     if found is None:
         return

@@ -97,7 +97,7 @@ def apply(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -
 
 
 def emulated(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -> Halved:
-    """Make a model in place give what :func:`apply` would on a GPU, up to the order of additions, on any device.
+    """Change a model in place to compute the same as :func:`apply` on a GPU, up to the order of sums.
 
     Everything stays in float32; weights and the results of operators are rounded to ``dtype``. It is for measuring
     accuracy, not for serving. The arguments and errors are those of :func:`apply`.

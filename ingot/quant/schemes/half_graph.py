@@ -21,7 +21,7 @@ def is_float32(value: ir.Value | None) -> bool:
 
 
 def rounded(held: ir.TensorProtocol, dtype: ir.DataType, name: str, *, back: bool = False) -> ir.TensorProtocol:
-    """Return a tensor in half precision, or of its type again with ``back``, which is computed whenever it is read."""
+    """Return a tensor in half precision, or in its own type with ``back``, computed on each read."""
 
     def make() -> ir.TensorProtocol:
         array: Array = held.numpy().astype(dtype.numpy())
@@ -157,7 +157,7 @@ class Emulator(Writer):
         return self._cast(super()._narrow(value), ir.DataType.FLOAT, f"{value.name}_rounded")
 
     def _give(self, node: ir.Node, value: ir.Value) -> None:
-        if node.op_type in self._moving:  # these give what they took, which is rounded already
+        if node.op_type in self._moving:  # their inputs are rounded already
             self._halves[value] = value
             return
         users = list(value.uses())

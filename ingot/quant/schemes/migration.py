@@ -61,10 +61,10 @@ def apply(model: ir.Model, layers: Iterable[Layer], seen: Mapping[str, Observati
 
 
 def _factors(largest: Array, weights: list[Array], alpha: float) -> Array:
-    """Return what each channel is divided by; powers of the sizes of activations and weights."""
+    """Return the divisor of each channel: powers of the sizes of activations and weights."""
     rows = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
     factors = np.maximum(largest, 1e-5) ** alpha / np.maximum(rows, 1e-5) ** (1 - alpha)
-    factors = factors / np.exp(np.log(factors).mean())  # so that the sizes stay about what they were
+    factors = factors / np.exp(np.log(factors).mean())  # so that the sizes stay about the same
     return np.asarray(np.clip(factors, 1e-3, 1e3), np.float32)
 
 
@@ -83,7 +83,7 @@ def _scale_rows(graph: ir.Graph, layer: Layer, factors: Array) -> None:
 
 
 def _divide(graph: ir.Graph, value: ir.Value, group: list[Layer], factors: Array) -> str:
-    """Divide a value's channels for these layers, and return the name of what they then take."""
+    """Divide a value's channels for these layers, and return the name of their new input."""
     producer = value.producer()
     nodes = {layer.node for layer in group}
     if (

@@ -1,4 +1,4 @@
-"""A plan says how each layer is computed; making the model of it is what every recipe and the search come down to."""
+"""Plans, which set the scheme of each layer. Recipes and the search build models from them."""
 
 from __future__ import annotations
 

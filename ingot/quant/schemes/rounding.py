@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ingot.tensors import Array
 
-# The smallest range; the scale of what is always zero is not zero.
+# The smallest range, so that the scale of constant zeros is not zero.
 _LEAST = 1e-12
 
 

@@ -28,13 +28,13 @@ OPERATORS = ("Conv", "MatMul", "Gemm")
 
 # Operators other than layers that ONNX Runtime computes in integers.
 _COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat", "LeakyRelu", "Sigmoid"])
-# Operators that only move or drop elements: what comes out has the scale of what went in.
+# Operators that only move or drop elements: their outputs have the scale of their inputs.
 _MOVED = frozenset(
     {"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"}
 )
 # Operators that may stand between a layer and its QuantizeLinear, whose range replaces them: ONNX Runtime drops them.
 _CLAMPS = ("Relu", "Clip")
-# Constants of this size hide what they are added to, such as what a text is padded with.
+# Constants of this size mask the values that they are added to, such as padding.
 _MASK = 1e5
 # Factors whose sizes are further apart than this are not of one scale.
 _SPREAD = 8
@@ -125,7 +125,7 @@ def apply(
 
 
 def clamped(value: ir.Value) -> ir.Value:
-    """Return a value, or what a clamp makes of it where nothing else takes it."""
+    """Return a value, or the output of a clamp that is its only user."""
     uses = list(value.uses())
     if len(uses) == 1 and not value.is_graph_output():
         user, place = uses[0]

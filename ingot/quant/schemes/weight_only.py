@@ -112,7 +112,7 @@ def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FL
 
 
 def rounded(array: Array, bits: int, block: int) -> Array:
-    """Return what is left of weights [columns, rows] that :func:`pack` packs."""
+    """Return weights [columns, rows] after :func:`pack`, unpacked again."""
     integers, scales = _blocks(array, bits, block, ir.DataType.FLOAT)
     return np.asarray((integers * scales[..., None]).reshape(len(array), -1)[:, : array.shape[1]], np.float32)
 

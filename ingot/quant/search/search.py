@@ -44,15 +44,15 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        chosen: the fastest that holds, or None.
-        trials: all that was tried.
-        noises: how much each layer of the chosen plan hurts, if that was asked, those first that hurt most.
+        chosen: the fastest trial within the budget, or None.
+        trials: all trials.
+        noises: the damage by each layer of the chosen plan, the largest first, if it was measured.
         complete: whether the search ended within its time.
-        cost: the seconds that an attempt took.
-        remarks: by plan, why one that holds and has a higher speed-up than the chosen one was not chosen.
+        cost: the seconds per attempt.
+        remarks: by plan, the reason why one within the budget with a higher speed-up was not chosen.
     """
 
     chosen: Trial | None
@@ -65,7 +65,7 @@ class Found:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing of all that was tried can be run."""
+        """Whether no trial can run."""
         return bool(self.trials) and all(trial.failure for trial in self.trials)
 
 
@@ -73,11 +73,11 @@ class Search:
     """One search.
 
     Args:
-        runner: where plans are tried.
-        config: the budget and all else that was asked.
-        journal: what is known already, and where results are kept.
+        runner: tries plans.
+        config: the configuration.
+        journal: keeps results, and has those of an earlier run.
         progress: called with the name of each step as it begins.
-        deadline: when the result must be there; by default the configuration's budget from now.
+        deadline: the end of the search; by default the configuration's budget from now.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Search:
         self._trials: dict[str, Trial] = {}
         self._noises: dict[str, list[Noise]] = {}
         self._origins: dict[str, str] = {}  # the plans of which others keep some layers
-        self._unproven: set[str] = set()  # the plans of which only the journal says what they are worth
+        self._unproven: set[str] = set()  # plans whose measurements come only from the journal
         self._kept = choose(runner.source.names, config.keep)
 
     def run(self) -> Found:
@@ -164,7 +164,7 @@ class Search:
                 self._measure_again(trial)
 
     def _measure_again(self, known: Trial) -> None:
-        """Put what a plan is worth now in the place of what the journal says."""
+        """Replace the journal's measurements of a plan by new ones."""
         self._progress(f"Measuring {known.plan.name} again")
         trial = self._attempt(known.plan)
         self._unproven.discard(trial.plan.key)
@@ -207,7 +207,7 @@ class Search:
         return told
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
-        """Time the best side by side, as long as there is time for; they stay as they are if there is none."""
+        """Time the best in turn with each other if there is time; otherwise keep their measurements."""
         calls = len(self._runner.batches) * (len(finalists) + 1)
         spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
         if spare < _LEAST_TIMING:
@@ -228,7 +228,7 @@ class Search:
         return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
 
     def _price(self, plan: Plan) -> float:
-        """Return what a plan must be faster by to be preferred: without joined requests a server loses throughput."""
+        """Return the factor by which a plan must be faster: without batching a server loses throughput."""
         return _UNJOINED if plan.rows_touch and self._runner.source.signature.batch is not None else 1.0
 
     def _try(self, plan: Plan) -> Trial:

@@ -148,7 +148,7 @@ class _Twin:
 
     @property
     def noise(self) -> str:
-        """The name of the output that gives the power of what rounding changes."""
+        """The name of the output with the power of the rounding noise."""
         return self._powers[1].name or ""
 
     def write(self) -> None:

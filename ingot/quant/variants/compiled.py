@@ -127,7 +127,7 @@ def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str]
 
 
 def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str) -> tuple[Report, Archive]:
-    """Add what was made to the archive; return the report too.
+    """Add the compiled variant to the archive; return the report too.
 
     Args:
         job: what it was made with.
@@ -203,7 +203,7 @@ def _half(recipe: HalfRecipe) -> torch.dtype:
 
 
 def _findings(recipe: Recipe, found: Attempt) -> dict[str, Any]:
-    """Return what a report says of the result."""
+    """Return the result's fields of a report."""
     evidence, made = found.evidence, found.made
     candidate = Candidate(
         name=f"{recipe.name}, compiled",

@@ -1,4 +1,4 @@
-"""Half precision as a variant: for GPUs, where it is faster, or stored so, where it is smaller."""
+"""Half precision as a variant: computed in for speed on GPUs, or only stored in for size."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> t
 
 
 def _on_cpu(recipe: HalfRecipe, job: GraphJob, path: Path, blobs: BlobFolder) -> Path:
-    """Return a model that gives on a CPU what the variant at ``path`` gives where it runs; another is put in blobs."""
+    """Return a model that computes on a CPU the same as the variant at ``path``; a new one is added to blobs."""
     if recipe.device == "any":
         return path
     source = job.runner.source

@@ -28,7 +28,7 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         NotFound: there is no such file or folder.
         InvalidArgument: the format is unknown, or a transform is given for data other than images.
     """
-    if isinstance(data, str) and not data.strip():  # which is also what an unset variable of a shell leaves
+    if isinstance(data, str) and not data.strip():  # as an unset shell variable yields
         raise InvalidArgument(f"the path of {what} is empty; give one, '.' for the present folder, or leave it out")
     folder = Path(data) if isinstance(data, str | Path) else None
     if folder is not None and folder.is_dir():

@@ -15,7 +15,7 @@ from ingot.quant.data.sources.items import Batch, check_item, name_arrays, sound
 from ingot.tensors import Array, Signature
 
 MAX_BYTES = 2 << 30
-"""How many bytes are read of what may be long."""
+"""The most bytes that are read from a long source."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _batches(signature: Signature, source: Source) -> Iterator[tuple[str, Batch]
 
 
 def _key(signature: Signature, batch: Batch) -> Hashable:
-    """Return what rows must have in common to be fed together: sizes, and the inputs that all rows share."""
+    """Return the key of rows that can be fed together: sizes, and the inputs that all rows share."""
     axes = signature.batch_axes(signature.inputs)
     shapes = tuple(
         (name, np.delete(array.shape, axes[name]).tobytes())

@@ -128,7 +128,7 @@ def sound_rows(signature: Signature, batch: Batch) -> Array:
         if name in axes:
             sound &= np.moveaxis(finite, axes[name], 0).reshape(batch.rows, -1).all(axis=1)
         else:
-            sound &= bool(finite.all())  # what all rows share spoils all
+            sound &= bool(finite.all())  # a shared value affects all rows
     return np.flatnonzero(sound)
 
 

@@ -65,7 +65,7 @@ def convert(program: Program, dtype: torch.dtype = torch.bfloat16, *, keep: Coll
     if not count:
         raise QuantizationError("the model has no float32 layers to convert to half precision")
     module.graph.eliminate_dead_code()
-    with quiet():  # torch warns of what it copies itself; what nothing reads is left behind
+    with quiet():  # torch warns about its own copies; unused values are dropped
         module = fx.GraphModule(module, module.graph)
     return graph.capture(module, program)
 

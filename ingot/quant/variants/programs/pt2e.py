@@ -87,7 +87,7 @@ def quantize(program: Program, samples: Samples, *, keep: Collection[str] = (), 
     module = exported.unguarded(program.exported)
     names = {node.name: name for name, node in graph.find(module.graph).items()}
     kept = graph.kept(module.graph, keep) | _unsafe(module)
-    if dynamic:  # torchao would round what convolutions take, and leave them in floats
+    if dynamic:  # torchao would round the inputs of convolutions, and leave those in floats
         kept |= {node for node in module.graph.nodes if node.target in _LAYERS[1:]}
     _mark(module.graph, kept)
     converted = _convert(module, program, samples, dynamic)
