@@ -38,6 +38,8 @@ CLEAN = [
     "ingot/*.py",
     "ingot/bench",
     "ingot/demo",
+    "ingot/cli",
+    "ingot/quant",
     "ingot/importing",
     "ingot/model_store",
     "ingot/report",

@@ -36,8 +36,8 @@ def test_parameters_are_sent_as_numbers_flags_and_text(run_ingot: RunIngot, url:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("timeout",), "'timeout' is no parameter; write NAME=VALUE, such as timeout=50000"),
-        (("=1",), "'=1' is no parameter"),
+        (("timeout",), "'timeout' is not a valid parameter; write NAME=VALUE, such as timeout=50000"),
+        (("=1",), "'=1' is not a valid parameter"),
         (("a=1", "a=2"), "parameter 'a' is given twice"),
         (("a=1" + "0" * 30,), "parameter 'a' is a whole number that does not fit into 64 bits"),
         (("a=Infinity",), "parameter 'a' is inf"),
