@@ -232,7 +232,7 @@ class TestNpz:
 
     def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a.npz")
-        with pytest.raises(InvalidArgument, match="it is no regular file"):
+        with pytest.raises(InvalidArgument, match="it is not a regular file"):
             load_npz(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("compressed", [False, True])

@@ -302,7 +302,7 @@ class TestRefusals:
             traffic / "0.safetensors",
         ):
             os.mkfifo(path)
-            with pytest.raises(InvalidArgument, match=rf"{path.name}.* it is no regular file"):
+            with pytest.raises(InvalidArgument, match=rf"{path.name}.* it is not a regular file"):
                 Samples.read(X, traffic if path.parent == traffic else path)
         (traffic / "0.safetensors").unlink()
         (traffic / "0.safetensors").symlink_to(tmp_path / "outside")
