@@ -189,7 +189,8 @@ def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
     for command in (["import", "net.mar"], ["export", "net.pt2", "-o", "net.ingot"]):
         monkeypatch.delenv("INGOT_ALLOW_CODE", raising=False)
         refusal = str(CliRunner().invoke(app, command).exception)
-        assert "can run code that it contains; if you trust its source, allow that by --allow-code" in refusal
+        assert "; if you trust its source, allow " in refusal
+        assert "--allow-code" in refusal
         assert "contain an exported program" in str(CliRunner().invoke(app, [*command, "--allow-code"]).exception)
         monkeypatch.setenv("INGOT_ALLOW_CODE", "1")
         assert "contain an exported program" in str(CliRunner().invoke(app, command).exception)

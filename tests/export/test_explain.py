@@ -513,7 +513,7 @@ class TestDeep:
 
     def test_a_search_that_meets_nothing_says_so(self, here: Path) -> None:
         (here / "easy_net.py").write_text(EASY, encoding="utf-8")
-        with pytest.raises(ExportError, match="the search is finished; it went through the whole model"):
+        with pytest.raises(ExportError, match="the search covered the whole model"):
             explain_deep(Recipe("easy_net:Net", ("x:float32[batch,4]",)), limit=300)
 
     def test_the_search_ends_at_its_limit(self, here: Path) -> None:

@@ -187,7 +187,9 @@ class TestOwnOperators:
             free = capture(layer, "x:float32[length,batch,2]", "h:float32[1,batch,3]")
         blobs = BlobFolder.scratch()
         assert Lowered(fixed, lower_program.pack(fixed.program, blobs), blobs).errors()
-        with pytest.raises(ExportError, match=r"dimension 'length' of input 'x' becomes fixed at 3 in what ingot\.gru"):
+        with pytest.raises(
+            ExportError, match=r"dimension 'length' of input 'x' becomes fixed at 3 in the body of ingot\.gru"
+        ):
             lower_program.pack(free.program, blobs)
 
 

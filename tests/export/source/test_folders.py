@@ -222,7 +222,7 @@ class TestTransformers:
         call: list[str | Path] = ["export", folder, "--input", "x:float32[batch,3]", "--out", tmp_path / "a.ingot"]
         refused = run_ingot(*call)
         assert refused.returncode == 1
-        assert "own (auto_map in its config.json), which loading it can run" in refused.stderr
+        assert "own Python code (auto_map in its config.json), which loading it can run" in refused.stderr
         assert refused.stderr.rstrip().endswith("or allow_code=True)")
         assert not (tmp_path / "a.ingot").exists()
         trusted = run_ingot(*call, "--allow-code")
