@@ -140,7 +140,7 @@ BAD: list[tuple[str, pb.ModelInferRequest, str]] = [
     ("wrong fixed dimension", affine(1, 2, 3, 4, shape=[1, 4]), "dimension 1"),
     ("too few values", affine(1, 2), "2 values"),
     ("negative shape", affine(shape=[-1, 3]), "-1"),
-    ("huge shape", affine(shape=[2**62, 3]), "no size"),
+    ("huge shape", affine(shape=[2**62, 3]), "not a size"),
     ("FP16 typed", affine(datatype="FP16"), "send it raw"),
 ]
 

@@ -195,7 +195,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("objects as data", affine(data=[{}, {}, {}]), "numbers"),
     ("negative shape", affine(shape=[-1, 3]), "-1"),
     ("shape of floats", affine(shape=[1.0, 3]), "1.0"),
-    ("huge shape", affine(shape=[10**30, 3]), "no size"),
+    ("huge shape", affine(shape=[10**30, 3]), "not a size"),
     ("shape missing", {"inputs": [{"name": "x", "datatype": "FP32", "data": [1]}]}, "shape"),
     ("name not text", affine(name=7), "name"),
     ("inputs not a list", {"inputs": {}}, "inputs"),
