@@ -14,7 +14,7 @@ help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
 	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
-	@echo "make coverage            both of these, and which lines they reach; takes twice as long"
+	@echo "make coverage            both of these, and which lines they reach; slower"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"

@@ -86,7 +86,7 @@ class DataPlane:
         if self.recorder is not None:
             try:
                 self.recorder.offer(model, version, inputs, outputs)
-            except Exception:
+            except Exception:  # a recorder that fails must not cost a client its answer
                 log.exception("a response of model %s could not be recorded", model)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:

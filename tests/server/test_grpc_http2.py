@@ -688,7 +688,7 @@ def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
             await peer.received()
             assert held(peer) > 240_000 if model == "never" else held(peer) == 0
         peer.send(data(1, b"\0\0", frames.END_STREAM) + frames.reset(3, ErrorCode.CANCEL))
-        assert "amid a message" in endings(peer, await settled(peer, 1))[1]["grpc-message"]
+        assert "in the middle of a message" in endings(peer, await settled(peer, 1))[1]["grpc-message"]
         assert held(peer) == 0
 
     run(test)

@@ -272,7 +272,7 @@ class Calls:
                 yield data
             elif call.ended and not messages.ready():
                 if messages.size:
-                    raise InvalidArgument("the request ended amid a message")
+                    raise InvalidArgument("the request ended in the middle of a message")
                 return
             else:
                 if not messages.ready():

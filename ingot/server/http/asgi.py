@@ -114,7 +114,7 @@ class AsgiExchange:
         except asyncio.CancelledError:
             error = Unavailable("the server is stopping; ask again elsewhere or later")
             self._answer(responses.refusal(self._connection.shared.service.plane, error))
-        except Exception:
+        except Exception:  # the boundary of one request: others on the connection are unaffected
             log.exception("a request to the application failed")
         if not (self.done or self.disconnected):
             self._answer(_FAILED)
