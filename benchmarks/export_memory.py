@@ -1,7 +1,7 @@
 """Peak memory of an export, as a multiple of the weights: ``python -m benchmarks.export_memory [--gib 1]``.
 
-The export runs in this process while a thread reads its resident memory. Reported is what the export adds to a process
-that has imported PyTorch, the model's own weights included.
+The export runs in this process while a thread reads its resident memory. The figure is the memory that the export adds
+to a process that has imported PyTorch, the model's weights included.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How much of the world an exporter can take: see ``python -m benchmarks.coverage --help`` and docs/export.md."""
+"""How many kinds of models an exporter supports: see ``python -m benchmarks.coverage --help`` and docs/export.md."""

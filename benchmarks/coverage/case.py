@@ -1,4 +1,4 @@
-"""One model of the coverage run: how it is made, what it takes, and which of its dimensions are dynamic."""
+"""One model of the coverage run: its constructor, its inputs, and its dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ VOCABULARY = 99
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what is asked of an exporter.
+    """A model and the export that is requested of it.
 
     Attributes:
         inputs: as in ``export_model``, in the order of ``forward``; a dotted name is a path into nested arguments,
             a number in it an index of a tuple.
         fills: how values are made, by input name or its last part; floats are otherwise normally distributed.
-        constants: keyword arguments of ``forward`` that are no tensors.
-        sizes: for its own named dimensions: the example's size, and three unseen ones.
+        constants: keyword arguments of ``forward`` that are not tensors.
+        sizes: for named dimensions of this model only: the example's size, and three unseen ones.
         stateful: whether it changes its buffers when it runs.
     """
 
@@ -86,7 +86,7 @@ class Case:
         return module
 
     def _calibrate(self, module: nn.Module, norms: Sequence[_BatchNorm]) -> None:
-        """Set the statistics of batch norms by a run, so that signals neither fade nor grow on the way."""
+        """Set the statistics of batch norms by a run, so that activations keep their scale through the layers."""
         for part in norms:
             part.train()
             part.momentum = 1.0
@@ -139,7 +139,7 @@ def leaves(outputs: Any) -> list[torch.Tensor]:
 
 
 def _roughen(module: nn.Module) -> None:
-    """Add noise to weights and biases: near a fresh model's zeros and ones, many mistakes change nothing."""
+    """Add noise to weights and biases: with the zeros and ones of a fresh model, many errors would not show."""
     generator = torch.Generator().manual_seed(1)
     codebooks = [buffer for name, buffer in module.named_buffers() if name.endswith("codebook.embed")]
     with torch.no_grad():
@@ -171,8 +171,8 @@ def uniform(low: float, high: float) -> Fill:
 def padding_mask(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
     """Return ones, then up to three zeros in each row but the first, which is full.
 
-    More zeros than a window of local attention is wide would leave positions that attend to nothing. What those hold
-    has no meaning, differs between PyTorch's own kernels, and is thrown away by every user.
+    More zeros than a window of local attention is wide would leave positions that attend to nothing. Their values have
+    no meaning, differ between PyTorch's own kernels, and every user discards them.
     """
     lengths = shape[-1] - torch.randint(min(4, shape[-1]), (shape[0], 1), generator=generator)
     lengths[0] = shape[-1]

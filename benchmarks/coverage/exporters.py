@@ -1,4 +1,4 @@
-"""The exporters that are compared, each from a case to a verdict.
+"""The compared exporters; each turns a case into a verdict.
 
 ``python -m benchmarks.coverage.exporters CASE EXPORTER FILE`` runs one and writes its verdict.
 """
@@ -42,7 +42,7 @@ _FLAGS = {"use_cache", "return_dict", "output_attentions", "output_hidden_states
 
 
 def run(case: Case, exporter: str) -> Verdict:
-    """Export a case and judge what comes out."""
+    """Export a case and judge the result."""
     verdict = Verdict(case.name, case.family, exporter)
     began, spent = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
 
 
 def transformers(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:
-    """Export by ``transformers.exporters``, which patches models of transformers and takes any other module too.
+    """Export by ``transformers.exporters``, which patches models of transformers and accepts any other module too.
 
     Its documentation asks for deferred asserts where dimensions have ranges.
     """
@@ -108,7 +108,7 @@ def transformers(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Can
 
 
 def _shapes(case: Case) -> dict[str, tuple[Any, ...]]:
-    """Return the dynamic dimensions of each input, by its flat name, as ``torch.export`` takes them."""
+    """Return the dynamic dimensions of each input, by its flat name, as ``torch.export`` expects them."""
     dims = {symbol: _dim(symbol, bounds) for symbol, bounds in case.ranges.items()}
     return {spec.name: tuple(dims[dim] if isinstance(dim, str) else None for dim in spec.shape) for spec in case.specs}
 

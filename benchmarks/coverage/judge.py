@@ -1,6 +1,6 @@
-"""The judge: a module against an exported form of it, at sizes and seeds that no exporter has seen.
+"""Compare a module with an exported form of it, at sizes and seeds that no exporter has seen.
 
-It shares no code with Ingot's own proof, and treats both exporters alike.
+The judge shares no code with Ingot's own proof and treats all exporters alike.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ Candidate = Callable[[Tensors], Sequence[Array]]
 
 # The largest difference, as a share of the largest magnitude of the output.
 TOLERANCE = 1e-4
-# Below this magnitude a whole output is noise, and its share says nothing.
+# An output whose magnitude stays below this is noise, and a relative error means nothing.
 _FLOOR = 1e-3
 SEEDS = (1, 2)
 
 
 class Wrong(Exception):
-    """The exported form gives other answers than the module."""
+    """The exported form's outputs differ from the module's."""
 
 
 class Broken(Exception):
-    """The exported form gives no answer to inputs that are declared valid."""
+    """The exported form fails on inputs that are declared valid."""
 
 
 def judge(case: Case, start: Callable[[], Candidate]) -> float:
-    """Hold an exported form against the module.
+    """Compare an exported form with the module.
 
-    At each unseen size both start afresh and are called once for each seed, so that state which is lost between calls
-    is found.
+    At each unseen size both start with fresh state and are called once per seed, which finds state lost between calls.
 
     Returns:
         The largest error.

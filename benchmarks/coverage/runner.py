@@ -1,4 +1,4 @@
-"""Every case with every exporter, each in a fresh process with bounded time and memory."""
+"""Run every case with every exporter, each in a fresh process with bounded time and memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _run(case: Case, exporter: str, limit: float) -> Verdict:
 
 
 def _wait(command: list[str], output: int, limit: float) -> int | None:
-    """Return a process's exit code, or None if it had to be stopped; with it goes whatever it has started."""
+    """Return a process's exit code, or None if it had to be stopped together with its children."""
     environment = {**os.environ, **_ENVIRONMENT}
     process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:

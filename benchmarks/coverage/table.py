@@ -1,4 +1,4 @@
-"""The run as JSON and as a Markdown table."""
+"""Write a run as JSON and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
             "",
             f"{versions}. Judged at three unseen sizes, {len(SEEDS)} calls each, against the module in PyTorch;",
             f"tolerance {TOLERANCE:.0e} of an output's largest magnitude, integers exact. Rows without CPU seconds are",
-            "of an earlier run, and what an exporter was not asked is blank.",
+            "of an earlier run; a blank cell was not run.",
             "",
             *_table(("status", *exporters, "means"), _totals(verdicts, exporters)),
             "",
@@ -131,7 +131,7 @@ def _alone(verdicts: Sequence[Verdict], exporter: str) -> str:
 
 
 def _ratios(verdicts: Sequence[Verdict], exporter: str) -> str:
-    """Say how much longer an exporter takes than the plain one, where both give a correct file."""
+    """Describe how much longer an exporter takes than the plain one, where both write a correct file."""
     correct = {verdict.key: verdict for verdict in verdicts if verdict.status == "correct"}
     ratios = {
         name: correct[name, exporter].cpu / correct[name, "plain"].cpu

@@ -1,4 +1,4 @@
-"""What became of one case with one exporter."""
+"""The outcome of one case with one exporter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATUSES = {
 
 @dataclass
 class Verdict:
-    """A status of :data:`STATUSES`, and how far the exporter came.
+    """A status of :data:`STATUSES` and the exporter's last step.
 
     ``error`` is the largest difference, as a share of an output's largest magnitude. ``seconds`` is what the export
     took, without the judging; ``cpu`` the processor's share of it, of all threads.

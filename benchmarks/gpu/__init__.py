@@ -1,1 +1,1 @@
-"""What pinned memory and bound inputs and outputs gain on a GPU."""
+"""The gain of pinned memory and of bound inputs and outputs on a GPU."""

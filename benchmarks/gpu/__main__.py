@@ -1,7 +1,7 @@
 """Times an ONNX model on a GPU by batch size, with and without binding: ``python -m benchmarks.gpu MODEL.onnx``.
 
 ``plain`` is the session's own ``run`` from ordinary memory, ``bound`` is how Ingot runs it: inputs in pinned memory,
-outputs copied back at once. Both are called in turn, so that whatever disturbs one disturbs the other.
+outputs copied back at once. Calls of both alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.tensors import Array
 
 
 def time_in_turn(calls: list[Callable[[], object]], budget: float) -> list[float]:
-    """Return the median seconds of each, of as many calls as there is time for, but at least five."""
+    """Return the median seconds of each, over as many calls as fit the time, but at least five."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -38,7 +38,7 @@ def time_in_turn(calls: list[Callable[[], object]], budget: float) -> list[float
 
 
 def placed(engine: OrtEngine, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Return inputs where the engine takes them from fastest."""
+    """Return inputs in the memory from which the engine reads fastest."""
     found = {spec.name: engine.allocate(spec, inputs[spec.name].shape) for spec in engine.signature.inputs}
     for name, array in found.items():
         array[...] = inputs[name]

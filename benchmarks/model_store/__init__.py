@@ -1,1 +1,1 @@
-"""The store and what is served from it: how long a model takes to answer, and what several processes share."""
+"""The store and models served from it: time to the first answer, and memory shared by several processes."""

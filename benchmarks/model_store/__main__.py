@@ -1,4 +1,4 @@
-"""All benchmarks of the store, one after the other: ``python -m benchmarks.model_store``. Some twelve minutes."""
+"""All benchmarks of the store, one after the other: ``python -m benchmarks.model_store``. Takes twelve minutes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Load, memory and latency of a served model: ``python -m benchmarks.model_store.load [--megabytes N] [--out FOLDER]``.
 
-Compared, each in processes of its own and in turn: ONNX Runtime on one protobuf file; an archive of the store, loaded
-without the derived cache; the same with it. Files are in memory when they are loaded, or dropped from it; the cache is
-filled, or there is none yet. Every answer is compared with that of the protobuf file.
+Three ways are compared, in turn and in separate processes: ONNX Runtime on one protobuf file; an archive of the store,
+loaded without the derived cache; the same with it. Files are in the page cache when they are loaded, or dropped from
+it; the derived cache is filled, or does not exist yet. Every answer is compared with that of the protobuf file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TITLES = {
 
 @dataclass
 class Found:
-    """What was measured, one value a round.
+    """Measurements, one value per round.
 
     ``loads``: by way and state of the files, seconds until the model is loaded, has answered once, and serves for good.
     ``calls``: by way and rows, seconds. ``one`` and ``shared``: by way, the memory of one process, divided by the size
@@ -122,7 +122,7 @@ class Bench:
 
 
 def markdown(results: Mapping[Layers, Found], machine: str) -> str:
-    """Return the run as a page. Times are shares of the protobuf's: seconds of one machine tell nothing on another."""
+    """Return the run as a page. Times are shares of the protobuf's, as seconds depend on the machine."""
     lines = [
         "# Loading",
         "",
@@ -131,9 +131,9 @@ def markdown(results: Mapping[Layers, Found], machine: str) -> str:
         machine,
         "Times are shares of those of ONNX Runtime with one protobuf file in the same state, in the same round: until",
         "the model is loaded (of an archive, with its goldens replayed), has answered once, and serves with packed",
-        "weights; then those of a call. Shown are the median of all rounds, and the least and the most. The imports of",
-        "Python are not in them. Neither side's threads spin. Every answer was compared with the protobuf's, and every",
-        "load with what the derived cache had. Each process of the cold rows reads the model's files from the disk.",
+        "weights; then those of a call. Shown are the median of all rounds, and the least and the most. Times exclude",
+        "Python's imports. Threads never spin. Every answer was compared with the protobuf's, and every",
+        "load with the expected state of the derived cache. In cold rows each process reads the files from the disk.",
         "Memory is the sum of PSS after all has settled: of one process, as a multiple of the weights, and of",
         f"{PROCESSES} processes that serve the model, as a multiple of one.",
     ]

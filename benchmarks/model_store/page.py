@@ -1,4 +1,4 @@
-"""What the pages of results have in common: how a ratio is shown, where and when it was measured, where it goes."""
+"""Common parts of the result pages: ratios, the machine and versions, and the output folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Divide round by round, so that what else the machine did in a round falls on both."""
+    """Divide round by round, so that other load in a round affects both figures."""
     return [value / other for value, other in zip(values, base, strict=True)]
 
 
@@ -30,7 +30,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def about(options: argparse.Namespace, **versions: str) -> str:
-    """Return a line that tells of which machine, versions, options, commit and day a page is."""
+    """Return a line with the machine, versions, options, commit and day of a page."""
     given = " ".join(f"--{key} {value}" for key, value in vars(options).items() if key != "out")
     parts = [f"machine {devices.describe()}", *(f"{name} {number}" for name, number in versions.items())]
     parts += [f"options `{given}`", *_commit(), datetime.datetime.now(datetime.UTC).date().isoformat()]
@@ -38,7 +38,7 @@ def about(options: argparse.Namespace, **versions: str) -> str:
 
 
 def finish(page: str, name: str, out: Path | None) -> None:
-    """Print a page, and keep it where a folder is given for it."""
+    """Print a page, and write it to a folder if there is one."""
     print(page)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,7 @@ def forget(folder: Path) -> None:
     Raises:
         SystemExit: the first page of one is still there, as it is where files are kept in memory only.
     """
-    os.sync()  # what is not written yet cannot be dropped
+    os.sync()  # dirty pages cannot be dropped
     for path in folder.rglob("*"):
         if path.is_file() and path.stat().st_size:
             with path.open("rb", buffering=0) as file:

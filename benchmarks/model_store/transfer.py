@@ -1,8 +1,8 @@
 """Push and pull of a large archive: ``python -m benchmarks.model_store.transfer [--megabytes N] [--rounds N]``.
 
-Compared, as commands and in turn: ``ingot``, ``skopeo`` and ``cp``, with Debian's docker-registry on this machine. Each
-push finds an empty registry, each pull an empty folder, and what was written before is on the disk already. What
-arrived is compared with what was sent. A second version then goes over a proxy that counts what is sent.
+Compares the commands ``ingot``, ``skopeo`` and ``cp`` in turn, with Debian's docker-registry on this machine. Each push
+starts with an empty registry and each pull with an empty folder, after earlier writes have reached the disk. The
+received bytes are compared with the sent ones. A second version is then sent through a proxy that counts bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.model_store.registry.servers import docker_registry
 from tests.model_store.samples import GOLDEN, archive, serving
 
 TENSORS, TUNED = 80, 4
-"""Of so many equal tensors, a fine-tuned version has so many anew."""
+"""Number of equal tensors, and of those that a fine-tuned version changes."""
 DEADLINE = 300
 """Seconds of the longest command."""
 WAYS = {
@@ -64,7 +64,7 @@ def archives(blobs: BlobFolder, size: int) -> tuple[Archive, Archive]:
 
 
 def seconds(command: Sequence[str | Path], home: Path) -> float:
-    """Run a command, with what was written before on the disk, and return how long it took."""
+    """Run a command after earlier writes have reached the disk; return its seconds."""
     os.sync()
     began = time.perf_counter()
     environment = {**os.environ, "INGOT_HOME": str(home)}
@@ -191,7 +191,7 @@ def _skopeo(source: str, target: str, *options: str) -> list[str]:
 
 
 def markdown(times: Times, moved: Moved, megabytes: int, machine: str) -> str:
-    """Return the run as a page. Times are ratios: seconds of one machine tell nothing on another."""
+    """Return the run as a page. Times are ratios: seconds of one machine do not carry over to another."""
     rows = [
         (title, spread(ratios(times[way], times["cp"]), 1), spread(ratios(times[way], times[base])) if base else "")
         for way, (title, base) in WAYS.items()
@@ -207,17 +207,17 @@ def markdown(times: Times, moved: Moved, megabytes: int, machine: str) -> str:
         "",
         machine,
         f"An archive of {megabytes} MB in {TENSORS} tensors; docker-registry on the same machine. All ways are run in",
-        "turn, as commands: their start is in them, and weighs the more the smaller the archive. Shown are the median",
-        "of the rounds' ratios, and the least and the most. Ingot checks each digest and waits until what it pulled is",
-        "on the disk, as skopeo does and `cp` does not. Each time, the digest of what arrived was that of what was",
-        "sent. skopeo also keeps a cache of the blobs that it has seen, outside of the layout: a database that waits",
-        "for the disk some 500 times (`fdatasync`) while so many blobs are copied, which is in its times.",
+        "turn, as commands: times include the start of the process, which matters more for smaller archives. Shown",
+        "are the median of the rounds' ratios, and the least and the most. Ingot checks each digest and waits until",
+        "the pulled files are on the disk, as skopeo does and `cp` does not. In every round the received archive had",
+        "the digest of the sent one. skopeo also keeps a cache of known blobs outside of the layout: a database that",
+        "waits for the disk some 500 times (`fdatasync`) while these blobs are copied, which is part of its times.",
         "",
         *table(("way", "ratio to cp", "ratio to skopeo"), rows),
         "",
-        f"A fine-tuned version that shares {1 - TUNED / TENSORS:.0%} of its tensors, pushed where the first one is,",
-        "over a proxy that counts bytes. The registry keeps equal blobs once: its growth alone does not tell what was",
-        "sent.",
+        f"A fine-tuned version that shares {1 - TUNED / TENSORS:.0%} of its tensors, pushed after the first one",
+        "through a proxy that counts bytes. The registry stores equal blobs once, so its growth alone does not show",
+        "how much was sent.",
         "",
         *table(("client", "sent, % of the version", "growth of the registry, %"), shares),
         "",

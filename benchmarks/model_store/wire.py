@@ -1,4 +1,4 @@
-"""A proxy that counts what goes over it."""
+"""A proxy that counts the bytes it forwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK = 1 << 18
 
 
 class Wire:
-    """A port on this machine that leads to another one; use it in a ``with`` block.
+    """A port on this machine that forwards to another one; use it in a ``with`` block.
 
     ``sent`` and ``received`` are the bytes that clients sent and got, headers and all.
     """
@@ -68,7 +68,8 @@ class Wire:
     def _pump(self, source: socket.socket, into: socket.socket, up: bool) -> None:
         with contextlib.suppress(OSError):  # either side hung up
             while chunk := source.recv(_CHUNK):
-                with self._lock:  # before it goes on: whoever has the answer finds what it sent counted
+                # Counted before it is forwarded: a client that has its answer finds its request counted.
+                with self._lock:
                     self.sent += len(chunk) if up else 0
                     self.received += 0 if up else len(chunk)
                 into.sendall(chunk)

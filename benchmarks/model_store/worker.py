@@ -1,10 +1,10 @@
-"""One way to load a model, in a process of its own: ``python -m benchmarks.model_store.worker WAY SOURCE WIDTH``.
+"""One way to load a model, in its own process: ``python -m benchmarks.model_store.worker WAY SOURCE WIDTH``.
 
 ``WAY`` is ``protobuf`` (ONNX Runtime on a file), ``plain`` (a store's archive, without the derived cache), ``ingot``
-(with it) or ``early`` (the engine that serves such an archive until the packed weights do, and stays). Imports are done
-first, as all ways need most of them. One line of JSON then tells the seconds until the model is loaded, has answered
-and serves for good, the answers before and after that, and what the derived cache had; each line of input is a number
-of rows, answered with the seconds of a call. It ends with its input.
+(with it) or ``early`` (the engine that serves such an archive until the packed weights do, and stays). Imports come
+first, as all ways need most of them. One line of JSON then reports the seconds until the model is loaded, has answered
+and has settled on its engine, the answers before and after that, and the state of the derived cache. Each line of input
+is a number of rows, answered with the seconds of a call. The process ends with its input.
 """
 
 from __future__ import annotations

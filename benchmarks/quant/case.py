@@ -30,7 +30,7 @@ class Case:
         load: returns the three parts of the data.
         finish: gives the module its weights.
         metric: by which :mod:`benchmarks.quant.judge` judges: ``accuracy``, ``similarity`` or ``cosine``.
-        transformer: whether it has attention, which NNCF wants to be told.
+        transformer: whether it has attention, which NNCF needs to know.
     """
 
     name: str
@@ -106,7 +106,7 @@ CASES = (
 
 
 def prepare(case: Case, cache: Path) -> Path:
-    """Make what every way starts from, unless it is there already.
+    """Make the files that every way starts from, unless they exist.
 
     Returns:
         A folder with ``weights.pth``, ``model.onnx`` (by PyTorch's own exporter), ``calibration.npz`` and
@@ -159,7 +159,7 @@ def _dims(text: str) -> list[str]:
 
 
 def _digest(case: Case) -> str:
-    """Return what changes with the code and the texts that weights and data come from."""
+    """Return a digest of the code and the texts that weights and data are made from."""
     from benchmarks.quant.models import other, vision
 
     sources = [inspect.getsource(module) for module in (bert, data, other, train, vision)]

@@ -87,7 +87,7 @@ def _interpolate(images: Array, y: Array, x: Array) -> Array:
 
 
 def table() -> Parts:
-    """Return rows of a made classification task: 8 classes in clusters, 40 of 128 features tell them apart."""
+    """Return rows of a synthetic classification task: 8 classes in clusters, separable by 40 of 128 features."""
     from sklearn.datasets import make_classification
 
     features, labels = make_classification(

@@ -1,8 +1,8 @@
 """CPU time of the forms that Ingot's search tries: ``python -m benchmarks.quant.forms [--only NAME] [--without-amx]``.
 
-On a machine that others load, wall times say little, and the search's own choice changes from run to run. Here each
-form of a model is called on one thread, and the least CPU time of a call counts. The table is headed by the processor.
-Models and data are those of ``python -m benchmarks.quant``.
+On a shared machine wall times are noisy, and the search's own choice changes from run to run. Here each form of a model
+is called on one thread, and the least CPU time of a call counts. The table's heading names the processor. Models and
+data are those of ``python -m benchmarks.quant``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The judge: answers of one way against those of the model as it was, on data that no way has seen.
+"""Compare the answers of one way with those of the original model, on data that no way has seen.
 
-It shares no code with Ingot's own metrics, and treats all ways alike.
+The judge shares no code with Ingot's own metrics and treats all ways alike.
 """
 
 from __future__ import annotations

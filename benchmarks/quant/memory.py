@@ -1,7 +1,7 @@
 """Peak memory of quantizing a large model, as a multiple of its weights: ``python -m benchmarks.quant.memory``.
 
-The model is exported first; each recipe then runs in a process of its own, while a thread reads its resident memory,
-mapped weights included. Reported is what quantizing adds to a process that has imported the ONNX tools.
+The model is exported first; each recipe then runs in its own process, while a thread reads its resident memory, mapped
+weights included. The figure is the memory that quantizing adds to a process that has imported the ONNX tools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers' environments: one for each requirements file beside this module, made at first use."""
+"""The peers' environments: one per requirements file in this folder, made at first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processor has for small numbers, and how a run is kept from its matrix units."""
+"""The processor's instruction sets for low precision, and a way to deny a run its matrix units."""
 
 from __future__ import annotations
 

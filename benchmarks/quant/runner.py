@@ -1,4 +1,4 @@
-"""Every way on one case: each makes its model in a process of its own, then they are timed in turn."""
+"""Every way on one case: each makes its model in its own process, then all are timed in turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TURN = 0.1
 
 @dataclass
 class Outcome:
-    """What became of one way on one case.
+    """The outcome of one way on one case.
 
     ``milliseconds``, ``speedups`` (over the baseline, medians over rounds) and ``fastest`` (the milliseconds of the
     fastest call, which other load on the machine disturbs least) are by batch size.
@@ -204,7 +204,7 @@ def _worker(way: Way, case: Path, folder: Path, settings: Settings) -> Iterator[
 
 
 def _time(workers: dict[str, _Worker], outcomes: dict[str, Outcome], rounds: int) -> None:
-    """Give each way its turn, round by round: what disturbs the machine meanwhile meets all of them alike."""
+    """Give each way its turn, round by round: other load on the machine affects all of them alike."""
     for rows in BATCHES:
         calls = {name: max(3, min(200, int(_TURN / median(worker.time(rows, 3))))) for name, worker in workers.items()}
         taken: dict[str, list[float]] = {name: [] for name in workers}

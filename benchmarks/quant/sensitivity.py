@@ -1,6 +1,6 @@
 """Which layers of MiniLM must stay in floating point: ``python -m benchmarks.quant.sensitivity [--cache FOLDER]``.
 
-Ingot's search is held against quantizing one layer at a time: the time of both, and whether they find the same layers.
+Ingot's search is compared with quantizing one layer at a time: the time of both, and whether they find the same layers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Task:
         _ = self.runner.seen  # ranges are the same for both, so learning them is timed for neither
 
     def holds(self, kept: Sequence[str]) -> bool:
-        """Tell whether the plan with these layers kept is exact enough."""
+        """Return whether the plan with these layers kept is exact enough."""
         return 1 - self.cosine(self.plan.keep(kept)) <= DROP
 
     def cosine(self, plan: Plan) -> float:

@@ -1,4 +1,4 @@
-"""The run as JSON and as a Markdown page."""
+"""Write a run as JSON and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AIM = 0.95
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is fastest on one model among those who hold the budget.
+    """The fastest way on one model among those within the accuracy budget.
 
     ``ratio`` is Ingot's speed-up divided by the best peer's; None where either is missing.
     """

@@ -17,7 +17,7 @@ def fit(module: nn.Module, parts: Parts, epochs: int, rate: float, rows: int = 6
     """Train a classifier by AdamW with one warm cycle of the learning rate.
 
     Args:
-        module: changed in place; its weights are drawn anew by the caller's seed.
+        module: changed in place; its weights are reinitialized from the caller's seed.
         parts: whose training part is used.
         epochs: passes over it.
         rate: the highest learning rate.

@@ -14,7 +14,7 @@ _LONGEST_WORD = 100
 
 
 class Tokenizer:
-    """Reads ``vocab.txt``: one piece a line, numbered from 0."""
+    """Reads ``vocab.txt``: one piece per line, numbered from 0."""
 
     def __init__(self, vocabulary: Path):
         lines = vocabulary.read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,8 @@
-"""One way in a process of its own: ``python -m benchmarks.quant.worker WAY CASE_FOLDER FOLDER [--prepare BUDGET]``.
+"""One way in its own process: ``python -m benchmarks.quant.worker WAY CASE_FOLDER FOLDER [--prepare BUDGET]``.
 
-With ``--prepare`` it makes the model. Without, it loads it and obeys commands, one JSON object a line: ``time`` (rows,
-calls) is answered with seconds, ``predict`` (rows a call, a file to write) with nothing. It ends with its input.
+With ``--prepare`` it makes the model. Otherwise it loads the model and runs commands, one JSON object per line:
+``time`` (rows, calls) is answered with seconds, ``predict`` (rows per call, a file to write) with nothing. It ends with
+its input.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
         module.prepare(case, folder, name, sys.argv[-1])
         return
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not get among the answers
+    os.dup2(2, 1)  # keeps output of libraries apart from the answers
     run = module.load(case, folder, name, THREADS)
     inputs = case.inputs("held_out")
     print(json.dumps({}), file=answers, flush=True)

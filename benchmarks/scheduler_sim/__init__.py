@@ -1,1 +1,1 @@
-"""The scheduler beside other policies, in simulated time."""
+"""The scheduler compared with other policies in simulated time."""

@@ -1,4 +1,4 @@
-"""The scheduler beside other policies: ``python -m benchmarks.scheduler_sim``. Less than a minute; no engine runs."""
+"""Compare the scheduler with other policies: ``python -m benchmarks.scheduler_sim``. Takes a minute, without an engine."""
 
 from __future__ import annotations
 

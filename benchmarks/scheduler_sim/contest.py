@@ -1,4 +1,4 @@
-"""Which policy does how well on which model and load."""
+"""Compare policies over models and loads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 LOADS = (0.5, 1.0, 2.0, 3.0)
 CLIENTS = (1, 8, 32)
 POLICIES = ("ingot", "fixed delay", "fixed, tuned", "regression", "no batching")
-# What is tried for "fixed, tuned": delays in seconds, batches, lengths of the queue. The best on the very trace counts,
-# which is more than anybody can tune beforehand.
+# Settings tried for "fixed, tuned": delays in seconds, batches, queue lengths. The best on the very trace counts, which
+# is better than anyone could tune in advance.
 GRID = tuple(itertools.product((0.001, 0.005, 0.01), (8, 32), (32, 1024)))
 # Requests of one run: as many as come in so many times the SLO, within bounds.
 _SPANS, _LEAST, _MOST = 60, 1500, 20_000
@@ -61,7 +61,7 @@ def replay(profile: Profile, arrivals: list[traces.Arrival]) -> Iterator[Row]:
 
 
 def ours(profile: Profile, engines: int = 1) -> Scheduler:
-    """Return the scheduler as a server makes it that has measured the model."""
+    """Return the scheduler as a server that has measured the model creates it."""
     return Scheduler(Limits(), batching=True, latency=Latency(profile.seconds), engines=engines)
 
 

@@ -1,10 +1,10 @@
-"""The live scheduler beside the simulated one, on one trace: ``python -m benchmarks.scheduler_sim.live``.
+"""Compare the live scheduler with the simulated one on one trace: ``python -m benchmarks.scheduler_sim.live``.
 
 A model is served in this process, by :class:`ingot.runtime.model.Model`, its event loop and its engine's thread; each
 request of a trace is submitted at its time. The simulator runs the same scheduler on the same trace, with an engine
-whose calls take as long, and differ as much, as those of the live run did, with what passes between two calls. What
-differs is what the event loop and the threads cost: the comparison tells whether the simulator can be believed, not
-whether the policy is good. An engine that sleeps as long as a profile says shows the scheduler alone, a real one all.
+whose calls have the mean duration, the variance and the gaps of those of the live run. The remaining difference is the
+cost of the event loop and the threads: the comparison shows whether the simulator can be trusted, not whether the
+policy is good. An engine that sleeps for the durations of a profile measures the scheduler alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ingot.tensors import Array, DType, Signature, TensorSpec
 
 _WIDTH = 256
 _BUDGET = 3.0
-# Calls of about one size from which is told what they take, and the most by which they are taken to differ.
+# The least number of calls of about one size to estimate their duration, and the largest deviation assumed.
 _ENOUGH = 5
 _MOST_NOISE = 0.5
 
@@ -68,7 +68,7 @@ class Sleeper:
 
 
 async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
-    """Submit each request of a trace at its time, and return what became of them."""
+    """Submit each request of a trace at its time; return their outcomes."""
     loop = asyncio.get_running_loop()
     name = model.signature.inputs[0].name
     inputs = {name: np.zeros((1, _WIDTH), np.float32)}

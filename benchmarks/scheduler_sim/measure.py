@@ -18,10 +18,10 @@ _MOST = 64
 
 
 def measure(models: Iterable[str], path: Path = MEASURED) -> None:
-    """Time models, each given as ``NAME=FILE``, on one thread, and write what they take.
+    """Time models, each given as ``NAME=FILE``, on one thread, and write their durations.
 
     Raises:
-        InvalidArgument: a name is none of the profiles'.
+        InvalidArgument: a name is not one of the profiles'.
     """
     names = [item.name for item in PROFILES]
     found = {}

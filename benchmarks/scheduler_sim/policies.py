@@ -1,4 +1,4 @@
-"""The policies beside ours: what other servers do, as read in their code, with the scheduler's methods."""
+"""Policies of other servers, reimplemented from their code with the scheduler's interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.runtime.scheduling.entry import Entry
 
 
 class Policy(Protocol):
-    """What decides. ``take`` is asked when an engine is idle, and again at ``wake``; it adds to ``late``."""
+    """A batching policy. ``take`` is called when an engine is idle, and again at ``wake``; it adds to ``late``."""
 
     wake: float | None
     late: list[Entry]
@@ -27,8 +27,8 @@ class Policy(Protocol):
 class Fixed:
     """Waits until ``most`` are there or the first has waited ``delay`` seconds; in order of arrival.
 
-    So do TorchServe (``maxBatchDelay``) and mosec (``max_wait_time``). The queue holds ``queue`` requests: by default
-    1,024, as mosec's. ``most`` of 1 is no batching.
+    TorchServe (``maxBatchDelay``) and mosec (``max_wait_time``) do the same. The queue holds ``queue`` requests: by
+    default 1,024, as mosec's. ``most`` of 1 disables batching.
     """
 
     def __init__(self, delay: float = 0.005, most: int = 32, queue: int = 1024):

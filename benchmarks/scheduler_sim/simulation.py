@@ -22,7 +22,7 @@ NOISE = 0.05
 
 @dataclass
 class Result:
-    """What became of a trace. Times are in seconds."""
+    """The outcome of a trace. Times are in seconds."""
 
     span: float = 0.0
     offered: int = 0
@@ -64,7 +64,7 @@ class Simulation:
     """One run of a policy.
 
     Args:
-        policy: what decides; it is asked with the simulated time.
+        policy: called with the simulated time.
         seconds: what calls take by rows, before noise.
         noise: see ``NOISE``.
     """
@@ -114,7 +114,7 @@ class Simulation:
                 self._end(event)
             elif self._now < self._wake:
                 continue  # it was to be asked at another time
-            # What happens at the same moment is seen together, as in one tick of an event loop.
+            # Events at the same moment are handled together, as in one tick of an event loop.
             if not self._events or self._events[0][0] > self._now:
                 self._pull()
 

@@ -1,7 +1,7 @@
-"""What comes: arrivals at random, in bursts, as recorded, or from clients that wait for their answers.
+"""Arrivals of requests: at random, in bursts, as recorded, or from clients that wait for their answers.
 
-A recorded trace is a text file of one request a line: seconds since the first, rows, and the seconds that it allows
-(``inf`` for no limit), apart by blanks. Lines that begin with ``#`` are comments.
+A recorded trace is a text file with one request per line: seconds since the first, rows, and the seconds that it allows
+(``inf`` for no limit), separated by blanks. Lines that begin with ``#`` are comments.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Serving beside the peers: throughput, latency, cost and goodput, measured in one run."""
+"""Serving compared with peers: throughput, latency, cost and goodput, measured in one run."""

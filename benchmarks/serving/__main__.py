@@ -1,4 +1,4 @@
-"""Measures serving beside the peers: ``python -m benchmarks.serving``."""
+"""Compare serving with peers: ``python -m benchmarks.serving``."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _reason(log: str) -> str:
-    """Return the line of a log that says most: the last that names an error."""
+    """Return the most informative line of a log: the last that names an error."""
     return next((line for line in reversed(log.splitlines()) if "Error: " in line), log.splitlines()[0])
 
 
 def _peers(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Return who takes part, and who cannot, with the reason."""
+    """Return the contestants that can run, and the others with the reason."""
     wanted = [name for name in contestants() if name in options.peers or name == "ingot"]
     missing = {name: contestants()[name].missing(options.build) for name in wanted}
     for name, why in missing.items():

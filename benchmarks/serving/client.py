@@ -1,8 +1,8 @@
-"""An HTTP load generator that checks every answer: a program of its own, ``python -m benchmarks.serving.client``.
+"""An HTTP load generator that checks every answer: ``python -m benchmarks.serving.client``.
 
-It is for what ``wrk`` cannot do: to send at times of its own choosing whether answers have come or not (open loop, with
-the latency of each answer from the moment when its request was due), and to compare numbers within a tolerance. In
-Python it sustains some 10,000 requests a second on its core; beyond that ``wrk`` is the one to use.
+It does what ``wrk`` cannot: send at scheduled times whether answers have arrived or not (open loop, with the latency of
+each answer from the moment when its request was due), and compare numbers within a tolerance. In Python it sustains
+some 10,000 requests a second on its core; beyond that use ``wrk``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from benchmarks.serving.wires import Wire
 
 # Connections of an open loop; requests that find none free wait in the generator, and their time runs.
 CONNECTIONS = 1024
-# How long answers are waited for after the last request was due.
-PATIENCE = 2.0
+# Seconds to wait for answers after the last request was due.
+ANSWER_TIMEOUT = 2.0
 
 
 @dataclass
 class Found:
-    """What a run saw. ``latencies`` are the seconds of right answers, ``late`` how late requests were sent at worst."""
+    """The results of a run: seconds of right answers, and the largest delay of sending (``late``)."""
 
     seconds: float = 0.0
     due: int = 0
@@ -46,7 +46,7 @@ class Found:
 
 
 class Checker:
-    """Tells whether an answer belongs to its request, by the bytes that the server answered to it alone before.
+    """Checks that an answer belongs to its request, by the bytes that the server answered to it alone before.
 
     Args:
         model: its samples are the requests.
@@ -81,7 +81,7 @@ class Checker:
 
 
 class _Load:
-    """What connections share: which request is next, and what was found. A connection that is lost is replaced."""
+    """State shared by connections: the next request, and the results. A connection that is lost is replaced."""
 
     def __init__(self, checker: Checker, port: int):
         self.checker = checker
@@ -124,7 +124,7 @@ class _Load:
         return found
 
     def freed(self, connection: _Connection) -> None:
-        """Go on: an open loop sends what waits, and keeps the connection for later."""
+        """Reuse the connection: an open loop sends a waiting request, or keeps the connection for later."""
         if self.waiting:
             connection.send(self.waiting.popleft())
         else:
@@ -217,7 +217,7 @@ async def opened(checker: Checker, port: int, rate: float, seconds: float, seed:
             else:
                 load.waiting.append(due)
     load.found.seconds = time.perf_counter() - start
-    return await load.rest(CONNECTIONS, PATIENCE)
+    return await load.rest(CONNECTIONS, ANSWER_TIMEOUT)
 
 
 def main() -> None:

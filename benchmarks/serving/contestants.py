@@ -1,4 +1,4 @@
-"""Who takes part: how each server is started, what it speaks, and the settings that were best for it."""
+"""The contestants: how each server is started, its protocols, and its best settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS = Path(__file__).parent / "peers"
 
 @dataclass(frozen=True)
 class Start:
-    """How a server is to run: its model, ports, the format of its bodies, and a folder of its own."""
+    """How a server is to run: its model, ports, the format of its bodies, and its own folder."""
 
     model: Model
     port: int
@@ -95,9 +95,7 @@ class Ingot(Contestant):
 
 @dataclass(frozen=True)
 class Peer(Contestant):
-    """A server of ``peers/NAME/server.py``, run with its own environment.
-
-    ``requirements`` tells whether it has one; else it runs in this one.
+    """A server of ``peers/NAME/server.py``, run with its own environment if ``requirements``, otherwise with this one.
     """
 
     name: str
@@ -154,12 +152,12 @@ class Peer(Contestant):
 
 
 def mark(build: Path, peer: Peer) -> Path:
-    """Return the file that is written when a peer's environment is whole, and holds what it was made from."""
+    """Return the file that marks a peer's environment as complete and holds the pins that it was made from."""
     return build / "envs" / peer.name / "installed"
 
 
 def installed(build: Path, peer: Peer) -> bool:
-    """Tell whether a peer's environment is whole, and of today's pins."""
+    """Return whether a peer's environment is complete and made from the current pins."""
     return mark(build, peer).exists() and mark(build, peer).read_bytes() == peer.pins
 
 

@@ -1,4 +1,4 @@
-"""The goals: figures of the records of a run, as ratios within each round, and what they are to be."""
+"""The goals: figures from the records of a run, as ratios within each round, and their limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ Values = list[float]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure. ``least`` or ``most`` is what it is to be; neither: it is reported.
-
-    ``values`` takes the records of a run, and gives the figure of every round that has it.
+    """A figure. ``least`` or ``most`` is its limit; without either it is only reported. ``values`` returns the figure
+    of every round that has it from the records of a run.
     """
 
     title: str
@@ -147,7 +146,7 @@ def _figure(what: dict[str, Any], key: str) -> Callable[[Sequence[Record]], Valu
 
 
 def _best_grpc(records: Sequence[Record]) -> Values:
-    """The slow peers take part in the first round only; every round of ours is held against the best of them."""
+    """The slow peers take part in the first round only; every round of ours is compared with the best of them."""
     peers = [
         r["rate"]
         for r in records

@@ -1,6 +1,7 @@
-"""Installs the load generators, and each peer into an environment of its own.
+"""Installs the load generators, and each peer into its own environment.
 
-``python -m benchmarks.serving.install [NAMES]``. What cannot be installed here is said, and left out of the run.
+``python -m benchmarks.serving.install [NAMES]``. A peer that cannot be installed here is reported and left out of the
+run.
 """
 
 from __future__ import annotations

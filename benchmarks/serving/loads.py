@@ -1,4 +1,4 @@
-"""Loads on a server, each from the core beside the server's, each with every answer checked or many of them."""
+"""Loads on a server, each from a core other than the server's, with all or many of the answers checked."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Wrk:
         self._samples.write_text(f"return {{{','.join(rows)}}}")
 
     def load(self, server: Process, clients: int, seconds: float) -> Load:
-        """Load it with so many clients, each on a connection and a thread of its own.
+        """Load it with so many clients, each with its own connection and thread.
 
         Raises:
             WrongAnswer: an answer is another request's, or a connection was lost.
@@ -136,7 +136,7 @@ class Wrk:
 
 
 class H2load:
-    """``h2load`` on a gRPC server; a client of grpcio checks answers beside it, and of all the bytes together.
+    """``h2load`` on a gRPC server; meanwhile a client of grpcio checks answers, and the total of all bytes is checked.
 
     Args:
         model: its samples are the requests.

@@ -136,7 +136,7 @@ class Model:
         """Write all files.
 
         Raises:
-            SystemExit: the answers to two samples are too much alike to tell which one an answer belongs to.
+            SystemExit: the answers to two samples are too similar to distinguish.
         """
         self._folder.mkdir(parents=True)
         onnx.save(self.spec.graph(), self.path)

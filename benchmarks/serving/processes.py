@@ -43,7 +43,7 @@ class Process:
 
     Args:
         command: what to run.
-        environment: variables beside those of this process.
+        environment: variables in addition to those of this process.
         log: the file that its output goes to.
         core: which core all of them are bound to.
     """
@@ -131,7 +131,7 @@ def pinned(command: Sequence[str], core: int) -> list[str]:
 
 
 def ask(port: int, request: bytes) -> tuple[int, bytes]:
-    """Send one HTTP request over a connection of its own; return the status and the body of the answer.
+    """Send one HTTP request over a new connection; return the status and the body of the answer.
 
     Raises:
         OSError: nothing listens, or the connection ended early.

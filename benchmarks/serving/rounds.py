@@ -1,4 +1,4 @@
-"""One round: every contestant in turn on every model, so that what else the machine does falls on all of them."""
+"""One round: every contestant in turn on every model, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Plan:
         clients: closed loops, by how many clients.
         goodput: models that get open loops too.
         formats: those that are measured, of the models'.
-        wrk: whether ``wrk`` loads; else the client in Python does.
+        wrk: whether ``wrk`` is the load generator; otherwise the client in Python.
     """
 
     build: Path
@@ -61,8 +61,9 @@ class Plan:
 
 
 class Run:
-    """A run in progress. ``records`` are what has been measured; ``failures`` what went wrong: a run that
-    has some has failed, and goes on for the rest; ``absent`` are peers that do not start here, with their words."""
+    """A run in progress. ``records`` are the measurements. ``failures`` are errors: a run with any has failed, but
+    continues with the rest. ``absent`` are peers that do not start here, with their messages.
+    """
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -73,7 +74,7 @@ class Run:
     def round(self, number: int) -> None:
         """Measure all once."""
         names = [*self.plan.peers]
-        # Those that take part in every round take turns among themselves; the others only come in the first.
+        # Contestants of every round rotate among themselves; the others run in the first round only.
         names.sort(key=lambda name: not contestants()[name].thorough)
         thorough = sum(contestants()[name].thorough for name in names)
         first = number % max(thorough, 1)
@@ -88,7 +89,7 @@ class Run:
             for contestant in (contestants()[peer] for peer in turned):
                 if contestant.name in self.absent:
                     continue
-                if contestant.name == "ingot":  # whose figures are taken as shares of it
+                if contestant.name == "ingot":  # other figures are shares of it
                     self._raw(number, served)
                 if name in contestant.models and (contestant.thorough or number == 0):
                     self._contestant(number, contestant, served)

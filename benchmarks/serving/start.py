@@ -1,8 +1,8 @@
 """Measures from the start of a server's process to its first answer: ``python -m benchmarks.serving.start``.
 
-Every server is started anew in every round, in turn, on one core, with the files in the system's cache. Its time, the
-CPU time and the memory (PSS) of all of its processes when it has answered are told as medians, and as ratios to the
-peer. On a machine that has other things to do, the CPU time is the figure to go by.
+Every server is started again in every round, in turn, on one core, with the files in the page cache. Its time, the CPU
+time and the memory (PSS) of all of its processes when it has answered are reported as medians and as ratios to the
+peer. On a busy machine, CPU time is the reliable figure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def start(name: str, served: Model, build: Path) -> Sample:
     """Start a server, ask until it answers, and end it.
 
     Raises:
-        SystemExit: it gives no answer.
+        SystemExit: it does not answer.
     """
     server = contestants()[name]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
-"""Measures the server of another commit beside this tree's: ``python -m benchmarks.serving.versions COMMIT``.
+"""Compare the server of another commit with this tree's: ``python -m benchmarks.serving.versions COMMIT``.
 
-Both serve the same archives with the same interpreter and packages, in turn within each round. The table gives this
-tree's throughput divided by the commit's, and the CPU time of a request likewise; over 1 is more of it.
+Both serve the same archives with the same interpreter and packages, in turn within each round. The table shows this
+tree's throughput divided by the commit's, and the CPU time of a request likewise; over 1 means that this tree's is
+larger.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes over the wire: a sample as a request, and an answer as numbers again, for each way to speak to a server."""
+"""Protocols of the contestants: each encodes a sample as a request and decodes an answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Wire(ABC):
 
     @abstractmethod
     def mark(self, body: bytes) -> bytes:
-        """Return the part of a right answer that tells which sample it belongs to, as the server writes it."""
+        """Return the part of a right answer that identifies its sample, as the server writes it."""
 
 
 class PlainJson(Wire):

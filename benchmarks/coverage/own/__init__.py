@@ -1,4 +1,4 @@
-"""The modules written for this run: what users write themselves and no model zoo holds."""
+"""Modules written for this run, of the kinds that users write themselves and no model zoo has."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Vit(nn.Module):
 
 
 class Xcit(nn.Module):
-    """Attention across channels instead of places, so any size of image is taken."""
+    """Attention across channels instead of positions, which accepts images of any size."""
 
     def __init__(self) -> None:
         super().__init__()

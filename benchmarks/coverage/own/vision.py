@@ -152,7 +152,7 @@ def random_boxes(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generato
 
 
 class GreedySuppression(nn.Module):
-    """Greedy non-maximum suppression of one image's boxes, one box after the other; gives those that are kept."""
+    """Greedy non-maximum suppression of one image's boxes, one box after the other; returns the boxes that are kept."""
 
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         order = scores.argsort(descending=True)

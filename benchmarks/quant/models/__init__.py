@@ -1,4 +1,4 @@
-"""The models by name. They need PyTorch alone, because the peers build them in environments of their own."""
+"""The models by name. They need only PyTorch, because the peers build them in their own environments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2: a BERT of six layers that makes embeddings of sentences.
 
-Written out here because ``transformers`` is a heavy thing to need for one model; the names of the weights are those of
-the published file.
+Written out here because ``transformers`` is a large dependency for one model; the weights have the names of the
+published file.
 """
 
 from __future__ import annotations

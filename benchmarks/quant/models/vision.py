@@ -15,7 +15,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int =
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()

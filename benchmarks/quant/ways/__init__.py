@@ -1,8 +1,8 @@
 """The ways to make a model small and fast that are compared.
 
-A way's module has two functions: ``prepare(case, folder, way, budget)`` makes a model in a folder, and
-``load(case, folder, way, threads)`` returns what answers inputs by it. Modules of peers run in environments without
-Ingot, so they import nothing of it.
+A way's module has two functions: ``prepare(case, folder, way, budget)`` makes a model in a folder, and ``load(case,
+folder, way, threads)`` returns a function that runs it. Modules of peers run in environments without Ingot, so they
+import nothing of it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
     def run(inputs: Any) -> list[Any]:
         rows = len(next(iter(inputs.values())))
         fitting = next(size for size in BATCHES if size >= rows)
-        # Only the last batch of the held-out data is no size of a package.
+        # Only the last batch of the held-out data has a size without a package.
         arrays = [
             np.resize(array, (fitting, *array.shape[1:])) if fitting > rows else array for array in inputs.values()
         ]

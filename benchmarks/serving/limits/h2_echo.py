@@ -1,4 +1,4 @@
-"""A bare gRPC transport: HTTP/2 frames only, each stream answered with as many bytes as it is told.
+"""A bare gRPC transport: HTTP/2 frames only, each stream answered with a given number of bytes.
 
 ``python -m benchmarks.serving.limits.h2_echo PORT BYTES``. Headers are not decoded and windows are not kept (it opens
 its own wide, and h2load's are), so it speaks to h2load alone: the limit of a front in Python on uvloop, no server.

@@ -1,4 +1,4 @@
-"""A bare HTTP transport: reads requests as far as their lengths, and answers each with as many bytes as it is told.
+"""A bare HTTP transport: finds where requests end, and answers each with a given number of bytes.
 
 ``python -m benchmarks.serving.limits.http_echo PORT BYTES``. It is what a front in Python on uvloop could reach if
 parsing, checking and answering were free.

@@ -1,4 +1,4 @@
-"""What every peer's server is told, and the model as all of them load it. Runs in each peer's own environment."""
+"""Arguments of every peer's server, and the model as all of them load it. Runs in each peer's own environment."""
 
 import argparse
 import os
@@ -19,12 +19,12 @@ def parse():
     parser.add_argument("--batch", type=int)
     parser.add_argument("--delay", type=float)
     parser.add_argument("--capacity", type=int, help="most requests in the server, where it is to answer in time")
-    parser.add_argument("--work", help="a folder of its own")
+    parser.add_argument("--work", help="a folder for this server alone")
     return parser.parse_args()
 
 
 def free_port():
-    """Return a port that nothing listens on, for what a server insists on listening on besides."""
+    """Return a port that nothing listens on, for additional ports that a server insists on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""KServe's SDK: no batching (its agent, a process of its own, would do that)."""
+"""KServe's SDK: no batching (its agent, a separate process, would do that)."""
 
 import logging
 import sys
