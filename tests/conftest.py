@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 # and 2.5 s with one. Subprocesses inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What a shell without job control starts in the background has this signal ignored, and so have its subprocesses.
+# A shell without job control starts background processes, and thus their children, with this signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says nothing on a busy machine.
+# The duration of one example means nothing on a busy machine.
 settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ingot")
 
@@ -81,7 +81,7 @@ def digits_archive(request: pytest.FixtureRequest, digits_fp32: Path, made_once:
 
 @pytest.fixture(scope="session")
 def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
-    """Makes a file once for all workers and runs, until a source of it changes; returns this session's copy."""
+    """Make a file once for all workers and runs, until a source of it changes; return this session's copy."""
     folder, kept = tmp_path_factory.mktemp("made"), request.config.cache.mkdir("made")
     return lambda name, make: make_once(kept, folder, name, make)
 
@@ -120,7 +120,7 @@ def require_tool() -> RequireTool:
 
 @pytest.fixture(scope="session")
 def registry(require_tool: RequireTool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real registry that all may write to."""
+    """The address of a real registry that anyone may write to."""
     with docker_registry(require_tool("docker-registry"), tmp_path_factory.mktemp("registry")) as port:
         yield f"oci://127.0.0.1:{port}"
 

@@ -1,4 +1,4 @@
-"""Small ONNX models for the tests of what serves them, built by hand so that no exporter is involved."""
+"""Small ONNX models for tests of serving, built by hand without an exporter."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def reshaped(folder: Path) -> Path:
 
 
 def unbatched(folder: Path) -> Path:
-    """y = x - mean(x): FP32 [n_points]; rows touch, and the file does not claim a batch."""
+    """y = x - mean(x): FP32 [n_points]; rows affect each other, and the file does not declare a batch."""
     kind = TensorProto.FLOAT
     nodes = [helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=1), helper.make_node("Sub", ["x", "mean"], ["y"])]
     return save(folder / "unbatched.onnx", nodes, [("x", kind, ("points",))], [("y", kind, ("points",))])
 
 
 def held(folder: Path) -> Path:
-    """y = x + 1, FP32 [batch, width], which waits where :mod:`tests.server.gates` holds it."""
+    """y = x + 1, FP32 [batch, width], which waits at a gate of :mod:`tests.server.gates`."""
     one = numpy_helper.from_array(np.array(1, np.float32), "one")
     kind, shape = TensorProto.FLOAT, ("batch", "width")
     node = helper.make_node("Add", ["x", "one"], ["y"])
@@ -111,7 +111,7 @@ def held(folder: Path) -> Path:
 
 
 def slow(folder: Path, repeats: int = 40) -> Path:
-    """y = x put through many large matrix products: a request takes a second or so. FP32 [batch, 1024]."""
+    """y = x after many large matrix products: a request takes about a second. FP32 [batch, 1024]."""
     size = 1024
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array(rng.standard_normal((size, size)).astype(np.float32) / size, "weight")
@@ -122,7 +122,7 @@ def slow(folder: Path, repeats: int = 40) -> Path:
 
 
 def endless_load(path: Path) -> Path:
-    """A graph of 3 KB that no engine ever has loaded: 40 functions, each of which calls the one before it twice."""
+    """A graph of 3 KB whose load never ends: 40 functions, each of which calls the one before it twice."""
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     functions = []
     for number in range(40):
@@ -139,7 +139,7 @@ def endless_load(path: Path) -> Path:
 
 
 def endless_run(path: Path) -> Path:
-    """A graph that loads at once, and whose loop of 2**62 rounds ends no call."""
+    """A graph that loads at once, with a loop of 2**62 rounds that never ends."""
     kept, added = helper.make_node("Identity", ["go"], ["goes"]), helper.make_node("Add", ["v", "v"], ["sum"])
     kinds = {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": TensorProto.FLOAT}
     values = {name: helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()}

@@ -1,6 +1,6 @@
-"""Ends what tests leave running, also when pytest is interrupted or killed.
+"""End processes that tests leave running, also when pytest is interrupted or killed.
 
-Every process that a test starts inherits a variable; a small process that outlives pytest ends all that have it.
+Every process that a test starts inherits a variable; a small process that outlives pytest ends all processes with it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the reaper end what is left."""
+    """Let the reaper end the remaining processes."""
     for process in _held:
         process.communicate(timeout=60)
     _held.clear()

@@ -30,7 +30,7 @@ IN_PROCESS = frozenset(_IN_PROCESS.split())
 
 
 class RunIngot(Protocol):
-    """Runs ``ingot ARGS`` with a store of the test's own: in this process where that is enough, else in another."""
+    """Runs ``ingot ARGS`` with a store of the test's own: in this process where that suffices, otherwise in another."""
 
     def __call__(self, *args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]: ...
 
@@ -48,7 +48,7 @@ def run_in_process(args: list[str], cwd: Path, home: Path) -> subprocess.Complet
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     code: int | str | None = 0
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        # Those of a new interpreter; pytest's own would make errors of all.
+        # Warning filters of a new interpreter; pytest's would turn all warnings into errors.
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", category)
@@ -84,7 +84,7 @@ def succeeded(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
-    """Check that a command failed as every one must: one paragraph on stderr, nothing on stdout, exit code 1."""
+    """Check that a command failed as commands must: one paragraph on stderr, nothing on stdout, exit code 1."""
     assert result.returncode == 1, result.stderr
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")

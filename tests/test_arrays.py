@@ -244,7 +244,7 @@ class TestNpz:
         for position in range(0, len(good), 7):
             path.write_bytes(good[:position] + bytes([good[position] ^ 0xFF]) + good[position + 1 :])
             try:
-                load_npz(path)  # what the zip does not check, such as times, may change
+                load_npz(path)  # fields that the zip does not check, such as times, may change
             except InvalidArgument:
                 refused += 1
         assert refused > len(good) / 7 / 2

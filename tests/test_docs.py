@@ -1,4 +1,4 @@
-"""The documentation is complete and true: nothing undocumented, and what is shown runs."""
+"""The documentation is complete and correct: nothing is undocumented, and examples run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lint of wording: each pattern catches what it is for and passes plain English that looks like it."""
+"""The lint of wording: each pattern catches its wording and passes plain English that looks like it."""
 
 from __future__ import annotations
 

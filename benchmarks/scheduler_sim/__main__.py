@@ -1,4 +1,4 @@
-"""Compare the scheduler with other policies: ``python -m benchmarks.scheduler_sim``. Takes a minute, without an engine."""
+"""Compare the scheduler with other policies: ``python -m benchmarks.scheduler_sim``. It runs no engine."""
 
 from __future__ import annotations
 

@@ -95,8 +95,7 @@ class Ingot(Contestant):
 
 @dataclass(frozen=True)
 class Peer(Contestant):
-    """A server of ``peers/NAME/server.py``, run with its own environment if ``requirements``, otherwise with this one.
-    """
+    """A server of ``peers/NAME/server.py``, run with its own environment if ``requirements``, else with this one."""
 
     name: str
     wires: Mapping[str, Wire]

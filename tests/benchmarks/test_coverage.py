@@ -19,7 +19,7 @@ Change = Callable[[list[Array]], list[Array]]
 
 
 def answering(case: Case, change: Change = lambda outputs: outputs, forgetful: bool = False) -> Callable[[], Candidate]:
-    """Return what starts the module itself as a candidate, with its answers changed or its state forgotten."""
+    """Return a function that starts the module itself as a candidate, with changed answers or lost state."""
 
     def start() -> Candidate:
         kept = case.module()

@@ -12,7 +12,7 @@ from tests import onnx_models
 def test_it_prints_a_row_for_each_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the CPU, where nothing is gained; on a GPU it is the same program."""
+    """Runs on the CPU, where binding gains nothing; on a GPU the program is the same."""
     path = onnx_models.affine(tmp_path)
     arguments = [str(path), "--device", "cpu", "--batches", "1,4", "--seconds", "0.01"]
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])

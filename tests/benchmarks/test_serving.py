@@ -37,7 +37,7 @@ def tiny(build: Path) -> Model:
 def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: Model, tmp_path: Path) -> None:
     plan = Plan(build, ["ingot", "fastapi"], ["tiny"], 1, 0.3, 0.3, CLIENTS, goodput=(), wrk=False)
     run = Run(plan)
-    # The load of gRPC is h2load's, which need not be here.
+    # gRPC needs h2load, which may not be installed.
     run.plan = replace(plan, formats=("json", "binary"))
     run.round(0)
     assert run.failures == []

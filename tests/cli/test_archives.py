@@ -75,7 +75,7 @@ def test_an_onnx_file_to_json_and_another_store(run_ingot: RunIngot, tmp_path: P
 
 
 class TestRefusedExports:
-    """One process each, and each imports torch: the many ways to be wrong are tested in tests/export."""
+    """One process each, and each imports torch: other refusals are tested in tests/export."""
 
     def test_a_model_whose_example_does_not_run(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         command = ["export", "tests.export.models:net", "--input", "x:float32[batch,5]", "-o", "net.ingot"]
@@ -85,17 +85,17 @@ class TestRefusedExports:
         assert not (tmp_path / "net.ingot").exists()
 
     def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:
-        (tmp_path / "beside.py").write_text(
+        (tmp_path / "branching.py").write_text(
             "import torch\n"
             "class Net(torch.nn.Module):\n"
             "    def forward(self, x):\n"
             "        return x if x.sum() > 0 else -x\n"
         )
-        result = run_ingot("export", "beside:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot")
+        result = run_ingot("export", "branching:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot")
         assert result.returncode == 1
         message, _, detail = result.stderr.partition("\n")
         assert "torch.where" in message
-        assert message.endswith("beside.py:4 in forward)")
+        assert message.endswith("branching.py:4 in forward)")
         assert "    return torch.cond(x.sum() > 0, lambda: x.clone(), lambda: -x)" in detail
 
     def test_a_checkpoint_with_code_in_it(self, run_ingot: RunIngot, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_each_refusal_with_its_remedy(
 
 
 def two_reports(path: Path, quantization: bytes) -> Path:
-    """Write an archive with a quantized variant, and the one that it came from, each with its report."""
+    """Write an archive with a quantized variant, and the archive it was made from, each with its report."""
     blobs = BlobFolder.scratch()
     graph = blobs.put(b"a graph", manifest.WEIGHT)
     first = samples.serving()

@@ -1,4 +1,4 @@
-"""ONNX files that load or run for ever, given to ``ingot export`` and ``ingot import``."""
+"""ONNX files whose load or run never ends, passed to ``ingot export`` and ``ingot import``."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.support import ROOT, RunIngot, refused
 
 Endless = Callable[[Path], Path]
 both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models.endless_run])
-# Says when an engine is given something to do.
+# Announces each call of the engine.
 PROGRAM = """
 import sys
 from onnxruntime import InferenceSession
 init, run = InferenceSession.__init__, InferenceSession.run
 
-def told(of):
+def announced(of):
     def call(*args, **named):
         print("engine", flush=True)
         return of(*args, **named)
     return call
 
-InferenceSession.__init__, InferenceSession.run = told(init), told(run)
+InferenceSession.__init__, InferenceSession.run = announced(init), announced(run)
 from ingot.__main__ import main
 main()
 """

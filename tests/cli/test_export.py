@@ -1,4 +1,4 @@
-"""``ingot export`` from the shell: its ways of looking into a model, and leaving nothing behind."""
+"""``ingot export`` from the shell: its views into a model, and cleaning up after itself."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ingot", "export", "slow:Slow", "--input", ROWS, "--out", "slow.ingot"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for _ in range(3):  # in the midst of the proofs
+        for _ in range(3):  # in the middle of the proof
             assert process.stdout.readline() == "running\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -227,7 +227,7 @@ def test_an_interrupted_compilation_leaves_no_files(tmp_path: Path, require_tool
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ingot", "export", "tests.export.models:net", "--input", ROWS, "--to", "aoti"]
-    # In a group of its own, all of which Ctrl-C ends: the compiler too.
+    # In its own process group, all of which Ctrl-C ends, the compiler included.
     with subprocess.Popen(
         [*command, "--out", "a.ingot"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True
     ) as process:

@@ -1,4 +1,4 @@
-"""``ingot import`` as a user types it. What is read, and how it becomes an archive, is tested in tests/importing."""
+"""``ingot import`` as a user types it. Reading sources and writing archives is tested in tests/importing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How models are named by users who write upper case, as files, stores, registries, policies and clients see it."""
+"""Model names with upper case, as files, stores, registries, policies and clients treat them."""
 
 from __future__ import annotations
 

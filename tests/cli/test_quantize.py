@@ -1,4 +1,4 @@
-"""``ingot quantize`` as a user types it, in a process of its own whose candidates are as fast as the test says."""
+"""``ingot quantize`` as a user types it, in a separate process whose candidates have the speed that the test sets."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class TestSearch:
         assert "the time was up before anything was tried" in result.stderr
 
 
-# Queries that find their document among all others, as a number and as one value a query; and a metric of whole pairs.
+# Queries that find their document among all others, as a number and as one value per query; and a metric of pairs.
 PAIRED = """
 import numpy as np
 

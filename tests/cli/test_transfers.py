@@ -1,4 +1,4 @@
-"""What transfers show, and what an interruption leaves."""
+"""Progress of transfers, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.model_store.samples import archive
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is drawn on a terminal."""
+    """Text that is drawn on a terminal."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system=None)
     monkeypatch.setattr(transfers, "stderr", lambda: console)

@@ -59,7 +59,7 @@ class Pair(nn.Module):
 
 
 class Counter(nn.Module):
-    """Changes a buffer when it runs; ``shown`` says whether the answer depends on it."""
+    """Changes a buffer when it runs; ``shown`` says whether the output depends on it."""
 
     def __init__(self, shown: bool):
         super().__init__()

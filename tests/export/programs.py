@@ -21,7 +21,7 @@ from ingot.tensors import parse_spec
 
 
 class Case(NamedTuple):
-    """A model, what was captured of it, and inputs to ask both."""
+    """A model, its captured program, and inputs for both."""
 
     eager: Eager
     program: Program
@@ -40,7 +40,7 @@ class Lowered(NamedTuple):
         return load_engine(path, format=self.packed.format, device=device, threads=threads, allow_code=True)
 
     def errors(self) -> dict[str, float]:
-        """Return the largest departure of each output from the model, over all sizes; fails beyond the tolerance."""
+        """Return the largest error of each output over all sizes; fail beyond the tolerance."""
         engine = self.engine()
         try:
             evidence, _ = prove(self.case.eager, engine, self.case.program.signature, self.case.examples)
@@ -65,7 +65,7 @@ class Returning(nn.Module):
 
 
 def shared(engine: Engine) -> set[str]:
-    """Return the outputs of :class:`Returning` that a caller cannot write into without changing something else."""
+    """Return the outputs of :class:`Returning` that share memory with something else."""
     found = set()
     for spec in engine.signature.outputs:
         x = np.ones((2, 3), np.float32)

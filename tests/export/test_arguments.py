@@ -60,7 +60,7 @@ def test_an_example_of_any_structure_is_flattened_to_dotted_names() -> None:
     ]
     assert [spec.name for spec in archive.signature.outputs] == [
         "y",
-        "past.0.0_next",  # what goes in and comes out under one name
+        "past.0.0_next",  # both an input and an output
         "past.0.1_next",
         "past.1.0_next",
         "past.1.1_next",

@@ -58,7 +58,7 @@ class Table(nn.Module):
 
 
 class Once(nn.Module):
-    """A table that is computed at the first call only, whatever comes later: the model is wrong, and no graph right."""
+    """A table that is computed only at the first call: the model itself is wrong, so no graph can be right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Once(nn.Module):
 
 
 class Calibrated(nn.Module):
-    """A scale that the first batch sets, as ActNorm's: a state, though no further call changes it."""
+    """A scale that the first batch sets, as ActNorm's: a state, although later calls do not change it."""
 
     def __init__(self) -> None:
         super().__init__()

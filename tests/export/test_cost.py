@@ -1,4 +1,4 @@
-"""What an export spends: how often it runs the model, captures it, and asks conditions of the capture."""
+"""The cost of an export: runs of the model, captures, and evaluations of the capture's conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.export.models import Function
 
 
 class Counted(nn.Module):
-    """A layer that counts the rows that it is asked outside of captures."""
+    """A layer that counts its input rows outside of captures."""
 
     def __init__(self) -> None:
         super().__init__()

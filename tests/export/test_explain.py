@@ -1,4 +1,4 @@
-"""Each failure of torch.export is explained, and the edit that is suggested is made and tried."""
+"""Each failure of torch.export is explained, and the suggested edit is applied and tried."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def failure(module: nn.Module, args: Sequence[torch.Tensor], strict: bool = Fals
 
 
 def why(module: nn.Module, args: Sequence[torch.Tensor]) -> Explanation:
-    """Explain as the capture ladder does: what strict mode says helps where the first error tells no line."""
+    """Explain as the capture ladder does: the error of strict mode helps where the first error names no line."""
     first = failure(module, args)
     explanation = explain(first, module)
     told = explanation.replacement or not explanation.source.lstrip().startswith("def ")

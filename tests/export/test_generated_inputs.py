@@ -23,7 +23,7 @@ EDGES = ["nodes:float32[n,6]", "edges:int64[2,e]"]
 
 
 class GraphConvolution(nn.Module):
-    """Sums what the edges bring to each node, weighted by degrees, with an edge from each node to itself."""
+    """Sums messages over edges, weighted by degrees, with a self-loop at each node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_sizes_that_depend_on_each_other_are_proved_together() -> None:
 
 
 class UNet(nn.Module):
-    """Halves an image as often as is said, doubles it again and joins it with the image."""
+    """Halves an image ``depth`` times, doubles it again and joins it with the image."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which way each part of a model takes, held against the model at several sizes."""
+"""The engine of each part of a model, with answers compared with the model's at several sizes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Rows(nn.Module):
-    """Rows of 6 values, through two linear layers around what a test puts there."""
+    """Rows of 6 values, through two linear layers around a module of the test."""
 
     def __init__(self, middle: Callable[[Rows, torch.Tensor], Any]):
         super().__init__()

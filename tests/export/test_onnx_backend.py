@@ -1,4 +1,4 @@
-"""The tests that come with the onnx package: what ONNX Runtime alone passes, import, rules and engine pass too."""
+"""Tests of the onnx package: each case that plain ONNX Runtime passes also passes imported, rewritten and served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ingot.tensors import Array
 
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
-# Sequences and optional values are no tensors: such a model is imported, rewritten and packed, but not served.
+# Sequences and optional values are not tensors: such a model is imported, rewritten and packed, but not served.
 NOT_TENSORS = {
     "test_identity_opt",
     "test_identity_sequence",
@@ -54,7 +54,7 @@ NOT_TENSORS = {
     "test_split_to_sequence_nokeepdims",
 }
 # Their ``Range`` is given vectors of one element, against its definition; the engine sees that once they are constants.
-# The proof after each rule finds it, and the rule's result is thrown away.
+# The proof after each rule finds it, and the rule's result is discarded.
 REJECTED = {
     "constant-folding: test_affine_grid_2d_expanded",
     "constant-folding: test_affine_grid_2d_align_corners_expanded",
@@ -63,7 +63,7 @@ REJECTED = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model, inputs and the outputs that are right."""
+    """A model, inputs and expected outputs."""
 
     name: str
     model: bytes
@@ -94,7 +94,7 @@ class Case:
 
 
 def as_text(array: Array) -> Array:
-    """Return strings as ``str``, as the expected outputs have them; the engine gives bytes."""
+    """Return strings as ``str``, as the expected outputs have them; the engine returns bytes."""
     if array.dtype != object:
         return array
     return np.array([item.decode() for item in array.reshape(-1)], dtype=object).reshape(array.shape)
@@ -156,7 +156,7 @@ def light_cases() -> Iterator[Case]:
 
 @dataclass
 class Outcome:
-    """What became of the cases of a group."""
+    """The outcomes of the cases of a group."""
 
     passed: int = 0
     refused: set[str] = field(default_factory=set)
@@ -165,14 +165,14 @@ class Outcome:
 
 
 def follow(cases: Iterator[Case], folder: Path) -> Outcome:
-    """Send the cases that ONNX Runtime alone passes through all that a file goes through on its way to be served."""
+    """Import, rewrite, pack and serve the cases that plain ONNX Runtime passes."""
     chosen = rules.select(["all"])[1]
     outcome = Outcome()
     with quiet():
         for case in cases:
             try:
                 case.run(case.model)
-            except Exception:  # noqa: BLE001 - whatever it is, it is none of ours
+            except Exception:  # noqa: BLE001 - any failure of plain ONNX Runtime skips the case
                 continue
             try:
                 follow_one(case, chosen, folder, outcome)

@@ -1,4 +1,4 @@
-"""The pass manager: what it runs, proves and leaves out; and the choice of the rules that it is given."""
+"""The pass manager: the rules that it runs, proves and skips, and the selection of rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = torch.arange(4.0)
 
 
 class Swap(FxPass):
-    """Puts one operator in the place of another."""
+    """Replaces one operator by another."""
 
     def __init__(self, name: str, old: Any, new: Any, requires: Callable[[], None] = lambda: None):
         self.name = name  # type: ignore[misc]
@@ -114,7 +114,7 @@ def test_rules_are_chosen_by_name_and_the_users_run_first() -> None:
 
 
 class EntryPoint:
-    """One as ``importlib.metadata`` gives it."""
+    """An entry point as ``importlib.metadata`` returns it."""
 
     name = "theirs"
 

@@ -1,4 +1,4 @@
-"""Exports from end to end: what the archive's graph answers in ONNX Runtime is held against PyTorch here again."""
+"""Exports from end to end; outputs of the archive's graph in ONNX Runtime are compared with PyTorch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what is measured on fake tensors is held against sums by hand and against real modules."""
+"""Plans: figures measured on fake tensors are compared with sums by hand and with real modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.export.source.test_imported import torchscript
 
 
 class Wide(nn.Module):
-    """Two matrix products of 64 x 64, with one buffer and one number that is no float."""
+    """Two matrix products of 64 x 64, with one buffer and one number that is not a float."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def test_weights_and_costs_are_the_ones_of_paper() -> None:
         "int4": floats // 2 + 24,
     }
     row = 64 * 4
-    # The input, which the caller holds; what goes into an operator and what comes out.
+    # The input, which the caller holds, and the inputs and outputs of an operator.
     assert found.costs == tuple(Cost({"batch": rows}, rows * 2 * 2 * 64 * 64, rows * 3 * row) for rows in (1, 8, 32))
     assert found.routes == (Support("export"),)
     assert found.formats == (Support("onnx"), Support("aoti"), Support("pt2"))
@@ -119,7 +119,7 @@ class Huge(nn.Module):
 
 
 def on_meta_only() -> nn.Module:
-    """Reads a number while it is built, as drop paths do, which no fake tensor gives."""
+    """Reads a number in its constructor, as drop paths do, which a fake tensor does not have."""
     rates = [rate.item() for rate in torch.linspace(0, 1, 8, device="cpu")]
     assert len(rates) == 8
     return Huge()

@@ -1,4 +1,4 @@
-"""Ways in which a graph could be silently wrong although some inputs agree; each is refused or right."""
+"""Ways in which a graph could be silently wrong although some inputs agree; each is refused or exported correctly."""
 
 from __future__ import annotations
 
@@ -209,6 +209,6 @@ def test_an_example_that_takes_no_other_values_is_proved_with_its_own() -> None:
         def forward(self, box: torch.Tensor) -> torch.Tensor:
             return self.rows(box[:, 1] - box[:, 0])  # type: ignore[no-any-return]
 
-    boxes = torch.tensor([[0, 1], [20, 22], [40, 43], [60, 64]])  # ends of different boxes are no box
+    boxes = torch.tensor([[0, 1], [20, 22], [40, 43], [60, 64]])  # ends of different boxes do not form a box
     archive = export_model(Width(), {"box": boxes}, inputs="box:int64[batch,2]")
     assert archive.variant().serving.evidence.parity[0].cases > 4

@@ -36,7 +36,7 @@ class Average(nn.Module):
 
 
 class Attribute(nn.Module):
-    """A state that is no buffer, which nothing can lift."""
+    """A state that is not a buffer and thus cannot be lifted."""
 
     def __init__(self) -> None:
         super().__init__()

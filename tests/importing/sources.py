@@ -1,4 +1,4 @@
-"""Archives of TorchServe and folders of Triton, made by hand. Readers run no models, so a shell of one will do."""
+"""Archives of TorchServe and folders of Triton, made by hand. Readers do not run models, so a stub is enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged zip and tar files: each is an error that says what is wrong, and nothing left behind."""
+"""Hostile and damaged zip and tar files: each fails with a specific error and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight processes push, promote, roll back, remove, sign, collect and read, and are killed at random all the while.
+"""Eight processes push, promote, roll back, remove, sign, collect and read, and are killed at random.
 
 ``python -m tests.model_store.chaos STORE SECONDS SEED`` prints what was done as JSON, and exits with 1 if a reader saw
 something torn or the store is not whole in the end.
@@ -71,7 +71,7 @@ def read(store: Store, reference: str) -> None:
 
 
 def work(root: Path, seed: int) -> None:
-    """Act until killed; anything but an orderly refusal is written down and ends the run."""
+    """Act until killed; anything but an orderly refusal is recorded and ends the run."""
     dice, store = random.Random(seed), Store(root)
     while True:
         action = dice.choice(ACTIONS)
@@ -110,7 +110,7 @@ def run(root: Path, seconds: float, seed: int) -> int:
 
 
 def judge(root: Path) -> list[str]:
-    """Return what is wrong with the store that is left."""
+    """Return the faults of the store that is left."""
     store = Store(root)
     faults = [path.read_text() for path in root.parent.glob("failed-*")]
     faults += [f"{problem.kind} {problem.subject}: {problem.detail}" for problem in check(store).problems]

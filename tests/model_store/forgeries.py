@@ -1,4 +1,4 @@
-"""Archives that Ingot does not make, but somebody else's program can."""
+"""Archives that Ingot does not write, but another program can."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ingot.model_store.blobs.descriptor import Descriptor
 
 
 def forged(blobs: BlobFolder, serving: Serving, graph: Descriptor, weights: Sequence[Descriptor] = ()) -> Archive:
-    """Return an archive of one variant that nothing was checked of, as somebody else's program can make it."""
+    """Return an unchecked archive of one variant, as another program can write it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Variant, "check_own", lambda self: None)
         return Archive.create(blobs, [add_variant(blobs, serving, graph, weights, [])])
 
 
 def external(location: str, name: str = "w") -> TensorProto:
-    """Return 3 FP32 values that are in a file beside their graph."""
+    """Return 3 FP32 values that are in a file next to their graph."""
     made = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", location), ("offset", "0"), ("length", "12")):
         made.external_data.add(key=key, value=value)

@@ -1,4 +1,4 @@
-"""Graphs with the data of a tensor in a file beside them, in every place and encoding that there is."""
+"""Graphs with the data of a tensor in an external file, in every place and encoding that there is."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def seen(message: Message) -> Iterator[bytes]:
     """Yield what the onnx package knows of files, in every message whatever its kind."""
     if isinstance(message, TensorProto):
         for item in message.external_data:
-            if item.key == "location":  # what is not of UTF-8 comes as bytes
+            if item.key == "location":  # text that is not UTF-8 is bytes
                 yield item.value if isinstance(item.value, bytes) else item.value.encode()
     for kind, value in message.ListFields():
         if kind.message_type is not None:
@@ -143,7 +143,7 @@ def encoded(*tensor: bytes, size: int = 1) -> bytes:
 
 
 def replaced(first: bytes, second: bytes) -> bytes:
-    """Return a model of which one field, that may be there once, is there twice: parsers merge the two."""
+    """Return a model with one singular field twice: parsers merge the two."""
     node = field(1, field(2, b"w"), field(4, b"Constant"), field(5, field(1, b"value"), b"\xa0\x01\x04", first, second))
     return HEAD + field(7, node, NET)
 

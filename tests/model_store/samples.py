@@ -1,4 +1,4 @@
-"""Small archives made by hand: the store does not look into the graph, so any bytes will do for one."""
+"""Small archives made by hand: the store does not parse the graph, so it can be any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, and envelopes as an attacker, another tool or another version would make them."""
+"""Keys, and envelopes as an attacker, another tool or another version makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar files of any members, for archives that are not as Ingot writes them."""
+"""Tar files of any members, for archives that Ingot would not write."""
 
 from __future__ import annotations
 

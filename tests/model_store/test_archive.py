@@ -104,7 +104,7 @@ class TestDamage:
                 Archive.open(path).verify()
 
     def test_a_flipped_bit_is_found_or_changes_nothing(self, path: Path) -> None:
-        """Between the members lies padding, and index.json has notes that identify nothing; all else must be found."""
+        """Padding between members and annotations in index.json do not matter; any other change must be found."""
         good, expected = path.read_bytes(), Archive.open(path)
         contents = [variant.serving for variant in expected.variants]
         inside = [
@@ -242,7 +242,7 @@ class TestHostileDocuments:
                 Archive.create(blobs, [entry])
 
     def test_a_manifest_of_something_else(self) -> None:
-        """Such as a container image: its layers are not a model's."""
+        """For example a container image, whose layers are not a model's."""
         blobs = BlobFolder.scratch()
         layer = blobs.put(b"layer", "application/vnd.oci.image.layer.v1.tar")
         image = {"schemaVersion": 2, "config": layer.model_dump(by_alias=True), "layers": []}
@@ -267,7 +267,7 @@ class TestHostileDocuments:
 
 
 def test_any_garbled_archive_gives_a_deliberate_error(path: Path) -> None:
-    """Whole stretches overwritten, removed or doubled: whatever happens, no other exception comes out."""
+    """Overwrite, remove or double whole stretches: no other exception is raised."""
     good, chosen = path.read_bytes(), random.Random(1)
     refused = 0
     for _ in range(150):

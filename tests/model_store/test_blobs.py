@@ -1,4 +1,4 @@
-"""Copies of blobs: checked on the way, gone on with where they ended, and given up together."""
+"""Copies of blobs: verified, resumed where they ended, and cancelled together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTENT = bytes(range(256)) * 20_000  # some chunks, and a part of one
 
 
 class Source:
-    """Blobs in memory that break off after so many bytes in all, if told to."""
+    """Blobs in memory; reads fail after ``breaks`` bytes in all, if set."""
 
     def __init__(self, content: bytes = CONTENT, breaks: int | None = None):
         self.content = content
@@ -165,7 +165,7 @@ class TestTransfer:
                 started.wait(30)
                 raise InvalidArchive("damaged")
             started.set()
-            while True:  # until it is given up
+            while True:  # until it is cancelled
                 transfer.advance(1)
 
         with pytest.raises(InvalidArchive, match="damaged"):

@@ -1,4 +1,4 @@
-"""No state is lost or torn, whatever many processes do to a store, and whenever they are killed."""
+"""No state is lost or torn while many processes use a store and are killed at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of the store finds whatever is wrong with it, tells what suffers, and makes way for its repair."""
+"""A check of the store finds every fault, names the archives concerned, and makes them repairable."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_damaged_signature_is_told_and_a_push_brings_it_back(store: Store, whi
     overwrite(store.blobs.path(damaged), b" " * damaged.size)
     found = check(store, repair=True).problems
     assert ("blob", damaged.digest) in {(item.kind, item.subject) for item in found}
-    assert store.get("tiny:1").digest == FIRST.digest  # it can still be had: no policy accepts what is damaged
+    assert store.get("tiny:1").digest == FIRST.digest  # readable, as only a policy checks signatures
     assert {item.subject for item in check(store).problems} == {"tiny:1"}
     store.push(signed, "tiny:1")
     assert check(store).clean

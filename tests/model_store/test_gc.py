@@ -1,4 +1,4 @@
-"""Collection takes what nothing needs, and nothing else."""
+"""Collection removes blobs that nothing needs, and only those."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def forget_signed(store: Store) -> Archive:
     store.push(signed, "tiny:prod")
     store.promote("tiny:1", "prod")
     store.remove("tiny:2")
-    for _ in range(2):  # what is attached goes after the archive
+    for _ in range(2):  # attachments are collected after the archive
         collect(store, grace=NOW, keep_moves=0)
     assert attachments_tag(signed.digest) not in store.of("tiny").read()
     with pytest.raises(NotFound, match="now incomplete"):
@@ -198,7 +198,7 @@ def forget_signed(store: Store) -> Archive:
 
 def test_a_rollback_to_what_another_model_brought_back_finds_its_signatures(store: Store) -> None:
     store.push(forget_signed(store), "other:1")
-    store.push(FIRST, "damaged:1")  # which is asked first
+    store.push(FIRST, "damaged:1")  # which is checked first
     store.of("damaged").index.write_bytes(b"{")
     store.rollback("tiny:prod")
     assert store.get("tiny:prod").signatures() == (b"{}",)
@@ -322,7 +322,7 @@ def test_what_is_collected_between_a_look_and_a_move_is_not_pointed_to(
 
 
 class TestSharedStores:
-    """Others may write to the store too: what they put there must not lead anywhere else."""
+    """Other users may write to the store too: links in it must not lead outside."""
 
     @pytest.mark.parametrize("folder", ["tmp", "leases", "derived", "blobs", "repos", "blobs/sha256", "repos/tiny"])
     def test_a_folder_that_is_a_link_is_refused(self, store: Store, tmp_path: Path, folder: str) -> None:
@@ -385,7 +385,7 @@ def test_a_model_that_cannot_be_seen_is_not_taken_for_absent(store: Store) -> No
 
 
 class TestFullDisk:
-    """A push into a full disk takes back what it copied, and nothing that others need."""
+    """A push to a full disk removes the blobs that it copied, but none that others need."""
 
     WEIGHTS = tuple(bytes([number]) * (300_000 + number) for number in range(8))
 
@@ -398,7 +398,7 @@ class TestFullDisk:
         own_disk = [require_tool("unshare"), "--user", "--map-root-user", "--mount", "sh", "-c", script]
         result = subprocess.run(own_disk, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         if result.returncode:
-            pytest.skip(f"no disk of its own can be mounted: {result.stderr}")
+            pytest.skip(f"no separate file system can be mounted: {result.stderr}")
         assert "cannot be written: No space left on device" in result.stderr
         assert int(result.stdout.split()[0]) < 50, result.stdout  # KiB
 

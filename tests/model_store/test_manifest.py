@@ -1,4 +1,4 @@
-"""The documents of an archive: what is read, what is refused, and the schemas that they keep to."""
+"""The documents of an archive: parsing, refusals, and their schemas."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_large_tensor_is_a_blob_that_graphs_share(tmp_path: Path) -> None:
 
 
 def test_weights_beside_the_source_file_come_along(tmp_path: Path) -> None:
-    """Small ones too: the archive must not need the folder that it was made from."""
+    """Even small ones: the archive must not need the folder that it was made from."""
     source = matmul(tmp_path / "model.onnx", 1.0, external=True)
     x = np.ones((1, SIZE), np.float32)
     expected = run(source, x)

@@ -1,4 +1,4 @@
-"""Every file that an engine would open for a graph is known before, held against ONNX Runtime and the onnx package."""
+"""Every file that an engine would open for a graph is found in advance, as ONNX Runtime and onnx confirm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.model_store.outside import (
 
 
 def engine_opens(content: bytes, folder: Path) -> bool | None:
-    """Tell whether ONNX Runtime needs the file to load the model; None if it refuses the model in any case."""
+    """Return whether ONNX Runtime needs the file to load the model; None if it refuses the model in any case."""
     path = folder / "model.onnx"
     path.write_bytes(content)
     alone = loads(path)

@@ -1,4 +1,4 @@
-"""What the store and a registry both hold to: who knows one knows the other."""
+"""The contract that the store and a registry share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def name() -> str:
-    """A model of the test's own."""
+    """A model of this test alone."""
     return f"places/tiny{next(_numbers)}"
 
 
@@ -252,7 +252,7 @@ class TestLocate:
 
     def test_a_reference_leads_to_the_store_or_to_a_registry(self, store: Store) -> None:
         assert locate("tiny:1#int8", store).find()[1] == Reference("tiny", "1", FIRST.digest, "int8")
-        for name in ("tiny:1", "x.onnx", "x.ingot"):  # what ends like a file's name may be a model's there
+        for name in ("tiny:1", "x.onnx", "x.ingot"):  # a model's name may end like a file's
             located = locate(f"oci://registry.local/{name}#int8", store)
             assert (located.path, located.url, located.variant) == (None, None, "int8")
             assert str(located.reference) == f"oci://registry.local/{name}#int8"
@@ -281,7 +281,7 @@ class TestLocate:
             ("none.ingot", "there is no file none.ingot"),
             ("none.onnx", "there is no file none.onnx"),
             ("x" * 300 + ".onnx", "cannot be read: File name too long"),
-            ("~nobody-here/none.ingot", "there is no file ~nobody-here/none.ingot"),
+            ("~no-such-user/none.ingot", "there is no file ~no-such-user/none.ingot"),
             ("./" + "x" * 300 + ".ingot", "cannot be read: File name too long"),
             ("x" * 300 + "#int8", "cannot be read: File name too long"),
             ("ftp://host/tiny.ingot", "is not a model reference"),

@@ -217,7 +217,7 @@ class TestMalformed:
     def test_no_single_byte_can_be_changed(self, position: int, flip: int) -> None:
         content = bytearray(dump(ENVELOPE))
         content[position] ^= flip
-        # A key id that nobody knows makes it somebody else's; a changed space is none of the content.
+        # An unknown key id makes it another signer's; a changed space does not change the content.
         assert check(bytes(content)).result != "valid" or json.loads(content) == ENVELOPE
 
 

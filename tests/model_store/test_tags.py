@@ -1,4 +1,4 @@
-"""Aliases: compare-and-swap, rollback, removal, and a log that survives whoever is killed while writing it."""
+"""Aliases: compare-and-swap, rollback, removal, and a log that survives a process killed while writing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.model_store import Archive, BlobFolder, Store
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.format import attachments, manifest
-from ingot.model_store.store.tags import Change
+from ingot.model_store.store.tags import NONE, Change
 from tests.model_store.samples import archive
 from tests.support import ROOT
 
@@ -50,7 +50,7 @@ class TestPromote:
         assert store.get("tiny:prod").digest == FIRST.digest
         store.promote("tiny:2", "prod", expect=FIRST.digest)
         assert store.get("tiny:prod").digest == SECOND.digest
-        with pytest.raises(TagMoved, match="'tiny:new' is none"):
+        with pytest.raises(TagMoved, match=f"'tiny:new' is {NONE}, not {FIRST.digest}"):
             store.promote("tiny:2", "new", expect=FIRST.digest)
 
     def test_a_push_can_expect_too(self, store: Store) -> None:

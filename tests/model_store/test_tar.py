@@ -1,4 +1,4 @@
-"""Archive files made to deceive: of their members, only plain ones with the names of a layout are taken."""
+"""Archive files made to deceive: only plain members with the names of a layout are accepted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TestHostileTar:
 
     @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
     def test_extension_headers_of_gigabytes_are_not_read(self, path: Path, run_ingot: RunIngot, kind: bytes) -> None:
-        """The file is sparse, so it takes no room on the disk of whoever sends it."""
+        """The file is sparse, so it costs its sender no disk space."""
         size = 3 << 30
         info, _ = member("index.json", kind=kind)
         info.size = size

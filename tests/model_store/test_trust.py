@@ -25,7 +25,7 @@ def signed(key: PrivateKey = KEY, name: str = "tiny") -> Archive:
 
 @pytest.fixture
 def load(tmp_path: Path) -> LoadPolicy:
-    """Writes a policy, beside which the keys team.pub and other.pub lie, and loads it."""
+    """Write a policy next to the keys team.pub and other.pub, and load it."""
     (tmp_path / "team.pub").write_bytes(KEY.public.pem)
     (tmp_path / "other.pub").write_bytes(OTHER.public.pem)
 
@@ -110,7 +110,7 @@ WAIVED = '[[rule]]\nnames = "scratch/*"\nrequire_signature = false\n' + TEAM
 
 
 class TestCheckCopy:
-    """A policy that lets in ``scratch/*`` unsigned, and asks for a signature of ``team/*``."""
+    """A policy that accepts ``scratch/*`` unsigned, and requires a signature of ``team/*``."""
 
     def copy(self, policy: Policy, source: str, target: str | None, subject: Archive = PLAIN, file: str = "") -> None:
         to = None if target is None else Reference.parse(target)
@@ -233,7 +233,7 @@ WRONG = {
     "a slip in a field": ("require_signatur = false\n", "there is no field 'require_signatur'; there are: require_s"),
     "a slip in a rule": (TEAM + "alow_code = true\n", "rule 1: there is no field 'alow_code'; there are: names, reg"),
     "a slip in a table": ('[[rules]]\nnames = "*"\n', "there is no field 'rules'; there are: require_signature, rule"),
-    "a rule that is no list": ('[rule]\nnames = "*"\n', "'rule'"),
+    "a rule that is not a list": ('[rule]\nnames = "*"\n', "'rule'"),
     "no names": ('[[rule]]\nkeys = ["team.pub"]\n', "rule 1: 'names': Field required"),
     "text for yes": ('require_signature = "no"\n', "'require_signature': Input should be a valid boolean"),
     "a number for no": ("require_signature = 0\n", "'require_signature': Input should be a valid boolean"),
@@ -253,7 +253,7 @@ WRONG = {
     "an empty part": ('[[rule]]\nnames = "team//x"\nkeys = ["team.pub"]\n', "is not a pattern of model names"),
     "a registry with a path": (TEAM + 'registry = "host/team"\n', "rule 1 .* is not a registry address"),
     "a private key": ('[[rule]]\nnames = "*"\nkeys = ["team.key"]\n', "team.key is a private key, not a public key"),
-    "a text that is no key": (
+    "a text that is not a key": (
         '[[rule]]\nnames = "*"\nkeys = ["-----BEGIN CERTIFICATE-----"]\n',
         "rule 1 .*: key 1 is a certificate, not a public key",
     ),

@@ -1,4 +1,4 @@
-"""What a variant's graphs may refer to: its own layers, and nothing else."""
+"""A variant's graphs may refer only to its own layers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestWhatIsTaken:
 
 
 class TestWhatIsRefused:
-    """When the archive is made already, and again when one that somebody else made is pushed."""
+    """Refused when an archive is made, and again when another program's archive is pushed."""
 
     @pytest.mark.parametrize(
         "location",

@@ -62,7 +62,7 @@ def graph(
 
 @contextlib.contextmanager
 def loaded(model: ir.Model) -> Iterator[tuple[Engine, Path]]:
-    """Give the engine of a model, and its file. ``model`` stays as it is, but for large weights."""
+    """Yield the engine of a model, and its file. ``model`` stays as it is, but for large weights."""
     blobs = BlobFolder.scratch()
     path = blobs.path(onnx_graph.pack(model.clone(), blobs)[0])
     with contextlib.closing(load_engine(path, device="cpu", threads=1)) as engine:
@@ -101,7 +101,7 @@ def source_of(model: ir.Model) -> Source:
 
 
 def observed(source: Source, data: Mapping[str, Array] | Samples) -> dict[str, Observation]:
-    """Return what a search sees of the activations of layers on data."""
+    """Return the activation ranges of layers on data, as a search records them."""
     samples = data if isinstance(data, Samples) else Samples.read(source.signature, data)
     model = source.model()
     names = set(plans.fitting(source, "static"))
@@ -110,7 +110,7 @@ def observed(source: Source, data: Mapping[str, Array] | Samples) -> dict[str, O
 
 
 def quantized(model: ir.Model, plan: Plan, data: Mapping[str, Array]) -> ir.Model:
-    """Return the model of a plan; one without schemes gives each layer static ones where it can have them."""
+    """Return the model of a plan; without schemes, each layer gets static ones where possible."""
     source = source_of(model)
     if not plan.schemes:
         plan = plan.but(plans.fitting(source, "static"), "static")
@@ -127,5 +127,5 @@ def sqnr(expected: Array, actual: Array) -> float:
 
 
 def halves(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return arrays with float16 in the place of float32."""
+    """Return arrays with float16 in place of float32."""
     return {name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Graphs with the shapes that networks have, for every scheme: text, weights, and inputs of five rows or more."""
+"""Graphs shaped like real networks, for every scheme: text, weights, and inputs of five rows or more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.quant.graphs import random
 class Network:
     """A graph and inputs for it.
 
-    ``integer`` are the operators in integers that ONNX Runtime makes of it when it is quantized statically.
+    ``integer`` are the integer operators that ONNX Runtime runs after static quantization.
     """
 
     text: str

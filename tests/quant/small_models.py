@@ -1,4 +1,4 @@
-"""Small models with weights, as imported archives, and data that they take; and latencies that depend on no machine."""
+"""Small models with weights, as imported archives, with data for them and latencies independent of the machine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def recurrent() -> Archive:
 
 
 def table() -> Archive:
-    """y = 2 x + 1: nothing in it can be quantized."""
+    """y = 2 x + 1: it has nothing to quantize."""
     with TemporaryDirectory() as folder:
         return _import(onnx_models.affine(Path(folder)))
 
@@ -126,7 +126,7 @@ def _export(
 
 
 def _import(path: Path) -> Archive:
-    from ingot.export import export_model  # not where only timing is wanted: it imports torch
+    from ingot.export import export_model  # imported here, as it imports torch
 
     return export_model(path)
 
@@ -142,7 +142,7 @@ def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> dict[str
 
 
 def make_faster(patch: pytest.MonkeyPatch, speed: float = 2.0) -> None:
-    """Let every candidate be so many times as fast as the original, on any machine, and try ONNX Runtime alone."""
+    """Make every candidate so many times as fast as the original, on any machine, and try ONNX Runtime alone."""
     patch.setattr("ingot.runtime.profile.measure_together", timing(speed))
     patch.setattr("ingot.quant.search.search.installed", lambda: ("onnxruntime",))
 

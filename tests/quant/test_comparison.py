@@ -156,13 +156,13 @@ def test_what_cannot_be_asked(original: Archive, data: dict[str, Array], options
 
 def test_a_broken_model(tmp_path: Path, original: Archive, weight: Array, rows: dict[str, Array]) -> None:
     broken = linear_with_nan(original)
-    with pytest.raises(QuantizationError, match="gives NaN or infinity in 'y' where the original does not"):
+    with pytest.raises(QuantizationError, match="returns NaN or infinity in 'y' where the original does not"):
         ingot.compare(original, broken, rows, batches=())
     found = ingot.compare(original, broken, rows, metric="accuracy:labels=labels,output=y", batches=())
     assert found.score_after is not None
     assert found.score_after.value == 0
     assert found.outputs == ()
-    assert "the second gives NaN or infinity in 'y' where the first does not" in found.notes
+    assert "the second returns NaN or infinity in 'y' where the first does not" in found.notes
 
 
 def changed(archive: Archive, **changes: object) -> Archive:

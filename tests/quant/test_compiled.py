@@ -1,4 +1,4 @@
-"""Recipes that compile a PyTorch program, through the front doors. One compiled model serves all but the long tests."""
+"""Recipes that compile a PyTorch program, through the public API. One compiled model serves all but the long tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IMAGES = RNG.standard_normal((40, 3, 8, 8)).astype(np.float32)
 
 
 def config(recipe: Recipe, **options: Any) -> QuantConfig:
-    """Forced: how fast it is depends on what else this machine does."""
+    """Forced, as speed depends on other load on the machine."""
     return QuantConfig(recipe=recipe, **{"allow_code": True, "force": True, "threads": 1, "batches": (1, 4), **options})
 
 
@@ -68,7 +68,7 @@ def quantized(program: Archive, require_tool: RequireTool) -> Archive:
 
 @pytest.fixture
 def compile_at_once(quantized: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is compiled becomes what was compiled already, and twice as fast as the original."""
+    """Replace compilation by a cached result that is twice as fast as the original."""
     made = quantized.variant("int8-aoti")
 
     def pack(program: Program, blobs: BlobFolder, *, freeze: bool) -> Packed:

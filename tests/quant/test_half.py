@@ -1,4 +1,4 @@
-"""Half precision in ONNX graphs: what is converted, what stays, and what the roundings do."""
+"""Half precision in ONNX graphs: conversion, operators that stay in float32, and rounding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(model: ir.Model, x: Array = X) -> Array:
 
 
 def types(model: ir.Model) -> dict[str, ir.DataType | None]:
-    """Return the type of what each operator gives."""
+    """Return the type of each operator's output."""
     return {node.op_type: node.outputs[0].dtype for node in model.graph if node.op_type != "Cast"}
 
 

@@ -1,4 +1,4 @@
-"""Variants in half precision: of archives, by ``quantize``; what is in their graphs is tested in test_half.py."""
+"""Variants of archives in half precision, by ``quantize``; test_half_graph.py tests their graphs."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def compare(
 
 
 def answers(rows: int = ROWS, classes: int = 10) -> tuple[Array, Array]:
-    """Return labels, and logits that are right about them most of the time."""
+    """Return labels, and logits that are mostly right."""
     labels = RNG.integers(0, classes, rows)
     logits = RNG.standard_normal((rows, classes)).astype(np.float32)
     logits[np.arange(rows), labels] += 2
@@ -158,7 +158,7 @@ class TestAgreement:
         takes = signature("y:float32[batch,6]")
         rows = RNG.standard_normal((2000, 6)).astype(np.float32)
         assert compare("similarity", takes, {"y": rows}, {"y": rows * 3}).after.value == pytest.approx(1)
-        same = np.ones((10, 6), np.float32)  # ranks nothing, and neither does the other
+        same = np.ones((10, 6), np.float32)  # constant, like the other one
         assert compare("similarity", takes, {"y": same}, {"y": same}).after.value == 1
         assert compare("similarity", takes, {"y": same}, {"y": rows[:10]}).after.value == 0
 
@@ -352,7 +352,7 @@ class TestBroken:
         _, logits = answers(8)
         other = logits.copy()
         other[3, 3] = value
-        with pytest.raises(QuantizationError, match="the quantized model gives NaN or infinity in 'y'"):
+        with pytest.raises(QuantizationError, match="the quantized model returns NaN or infinity in 'y'"):
             compare(spec, CLASSES, {"y": logits}, {"y": other}, labels=logits)
 
     def test_what_the_original_gives_too_is_left_out(self) -> None:
@@ -363,10 +363,10 @@ class TestBroken:
     def test_other_shapes(self) -> None:
         _, logits = answers(8)
         with pytest.raises(
-            QuantizationError, match=r"gives the shape \[8, 9\] in 'y' where the original gives \[8, 10\]"
+            QuantizationError, match=r"returns the shape \[8, 9\] in 'y' where the original returns \[8, 10\]"
         ):
             compare("cosine", CLASSES, {"y": logits}, {"y": logits[:, :9]})
-        with pytest.raises(QuantizationError, match="gives 8 rows in 'y' for 9 rows of data"):
+        with pytest.raises(QuantizationError, match="returns 8 rows in 'y' for 9 rows of data"):
             parse_metric(None, CLASSES).compare(batches(y=logits), batches(y=logits), samples(CLASSES, 9))
 
 
@@ -440,9 +440,9 @@ class TestFunctions:
         )
         assert each == mean
         found = {"y": np.ones((ROWS, 10))}, {"y": np.tile([1.0, 0.0], (ROWS, 5))}
-        with pytest.raises(QuantizationError, match="gives 2000 values for the original and 1000 for the quantized"):
+        with pytest.raises(QuantizationError, match="returns 2000 values for the original and 1000 for the quantized"):
             compare(lambda outputs, data: outputs["y"][outputs["y"] > 0], CLASSES, *found)
-        with pytest.raises(InvalidArgument, match=r"gives an array of shape \[200, 10\]; return a number"):
+        with pytest.raises(InvalidArgument, match=r"returns an array of shape \[200, 10\]; return a number"):
             compare(lambda outputs, data: outputs["y"], CLASSES, {"y": logits}, {"y": logits})
 
     def test_groups_are_drawn_whole(self) -> None:

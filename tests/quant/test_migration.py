@@ -96,7 +96,7 @@ def test_a_norm_that_others_need_is_left(text: str, why: str) -> None:
     model = graphs.graph(text, NORM_WEIGHTS)
     inputs = {**DATA, "g": NORM_WEIGHTS["g"]} if "float[8] g" in text else DATA
     source = graphs.source_of(model)
-    # The scale has no batch dimension, which is what Samples are read by; the ranges come without it.
+    # The scale has no batch dimension, by which Samples are cut; the ranges are computed without it.
     plain = graphs.observed(graphs.source_of(graphs.graph(NORM, NORM_WEIGHTS)), DATA)
     result = source.model()
     found = migration.apply(result, list(source.by_name(result).values()), plain, 0.5)
@@ -151,7 +151,7 @@ def test_convolutions_have_no_part_in_it() -> None:
 def test_biases_are_corrected_for_what_layers_take_after_a_migration() -> None:
     alone = """(float[batch,8] x) => (float[batch,5] y) {
         n = LayerNormalization<axis=-1>(x, g, h) y = Gemm<transB=1>(n, v, c) }"""
-    weights = {**NORM_WEIGHTS, "h": np.arange(8, dtype=np.float32)}  # means that a wrong factor would show in
+    weights = {**NORM_WEIGHTS, "h": np.arange(8, dtype=np.float32)}  # means in which a wrong factor would show
     source = graphs.source_of(graphs.graph(alone, weights))
     seen, inputs = graphs.observed(source, DATA), DATA
     expected = graphs.answers(source.model(), inputs)["y"]

@@ -1,4 +1,4 @@
-"""Modules that are exported on the way to be quantized."""
+"""Modules that ``quantize`` exports first."""
 
 from __future__ import annotations
 

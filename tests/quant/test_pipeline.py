@@ -1,4 +1,4 @@
-"""What quantization says where there is nothing to gain, and what it refuses."""
+"""Messages of quantization without a gain, and refusals."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class TestFailures:
     def test_a_search_of_which_nothing_can_be_run(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Not taken for one that finds nothing faster, nor remembered when the cause is mended."""
+        """Not treated as a search without a gain, and not remembered once the cause is fixed."""
         make_faster(monkeypatch)
         journal = tmp_path / "journal"
         with monkeypatch.context() as patch:
@@ -243,10 +243,10 @@ class TestJournal:
         result = quantize(classifier, {"x": rows()}, journal=journal, progress=steps.append)
         assert "Continuing after 2 candidates of an interrupted search" in steps
         assert result.verdict == "quantized"
-        assert later[0] not in tried  # what is known is measured again at the end, if it is among the best
+        assert later[0] not in tried  # known plans are measured again at the end if they are among the best
         assert len(later) == len(set(later))
         assert {item.name for item in result.report.candidates} >= {"static int8", "static int8, layers alone"}
-        assert journal.exists()  # until what was found is safe
+        assert journal.exists()  # until the result is saved
         assert result.journal is not None
         result.journal.remove()
         assert not journal.exists()
@@ -356,7 +356,7 @@ class TestRefusedData:
 class TestRefusedModels:
     @pytest.mark.parametrize("config", [None, StaticInt8(), DynamicInt8(), WeightInt8()], ids=repr)
     def test_one_with_a_quantized_variant(self, quantized: Archive, config: Any) -> None:
-        """Told before the work, not after."""
+        """Reported before the work, not after."""
         steps: list[str] = []
         message = "'classifier' has a variant 'int8' already; quantize the archive that it was made from"
         with pytest.raises(InvalidArgument, match=message):
@@ -389,7 +389,7 @@ class TestRefusedModels:
 class TestRefusedConfigurations:
     @pytest.mark.parametrize("kind", [DynamicInt8, WeightInt8, WeightInt4, Float16, PT2EInt8])
     def test_an_engine_without_kernels_for_a_recipe(self, classifier: Archive, kind: type[Any]) -> None:
-        """Told before the work, whether the engine is installed or not."""
+        """Reported before the work, whether the engine is installed or not."""
         steps: list[str] = []
         with pytest.raises(InvalidArgument, match=f"OpenVINO has no kernels for the result of '{kind.name}'"):
             quantize(classifier, config=QuantConfig(kind(), engines=("openvino",)), progress=steps.append)

@@ -54,7 +54,7 @@ def read(case: Case, **arrays: Any) -> Samples:
 
 
 def error(case: Case, program: Any, rows: int) -> float:
-    """Return how far a program is from the model, relative to what the model gives."""
+    """Return the error of a program, relative to the model's output."""
     image = torch.from_numpy(RNG.standard_normal((rows, 3, 8, 8)).astype(np.float32))
     with torch.no_grad():
         expected = case.eager.module(image)

@@ -1,4 +1,4 @@
-"""``ingot.quantize`` as a user calls it: what comes back, what it is worth, and what its evidence says."""
+"""``ingot.quantize`` as a user calls it: the result, its quality, and its evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _any_machine() -> Iterator[None]:
-    """What is faster is not what these tests are about."""
+    """Make candidates faster on any machine; these tests are not about speed."""
     with pytest.MonkeyPatch.context() as patch:
         make_faster(patch)
         yield
@@ -162,7 +162,7 @@ NAMES = ["classifier", "half precision", "pictures", "texts of several lengths",
 
 @pytest.mark.parametrize(("make", "data", "recipes"), MODELS, ids=NAMES)
 class TestModels:
-    """Several inputs and outputs, integer ones, several lengths, no batch, another type: searched, and by recipes."""
+    """Several inputs and outputs, integers, several lengths, no batch, another type: by search and by recipes."""
 
     def test_a_search_with_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         model = make()
@@ -192,7 +192,7 @@ class TestModels:
         model = make()
         for name, recipe in RECIPES.items():
             config = QuantConfig(recipe(), force=True)
-            if recipe().compiles:  # takes another format
+            if recipe().compiles:  # accepts another format
                 continue
             if name not in recipes:
                 if name != "fp16" or model.variant().name != "fp16":
@@ -270,7 +270,7 @@ class TestRecipes:
 
 class TestData:
     def test_the_rows_of_the_metric_are_none_that_ranges_were_learnt_from(self, classifier: Archive) -> None:
-        """A row that is far out of the others' range shows on which side it lies."""
+        """A row far out of the others' range shows in which part it is."""
         x = rows(100)
         x[7] = 1000
         report = quantize(classifier, {"x": x, "row": np.arange(100)}, config=QuantConfig(metric=_has_row_7)).report
@@ -292,7 +292,7 @@ class TestData:
         np.savez(tmp_path / "val.npz", **labelled)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=0.05)
         report = quantize(classifier, validate=tmp_path / "val.npz", config=config).report
-        assert report.data.source == "val.npz"  # and not where that lies
+        assert report.data.source == "val.npz"  # and not its folder
         assert report.data.digest.startswith("sha256:")
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (0, 200, True)
         assert any("there is no calibration data" in remark for remark in report.notes)
@@ -338,7 +338,7 @@ class TestData:
 
 
 def _has_row_7(outputs: dict[str, Array], data: dict[str, Array]) -> float:
-    """1 if the row is among those that the metric is taken of; never a drop."""
+    """1 if the row is among those of the metric; never a drop."""
     return float(7 in data["row"])
 
 
@@ -384,7 +384,7 @@ def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatc
 
     monkeypatch.setattr(Built, "load", lambda *arguments: Broken(load(*arguments)))
     for config in (QuantConfig(DynamicInt8()), QuantConfig(DynamicInt8(), force=True), QuantConfig()):
-        with pytest.raises(QuantizationError, match="gives NaN"):
+        with pytest.raises(QuantizationError, match="returns NaN"):
             quantize(classifier, {"x": rows()}, config=config)
 
 
@@ -437,7 +437,7 @@ def test_bf16_is_a_candidate_where_the_processor_has_it(
     assert variant.serving.requires["engine"] == "openvino"
     assert variant.serving.requires["inference_precision"] == "bf16"
     assert variant.size == found.archive.variant("fp32").size
-    assert 1e-7 < variant.serving.evidence.agreement[0].error < 0.05  # it was measured in what it is served in
+    assert 1e-7 < variant.serving.evidence.agreement[0].error < 0.05  # measured in the engine that serves it
     found.archive.save(tmp_path / "q.ingot")
     with (
         ingot.serve(f"digits={tmp_path / 'q.ingot'}#bf16-openvino", **FREE) as server,

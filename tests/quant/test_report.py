@@ -80,7 +80,7 @@ REPORT = Report(
 
 
 class Page(HTMLParser):
-    """A page's tags, all closed as they must be, and its text."""
+    """A page's tags, all closed correctly, and its text."""
 
     VOID = ("meta", "br")
 
@@ -197,7 +197,7 @@ def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str)
     ("verdict", "reason", "candidates", "sentence"),
     [
         ("nothing faster", "it is <slow>", (), "Nothing was tried; the model was left as it is: it is <slow>."),
-        # Within the budget, but the verdict is not worked out once more.
+        # Within the budget, but the verdict is not computed again.
         (
             "budget broken",
             "all lose",
@@ -304,7 +304,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\" ' & </style><
 
 
 def hostile(record: Any) -> Any:
-    """Return a report that says the worst wherever it says text."""
+    """Return a report with hostile content in every text."""
     match record:
         case BaseModel():
             names = type(record).model_fields

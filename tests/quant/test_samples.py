@@ -44,7 +44,7 @@ def joined(samples: Samples, name: str = "x") -> Array:
 
 
 class TestContainers:
-    """The same rows from anywhere are the same samples."""
+    """The same rows from any container are the same samples."""
 
     def same(self, data: Any, rows: Array, labels: bool = True) -> None:
         samples = Samples.read(X, data)
@@ -66,7 +66,7 @@ class TestContainers:
     def test_files(self, rows: Array, tmp_path: Path) -> None:
         np.savez(
             tmp_path / "a.npz", x=rows, labels=np.arange(50), version=np.array(3)
-        )  # one value says nothing of rows
+        )  # one value does not determine rows
         self.same(tmp_path / "a.npz", rows)
         np.save(tmp_path / "x.npy", rows)
         self.same(str(tmp_path / "x.npy"), rows, labels=False)

@@ -47,7 +47,7 @@ def source() -> Source:
 def trial(plan: Plan, speed: float, drop: float) -> Trial:
     if math.isnan(drop):
         return Trial(plan=plan, failure="it cannot be loaded")
-    # No two plans have the same size, by which a search knows models that are the same.
+    # No two plans have the same size, as a search treats models of equal size as the same.
     return Trial(
         plan=plan,
         size=int(plan.key[:12], 16),
@@ -58,7 +58,7 @@ def trial(plan: Plan, speed: float, drop: float) -> Trial:
 
 
 class FakeRunner:
-    """A runner whose plans are worth what is said."""
+    """A runner whose plans have given scores and speeds."""
 
     def __init__(self, source: Source, worth: Worth, *, data: bool = True, retimed: Worth | None = None):
         self.source = source
@@ -77,7 +77,7 @@ class FakeRunner:
 
     def attempt(self, plan: Plan) -> Trial:
         self.attempts.append(plan)
-        for _ in range(4):  # an attempt may be given up at each of its steps
+        for _ in range(4):  # an attempt may be abandoned at each of its steps
             self.clock += self.cost / 4
             self.check()
         return trial(plan, *self._worth(plan))
@@ -95,7 +95,7 @@ def run(runner: FakeRunner, config: QuantConfig = CONFIG, journal: Journal | Non
 
 @pytest.fixture
 def rankings(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Rankings that were asked for; the layers with higher numbers are said to hurt more."""
+    """Requested rankings; layers with higher numbers rank as more harmful."""
     asked: list[Plan] = []
 
     def rank(source: Source, plan: Plan, *arguments: Any, **options: Any) -> list[Noise]:
@@ -151,7 +151,7 @@ class TestChoice:
         }
 
     def test_one_that_was_fast_in_the_first_timing_only(self, source: Source) -> None:
-        """The first timing may be too kind, of those that are timed once more too."""
+        """The first timing may be too fast, also of plans that are timed again."""
         runner = FakeRunner(source, lambda plan: (3 - len(runner.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
         found = run(runner)
         assert "timed once, not among the best 4 then" in found.remarks.values()
@@ -166,7 +166,7 @@ class TestChoice:
         assert found.chosen.speed == pytest.approx(2.8)
 
     def test_of_a_large_model_the_best_alone_is_timed_once_more(self, source: Source) -> None:
-        """Memory would have to hold all that are timed side by side."""
+        """All models that are timed side by side would have to fit into memory."""
         worth = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0), "int8 weights": (2.8, 0)}
         runner = FakeRunner(source, lambda plan: worth.get(plan.name, (1, 0)))
         run(runner)
@@ -207,7 +207,7 @@ class TestChoice:
         assert (found.chosen is None) == (not good)
         if found.chosen is not None:
             assert found.chosen in good
-            # Plans whose rows touch count for less, as a server cannot join their requests.
+            # Plans whose rows affect each other count for less, as a server cannot batch their requests.
             worth_of = {item.plan.key: item.speed / (1.2 if item.plan.rows_touch else 1) for item in good}
             assert worth_of[found.chosen.plan.key] * 1.03 >= max(worth_of.values())
         assert len(runner.attempts) == len({plan.key for plan in runner.attempts}) == len(found.trials)
@@ -227,7 +227,7 @@ class TestMending:
 
     @pytest.mark.parametrize("bad", range(LAYERS + 1))
     def test_as_few_layers_as_it_takes_are_kept(self, source: Source, rankings: list[Plan], bad: int) -> None:
-        """Each layer kept costs some speed; the ``bad`` layers with the highest numbers break the budget."""
+        """Each layer kept in float costs some speed; the ``bad`` layers with the highest numbers break the budget."""
         spoiling = {f"MatMul_p{LAYERS - 1 - index}" for index in range(bad)}
 
         def worth(plan: Plan) -> tuple[float, float]:
@@ -241,12 +241,12 @@ class TestMending:
         assert found.chosen is not None
         kept = {name for name in source.names if found.chosen.plan.schemes.get(name) != "static"}
         assert kept == spoiling
-        assert len(rankings) <= 2  # one a family: with and without what stands between layers
+        assert len(rankings) <= 2  # one per family: with and without operators between layers
         if bad:
             assert {noise.layer for noise in found.noises} == set(source.names)
 
     def test_each_plan_has_a_ranking_of_its_own(self, source: Source, rankings: list[Plan]) -> None:
-        """Which layers static ranges spoil says nothing of those that weights of 4 bits spoil."""
+        """Layers that static ranges spoil are not those that 4-bit weights spoil."""
 
         def worth(plan: Plan) -> tuple[float, float]:
             kinds = set(plan.schemes.values())
@@ -270,7 +270,7 @@ class TestMending:
         assert found.chosen is not None
 
     def test_keeping_stops_where_floats_cost_all_that_was_won(self, source: Source, rankings: list[Plan]) -> None:
-        """All layers spoil it; two kept make it slower than the best."""
+        """All layers spoil the plan; two kept ones make it slower than the best."""
 
         def worth(plan: Plan) -> tuple[float, float]:
             if plan.name.startswith("dynamic int8"):
@@ -287,7 +287,7 @@ class TestMending:
 class TestLimits:
     @pytest.fixture
     def runner(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
-        """One whose clock is the search's."""
+        """A runner whose clock is the search's."""
         runner = FakeRunner(source, lambda plan: (2.0, 0) if plan.name == "static int8" else (1.5, 0))
         monkeypatch.setattr(Deadline, "now", property(lambda self: runner.clock))
         return runner
@@ -302,7 +302,7 @@ class TestLimits:
     @pytest.mark.parametrize("cost", [0.3, 2.0, 5.0, 9.0])
     @pytest.mark.parametrize("budget", [20.0, 45.0, 80.0])
     def test_the_time_is_kept_to_within_a_tenth(self, runner: FakeRunner, budget: float, cost: float) -> None:
-        """All of it: the attempts, the last timing, and the writing of the result, which costs less than an attempt."""
+        """Including the attempts, the last timing, and writing the result, which costs less than an attempt."""
         runner.cost = cost
         found = run(runner, replace(CONFIG, budget=budget))
         assert runner.clock + cost / 2 <= 1.1 * budget
@@ -361,7 +361,7 @@ class TestJournal:
     def test_what_it_says_of_the_best_is_not_believed(
         self, source: Source, rankings: list[Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """By the journal the plans with static ranges lose nothing; in truth they lose all, or cannot be made."""
+        """By the journal the plans with static ranges lose nothing; in fact they lose everything, or cannot be made."""
         path, head = tmp_path / "search", {"journal": 1}
 
         def forged(plan: Plan) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def ranked(model: Any, data: Mapping[str, Array], scheme: Scheme = "static", **o
 
 
 def chain(spread: Sequence[float]) -> tuple[Any, dict[str, Array]]:
-    """Return a chain of products. Before each, one channel is larger by a factor, which its weights take back."""
+    """Return a chain of products. Before each, one channel is larger by a factor that its weights cancel."""
     weights: dict[str, Array] = {}
     nodes, value = [], "x"
     for index, factor in enumerate(spread):
@@ -73,7 +73,7 @@ def test_it_is_what_quantizing_one_layer_after_the_other_finds(scheme: Scheme) -
     }
     found = {noise.layer: noise.damage or 0.0 for noise in ranked(model, data, scheme)}
     assert set(found) == set(alone)
-    # What spoils activations spoils no weights, so that with weights alone all layers are much the same.
+    # Large activations do not harm weights, so with weights alone all layers are much the same.
     assert spearman([alone[name] for name in found], list(found.values())) > (0.9 if scheme != "int8" else 0.6)
     if scheme in ("static", "dynamic"):
         decibels = [-10 * np.log10(found[name]) for name in alone]

@@ -1,4 +1,4 @@
-"""Engines made for tests, where what matters is what the runtime does with them."""
+"""Fake engines for tests of the runtime."""
 
 from __future__ import annotations
 

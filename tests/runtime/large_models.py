@@ -1,4 +1,4 @@
-"""Models with weights in blobs of their own, small enough for tests, in a store."""
+"""Models in a store with weights in separate blobs, small enough for tests."""
 
 from __future__ import annotations
 

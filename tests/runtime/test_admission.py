@@ -1,4 +1,4 @@
-"""The terms on which models are let in. What servers refuse, and whom they tell, is tested in server/test_trust.py."""
+"""Policies that admit models; tests/server/test_trust.py tests the refusals of a server."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support import RequireTool, run_python
 
 
 class Lookup(nn.Module):
-    """Checks indices, which a compiled model must survive."""
+    """Checks indices; the process must survive a failed check in a compiled model."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Memory of large batches is used again, is bounded, and never changes an answer that was given."""
+"""Memory of large batches is reused, bounded, and never changes an earlier answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch(*values: float, size: int = LARGE) -> list[Entry]:
 
 
 class Watching(FunctionEngine):
-    """Keeps where each call's input lay."""
+    """Records the address of each call's input."""
 
     def __init__(self, aliases: bool = False):
         super().__init__(lambda inputs: {"y": inputs["x"] if aliases else inputs["x"] + 1}, SIGNATURE)
@@ -33,7 +33,7 @@ class Watching(FunctionEngine):
 
 
 class Allocating(Watching):
-    """An engine on a device with memory of its own."""
+    """An engine on a device with its own memory."""
 
     device = "cuda"
 

@@ -1,4 +1,4 @@
-"""Which variant is taken, with engines and times made up; tests/server/test_variants.py has real ones."""
+"""The choice of a variant, with fake engines and times; tests/server/test_variants.py has real ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 @pytest.fixture
 def times(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What timing each variant gives; one without an entry cannot be timed."""
+    """The measured time of each variant; one without an entry cannot be timed."""
     seconds: dict[str, float] = {}
 
     def measured(pair: Sequence[Any], *_: Any) -> list[Mapping[int, float]]:
@@ -92,7 +92,7 @@ def test_a_difference_of_less_than_5_percent_leaves_the_archives_order(
 
 @pytest.mark.usefixtures("engines", "times")
 class TestRecordedTimes:
-    """Timing would fail here, since no times are given."""
+    """Timing would fail here, as no times are set."""
 
     def test_speed_ups_over_a_common_parent_count_more_than_latencies_of_different_runs(self) -> None:
         quiet, busy = timed(0.001, baseline=0.0012), timed(0.002, baseline=0.006)

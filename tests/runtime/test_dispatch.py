@@ -37,12 +37,12 @@ def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings:
 
 
 def takes(seconds: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call be expected to take so many seconds by samples, whatever the clock says."""
+    """Set the seconds that a call is expected to take, by samples, regardless of the clock."""
     monkeypatch.setattr(warmup, "measure", lambda *_: Latency(seconds))
 
 
 def explode(outcome: Outcome) -> None:
-    raise ValueError("nobody foresaw this")
+    raise ValueError("unforeseen failure")
 
 
 def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other() -> None:
@@ -82,7 +82,7 @@ def test_a_reply_that_fails_keeps_nobody_else_from_his_answer(caplog: pytest.Log
         served.close()
 
     asyncio.run(work())
-    assert "nobody foresaw this" in caplog.text
+    assert "unforeseen failure" in caplog.text
 
 
 def test_a_reply_to_a_late_request_that_fails_loses_no_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,14 +91,14 @@ def test_a_reply_to_a_late_request_that_fails_loses_no_batch(caplog: pytest.LogC
         served.submit(ONE, explode, timeout=0.001)
         answers: list[Outcome] = []
         served.submit(ONE, answers.append)
-        time.sleep(0.002)  # the loop is busy with something else meanwhile
+        time.sleep(0.002)  # meanwhile the loop is busy
         await wait_until(lambda: answers, 10)
         assert not isinstance(answers[0], IngotError)
         await asyncio.wait_for(served.drain(), 30)
         served.close()
 
     asyncio.run(work())
-    assert "nobody foresaw this" in caplog.text
+    assert "unforeseen failure" in caplog.text
 
 
 def test_a_batch_that_cannot_be_learnt_from_is_answered(
@@ -248,7 +248,7 @@ def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
-    """On uvloop, a timer that is due at once is not one that tells when."""
+    """On uvloop, a timer that is due at once has no time."""
 
     async def work() -> None:
         served = loaded(FunctionEngine())
@@ -284,7 +284,7 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
         served = loaded(engine)
         first = asyncio.create_task(served.infer(ONE))
         await wait_until(lambda: engine.calls)
-        assert not rests  # nobody waits
+        assert not rests  # no request waits
         others = [asyncio.create_task(served.infer(ONE)) for _ in range(3)]
         await wait_until(lambda: served.statistics().described["waiting"] == 3)
         await asyncio.sleep(0)
@@ -327,7 +327,7 @@ def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytes
     gate = threading.Event()
 
     def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {"y": np.zeros((len(inputs["x"]),) * 2, np.float32)}  # which cannot be, without a word in the log
+        return {"y": np.zeros((len(inputs["x"]),) * 2, np.float32)}  # which cannot be released, and nothing is logged
 
     async def work() -> None:
         engine = FunctionEngine(ragged, WIDE, gate)
@@ -345,7 +345,7 @@ def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytes
 
 
 def test_a_request_of_many_parts_is_held_against_what_all_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits before it, so that to try later is of no use."""
+    """The queue is empty, so a later attempt would fail as well."""
     takes({1: 0.1, 4: 0.2}, monkeypatch)
 
     async def work() -> None:

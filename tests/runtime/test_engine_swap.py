@@ -1,4 +1,4 @@
-"""The change of engines by itself. What it does to models and the cache is tested in test_prepacked.py."""
+"""The swap of engines by itself; test_prepacked.py tests its effect on models and the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.engines import DOUBLER, FunctionEngine
 
 
 class Saved:
-    """A saved form that is there, and opens as a test wants it."""
+    """A saved form that exists and opens as a test sets."""
 
     def __init__(self, folder: Path, opens: Callable[[], Engine] = FunctionEngine):
         self.opens = opens

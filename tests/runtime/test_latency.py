@@ -129,7 +129,7 @@ def test_rows_of_another_weight_are_guessed_in_proportion_and_then_learnt() -> N
     assert latencies.of(1050) is short
     long = latencies.of(4000)
     assert long(1) == pytest.approx(0.04)
-    long.learn(1, 0.08)  # attention takes more than in proportion
+    long.learn(1, 0.08)  # the cost of attention grows faster than its input
     assert long(8) == pytest.approx(0.16)
     assert latencies.of(8000)(1) == pytest.approx(0.16)
     assert short(1) == 0.01

@@ -62,7 +62,7 @@ def test_a_value_that_the_model_rejects_is_the_callers_fault(tmp_path: Path, cap
     engine = load_engine(onnx_models.embedding(tmp_path))
     with pytest.raises(InvalidArgument, match="out of data bounds"):
         engine.run({"ids": np.array([[10]])})
-    assert capfd.readouterr() == ("", "")  # the log is not a client's to fill
+    assert capfd.readouterr() == ("", "")  # a client must not be able to fill the log
 
 
 def test_the_profile_covers_the_batches(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_profile_covers_the_batches(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_compared_with_each_other_are_no_batch(tmp_path: Path) -> None:
-    """A matrix of similarities starts with the batch and has it twice: joined, it would tell one client of another."""
+    """A matrix of similarities has the batch in both dimensions: batched, it would leak data between clients."""
     kind = TensorProto.FLOAT
     nodes = [
         helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),

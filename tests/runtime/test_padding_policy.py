@@ -1,4 +1,4 @@
-"""Requests of different sizes share a call where that costs less, and none gets another answer for it."""
+"""Requests of different sizes share a call where that costs less, without changing any answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mixer(worth: float | None, paddings: Mapping[str, Padding] = PADDINGS, *, ro
 
 
 def ask(made: PaddingPolicy | None, entries: Sequence[Entry]) -> tuple[FunctionEngine, Batcher]:
-    """Run a batch, and check that every answer is the one that the request would have got alone."""
+    """Run a batch, and check that every answer equals that of the request alone."""
     engine = FunctionEngine(masked_sum, SIGNATURE)
     batcher = Batcher(engine, SIGNATURE, made)
     for item, outcome in zip(entries, batcher.run(entries), strict=True):
@@ -103,7 +103,7 @@ def test_sizes_are_rounded_for_engines_that_compile_code_for_each() -> None:
     targets = {made.target([entry(length)])[0] for length in range(1, 101)}
     assert len(targets) <= 40
     assert all(made.target([entry(length)])[0] <= max(length + 1, length * 1.25) for length in range(1, 101))
-    assert made.target([entry(100)]) == (100,)  # the model takes no more
+    assert made.target([entry(100)]) == (100,)  # the model does not accept more
 
 
 def test_what_cannot_be_padded_still_separates_requests() -> None:

@@ -84,7 +84,7 @@ def test_an_engine_on_the_cpu_gives_ordinary_memory_for_inputs(tmp_path: Path) -
 
 
 def test_bound_runs_answer_as_plain_ones_and_keep_nothing_of_the_call_before(tmp_path: Path) -> None:
-    """ONNX Runtime binds on the CPU too, which is what can be tested without a GPU."""
+    """ONNX Runtime binds on the CPU too, which can be tested without a GPU."""
     onnxruntime = pytest.importorskip("onnxruntime")
     path = onnx_models.affine(tmp_path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

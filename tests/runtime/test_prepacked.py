@@ -44,7 +44,7 @@ def layers(store: Store) -> Archive:
 
 
 class Served:
-    """A model that is loaded and answers; ``results`` are what the cache counted."""
+    """A loaded model that answers; ``results`` are the cache's counts."""
 
     def __init__(self, store: Store, name: str = "layers", settings: Settings | None = None):
         self.metrics = Metrics()
@@ -75,13 +75,13 @@ class Served:
 
 
 def whole(store: Store, name: str = "layers") -> Answers:
-    """Return what the model answers as it is loaded without the cache."""
+    """Return the answers of the model loaded without the cache."""
     with Served(store, name, Settings(derived_cache=False)) as served:
         return served.answers()
 
 
 def result(store: Store, name: str = "layers") -> str:
-    """Load the model, hold its answers against those without the cache, and return what the cache counted."""
+    """Load the model, compare its answers with those without the cache, and return the cache's count."""
     expected = whole(store, name)
     with Served(store, name) as served:
         check(served.settle().answers(), expected)

@@ -86,7 +86,7 @@ def test_who_leaves_makes_room() -> None:
         scheduler.offer(item, 0.0)
     for item in leaving:
         scheduler.discard(item)
-        scheduler.discard(item)  # twice is no harm
+        scheduler.discard(item)  # twice is harmless
     assert len(scheduler) == 0
     scheduler.offer(entry(width=20), 0.0)
     scheduler.offer(entry(), 0.0)

@@ -1,4 +1,4 @@
-"""Properties of the scheduler's policy, over all that may happen to it, with a simulated clock and engines."""
+"""Properties of the scheduler's policy over random events, with a simulated clock and engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Arrival:
 
 
 class World:
-    """Runs a scheduler over arrivals with engines that take exactly ``latency``, and keeps what became of each."""
+    """Runs a scheduler over arrivals with engines that take exactly ``latency``, and records their outcomes."""
 
     def __init__(self, scheduler: Scheduler, latency: Latency, engines: int = 1):
         self.scheduler = scheduler
@@ -87,7 +87,7 @@ class World:
             self._running.append((self.now + self._latency(sum(entry.samples for entry in batch)), batch))
 
     def run_until(self, end: float) -> None:
-        """Let time pass: engines end, and the scheduler is asked again when it wished to be."""
+        """Let time pass: calls of engines end, and the scheduler is called again at its wake-up time."""
         self.pump()
         while True:
             moments = [until for until, _ in self._running]
@@ -125,7 +125,7 @@ class World:
         self.run_until(math.inf)
 
     def leave(self, number: int) -> None:
-        if not self.outcomes[number]:  # nobody cancels what was answered, be it with a refusal
+        if not self.outcomes[number]:  # a request that has an answer or a refusal is not cancelled
             self.scheduler.discard(self.entries[number])
 
 
@@ -163,7 +163,7 @@ def test_whatever_happens_each_is_answered_once_and_nothing_is_left(
     assert scheduler.take(it.now) == []
     assert scheduler.wake is None
     big = Entry({}, 1, lambda outcome: None, it.now, nbytes=scheduler.limits.max_queue_bytes)
-    scheduler.offer(big, it.now)  # no byte of those before is counted any more
+    scheduler.offer(big, it.now)  # earlier bytes are not counted any more
     assert scheduler.take(it.now) == [big]
 
 
@@ -296,7 +296,7 @@ def test_those_that_are_about_to_follow_are_waited_for() -> None:
 
 def test_a_batch_is_small_enough_that_who_comes_next_is_in_time_too() -> None:
     it = world({1: 0.01, 8: 0.02, 64: 0.05})
-    for _ in range(60):  # by then the time that requests have is known
+    for _ in range(60):  # by then the requests' time limit is known
         for _ in range(20):
             it.offer(Arrival(0, timeout=0.06))
         it.run_until(it.now + 0.02)
@@ -331,7 +331,7 @@ def test_other_engines_share_the_wait() -> None:
     for engines, admitted in ((1, 2), (2, 4), (4, 8)):
         it = world(FLAT, engines)
         for _ in range(2):
-            it.scheduler.latency.learn(2, FLAT[2])  # else a batch of two is tried, lest it was measured wrong
+            it.scheduler.latency.learn(2, FLAT[2])  # otherwise a batch of two is tried again to verify its time
         for _ in range(engines):
             it.offer(Arrival(0))
         it.pump()
@@ -495,7 +495,7 @@ def test_an_entry_larger_than_a_batch_waits_for_no_more_rows_than_go_before_it()
 
 
 def test_a_guess_refuses_nothing() -> None:
-    """A sample of megabytes does not take a million times as long as one of four bytes: the call itself counts."""
+    """A sample of megabytes does not take a million times as long as one of four bytes, as a call has a fixed cost."""
     scheduler = Scheduler(Limits(), batching=True, latency=Latency({1: 1e-5}), sample_bytes=4)
     large = [Entry({}, 1, lambda outcome: None, 0.0, ("large",), 5.0, nbytes=4 << 20) for _ in range(8)]
     for entry in large:
@@ -505,4 +505,4 @@ def test_a_guess_refuses_nothing() -> None:
     scheduler.finish(batch, 0.1, 0.1)
     late = Entry({}, 1, lambda outcome: None, 0.1, ("large",), 0.15, nbytes=4 << 20)
     with pytest.raises((Unavailable, DeadlineExceeded)):
-        scheduler.offer(late, 0.1)  # one call has shown what it takes
+        scheduler.offer(late, 0.1)  # one call has shown its duration

@@ -19,7 +19,7 @@ from tests.runtime.engines import DOUBLER, FunctionEngine
 
 
 class Machine:
-    """A clock that stands still but for what engines take: ``cost`` gives seconds by threads and samples."""
+    """A clock that advances only by the time of engines: ``cost`` gives seconds by threads and samples."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Callable[[int, int], float]):
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Archives whose variants give the same answers, at speeds that leave no doubt."""
+"""Archives whose variants give the same answers, at clearly different speeds."""
 
 from __future__ import annotations
 

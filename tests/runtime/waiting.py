@@ -1,4 +1,4 @@
-"""Waiting in an event loop for what another thread or a later tick brings."""
+"""Waiting in an event loop for another thread or a later tick."""
 
 from __future__ import annotations
 

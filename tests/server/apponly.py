@@ -1,4 +1,4 @@
-"""A server of FastAPI's routes alone, without the connections that answer inference themselves."""
+"""A server of FastAPI's routes alone, without the connections that answer inference directly."""
 
 from __future__ import annotations
 

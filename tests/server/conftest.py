@@ -18,7 +18,7 @@ from tests.support import matrix
 
 @pytest.fixture(scope="session", params=matrix("one_process", "two_fronts"))
 def server(request: pytest.FixtureRequest) -> RunningServer:
-    """A server of all the hand-made models, on free ports; all alone, and behind front processes."""
+    """A server of all the hand-made models, on free ports: in one process, and behind front processes."""
     running: RunningServer = request.getfixturevalue(request.param)
     return running
 
@@ -40,7 +40,7 @@ def two_fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
 
 @pytest.fixture(scope="session")
 def fast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The same models behind our own gRPC server."""
+    """The same models behind Ingot's own gRPC server."""
     made = hand_made(tmp_path_factory.mktemp("models"))
     with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, grpc_server="fast") as running:
         yield running
@@ -70,7 +70,7 @@ def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def still_answers(http: httpx.Client) -> Iterator[None]:
-    """After whatever the test did, the server must answer as before."""
+    """After each test, the server must answer as before."""
     yield
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
     answer = http.post("/v2/models/affine/infer", json=body)

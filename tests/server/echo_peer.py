@@ -62,7 +62,7 @@ class EchoPlane:
 
 
 class Wire:
-    """What the connection takes for its socket."""
+    """A fake socket of the connection."""
 
     def __init__(self) -> None:
         self.written = bytearray()

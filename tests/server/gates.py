@@ -1,4 +1,4 @@
-"""Models that answer only when a test lets them, in servers of its own process and of others.
+"""Models that answer only when a test lets them, in servers in this process and in others.
 
 ``python -m tests.server.gates FILE ARGS...`` is the ``ingot`` command with such models.
 """
@@ -39,12 +39,12 @@ class Gate:
         self._file.close()
 
     def shut(self) -> None:
-        """Hold the calls that come from now on, after those that run have ended."""
+        """Hold later calls, after the running ones have ended."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._waiting.unlink(missing_ok=True)
 
     def waited_at(self) -> bool:
-        """Return whether a call has come to the gate since it was shut."""
+        """Return whether a call has reached the gate since it was shut."""
         return self._waiting.exists()
 
     def open(self) -> None:
@@ -72,7 +72,7 @@ def hold(gate: Path, patch: Callable[[Any, str, Any], None] = setattr) -> None:
         return _Held(engine, gate) if path.stem == "held" else engine
 
     def run_without_the_wait(self: Worker, entries: Any) -> Any:
-        # Else the scheduler learns that the model is slow, and refuses requests that have a deadline.
+        # Otherwise the scheduler learns that the model is slow, and refuses requests that have a deadline.
         outcomes, seconds, spent = run(self, entries)
         return outcomes, seconds - getattr(self._engine, "waited", 0), spent
 

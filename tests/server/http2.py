@@ -1,4 +1,4 @@
-"""A peer of HTTP/2 that sends whatever a test tells it to, right or wrong, and keeps what comes back."""
+"""An HTTP/2 peer that sends any bytes, right or wrong, and records the answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """Return a frame's bytes, whether or not such a frame may be."""
+    """Return a frame's bytes, whether or not the frame is valid."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
@@ -83,7 +83,7 @@ class Peer:
         self.socket.sendall(b"".join(parts))
 
     def try_to_send(self, *parts: bytes) -> bool:
-        """Send; tell whether the other side still takes it."""
+        """Send; return whether the other side still accepts it."""
         try:
             self.send(*parts)
         except OSError:
@@ -150,7 +150,7 @@ class Peer:
             self._data.setdefault(found.stream_id, bytearray()).extend(found.data)
 
     def until(self, wanted: Callable[[Frame], bool]) -> Frame | None:
-        """Read until a frame is as wanted; None if the connection ends before."""
+        """Read until a frame matches; return None if the connection ends first."""
         while (found := self.read()) is not None:
             if wanted(found):
                 return found
@@ -162,7 +162,7 @@ class Peer:
         return self
 
     def ping(self) -> list[Frame]:
-        """Ask for an echo, and return all that came before it, or before the end if none comes."""
+        """Send a PING, and return all frames before its echo, or before the end of the connection."""
         start = len(self.seen)
         opaque = next(self._pings).to_bytes(8, "big")
         self.try_to_send(frame(PING, 0, 0, opaque))
@@ -201,12 +201,12 @@ class Peer:
         return frame(DATA, 0, stream, part)
 
     def verdict(self, *parts: bytes) -> set[str]:
-        """Send what is wrong and tell what came of it: ``goaway CODE``, ``reset CODE``, ``closed``, or ``alive``."""
+        """Send invalid bytes and return the outcome: ``goaway CODE``, ``reset CODE``, ``closed``, or ``alive``."""
         self.try_to_send(*parts)
         with contextlib.suppress(OSError):
             start = len(self.seen)
             self.ping()
-            self.ping()  # by now, whatever is done in a later turn of the server's loop is done, too
+            self.ping()  # by now, work in a later turn of the server's loop is done, too
             return set(_verdicts(self.seen[start:]))
         return {"closed"} if _is_closed(self.socket) else {"silent"}
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as clients see it that share nothing with it, and what they ask of it."""
+"""A server in a separate process, with helpers for clients that share no code with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests import onnx_models
 from tests.server.gates import Gate
 from tests.support import ROOT, matrix
 
-# Both speak the same protocol, so both are held to the same tests.
+# Both implement the same protocol, so both run the same tests.
 GRPC_SERVERS = matrix("fast", "grpcio")
 
 INFER = f"/{codec.SERVICE}/ModelInfer"
@@ -105,7 +105,7 @@ def floats(reply: pb.ModelInferResponse) -> list[float]:
 
 
 def row(number: int) -> list[float]:
-    """Return inputs of ``affine`` that no other number has; :func:`affine_of` says what becomes of them."""
+    """Return inputs of ``affine`` that are unique per number; :func:`affine_of` returns the expected answer."""
     return [number, number + 0.25, -number]
 
 
@@ -114,7 +114,7 @@ def affine_of(values: Sequence[float]) -> list[float]:
 
 
 def large(number: int) -> Array:
-    """Return an input of ``increment`` of 4 MiB that no other number has, FP32 [1, 1048576]."""
+    """Return an input of ``increment`` of 4 MiB that is unique per number, FP32 [1, 1048576]."""
     x = np.arange(FOUR_MIB, dtype=np.float32).reshape(1, FOUR_MIB)
     x[0, :2] = number
     return x
@@ -127,14 +127,14 @@ def message(request: pb.ModelInferRequest) -> bytes:
 
 
 def unpacked(data: bytes) -> pb.ModelInferResponse:
-    """Return the one answer that a stream's data hold."""
+    """Return the only answer in a stream's data."""
     assert data[0] == 0
     assert int.from_bytes(data[1:5], "big") == len(data) - 5
     return pb.ModelInferResponse.FromString(data[5:])
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait until something is so; fails after ``seconds``."""
+    """Wait until a condition holds; fail after ``seconds``."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "it did not become so in time"
@@ -149,7 +149,7 @@ def allow_many_files() -> int:
 
 
 def models(folder: Path) -> list[str]:
-    """Make the models that the tests ask for: affine, embedding, increment (y = x + 1) and held."""
+    """Make the models of the tests: affine, embedding, increment (y = x + 1) and held."""
     made = [onnx_models.affine(folder), onnx_models.embedding(folder), onnx_models.held(folder)]
     one = numpy_helper.from_array(np.array(1, np.float32), "one")
     shape = ("batch", "width")
@@ -190,7 +190,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def still_answers(service: Service) -> Iterator[None]:
-    """After whatever the test did, both fronts must answer, no request may be left and no exception have escaped."""
+    """After each test, both fronts must answer, without requests in flight or escaped exceptions."""
     logged = service.log.stat().st_size
     yield
     service.check()
@@ -199,7 +199,7 @@ def still_answers(service: Service) -> Iterator[None]:
 
 
 def _failures(log: str) -> list[str]:
-    """Return the log's records of exceptions, but for those by which libraries tell that a client left."""
+    """Return the log's records of exceptions, except those that libraries log when a client leaves."""
     records = re.split(r"^(?=\d{4}-\d\d-\d\d )", log, flags=re.MULTILINE)
     left = ("grpc._cython", "the handler is closed")  # gRPC's library; uvicorn on uvloop
     failures = [record for record in records if "Traceback" in record and not any(text in record for text in left)]

@@ -40,7 +40,7 @@ def test_32_clients_share_batches_and_get_their_own_answers(server: RunningServe
     requests = metric(http, "ingot_batch_requests_sum", "affine") - requests
     batches = metric(http, "ingot_batch_requests_count", "affine") - batches
     assert requests == CLIENTS * REQUESTS
-    assert batches < requests  # some were joined
+    assert batches < requests  # some were batched
     assert metric(http, "ingot_batch_size_sum", "affine") > metric(http, "ingot_batch_requests_sum", "affine")
 
 

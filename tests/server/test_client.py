@@ -50,7 +50,7 @@ def test_errors_are_of_the_kind_the_server_means(url: str) -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.socket() as held:  # bound, so that nobody else gets the port, and not listening
+    with socket.socket() as held:  # bound, so that no other process gets the port, and not listening
         held.bind(("127.0.0.1", 0))
         for scheme in ("http", "grpc"):
             url = f"{scheme}://127.0.0.1:{held.getsockname()[1]}"

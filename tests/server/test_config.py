@@ -1,4 +1,4 @@
-"""Settings: from options, variables and Python alike, and what is said of those that are wrong."""
+"""Settings: from options, variables and Python alike, and the messages for wrong ones."""
 
 from __future__ import annotations
 

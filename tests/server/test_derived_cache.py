@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def counted(client: ingot.Client) -> str:
-    """Wait until the model has settled and return what the cache counted."""
+    """Wait until the model has settled and return the cache's count."""
     for _ in range(100_000):
         metrics = client.metrics()
         for result in ("hit", "built", "failed"):

@@ -1,4 +1,4 @@
-"""The whole way on real data: what is served answers as PyTorch does."""
+"""End to end on real data: the served model answers as PyTorch does."""
 
 from __future__ import annotations
 

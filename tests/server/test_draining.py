@@ -1,4 +1,4 @@
-"""A server that stops loses no request: every answer says that its connection ends, and none ends without."""
+"""A server that stops loses no request: every connection ends with an answer that announces it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASKED: Sequence[tuple[str, str, bytes | None]] = (
 
 
 class Busy(threading.Thread):
-    """Asks on one connection until an answer says that it ends."""
+    """Sends requests on one connection until an answer closes it."""
 
     def __init__(self, url: str, method: str, path: str, body: bytes | None):
         super().__init__(daemon=True)
@@ -60,7 +60,7 @@ class Busy(threading.Thread):
 
 @contextmanager
 def busy(url: str) -> Iterator[None]:
-    """Ask on 16 connections, each of which must be told that it ends."""
+    """Send requests on 16 connections, each of which an answer must close."""
     clients = [Busy(url, *ASKED[number % len(ASKED)]) for number in range(16)]
     for client in clients:
         client.start()

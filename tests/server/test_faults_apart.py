@@ -1,4 +1,4 @@
-"""A fault is its own request's: neither the others of its batch, nor its connection, nor the server pay for it."""
+"""A fault affects only its request: not the others of its batch, nor its connection, nor the server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Endless:
 
 @pytest.mark.parametrize("count", [1, 64, 65, 66, 100])
 def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None:
-    """Neither those that wait for their turn, nor the one beyond, for which there is no room."""
+    """Neither queued requests, nor the next one that does not fit."""
     plane: Any = Endless()
 
     async def requests() -> AsyncIterator[pb.ModelInferRequest]:
@@ -97,7 +97,7 @@ def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None
 
 
 def test_a_request_that_cannot_be_started_ends_its_connection() -> None:
-    """Its client would take the next response for its own."""
+    """Its client would treat the next response as its own."""
     exchange: Any = mock.MagicMock()
     exchange.start.side_effect = ZeroDivisionError
 

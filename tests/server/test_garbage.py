@@ -1,4 +1,4 @@
-"""What a request leaves behind: nothing that has to wait, with all of its bytes, for the garbage collector."""
+"""A request leaves no cycles that keep its bytes until the garbage collector runs."""
 
 from __future__ import annotations
 

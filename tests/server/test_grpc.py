@@ -24,7 +24,7 @@ _SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_front
 
 @pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to each of the two servers, and to the fast one in front processes: it is one contract."""
+    """A channel to each of the two servers, and to the fast one in front processes: all share one contract."""
     server: RunningServer = request.getfixturevalue(_SERVERS[request.param])
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
@@ -54,7 +54,7 @@ def affine(*values: float, **changes: Any) -> pb.ModelInferRequest:
 def refused(channel: grpc.Channel, request: pb.ModelInferRequest) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as caught:
         infer(channel, request)
-    # Whatever was wrong, the next client is answered.
+    # After any error, the next client is answered.
     assert list(infer(channel, affine()).outputs[0].contents.fp32_contents) == [3, 5, 7]
     return caught.value
 
@@ -161,7 +161,7 @@ def test_duplicate_inputs(channel: grpc.Channel) -> None:
 def test_raw_contents_that_do_not_match(channel: grpc.Channel) -> None:
     mixed = affine()
     mixed.raw_input_contents.append(bytes(12))
-    assert "typed contents beside" in str(refused(channel, mixed).details())
+    assert "has typed contents" in str(refused(channel, mixed).details())
     short = pb.ModelInferRequest(model_name="affine")
     short.inputs.add(name="x", datatype="FP32", shape=[1, 3])
     short.raw_input_contents.append(bytes(11))

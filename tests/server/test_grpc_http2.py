@@ -1,4 +1,4 @@
-"""The fast gRPC server frame by frame, without a socket; tests/server/test_grpc.py asks it what clients do."""
+"""The fast gRPC server frame by frame, without a socket; tests/server/test_grpc.py tests it by clients."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
         (peer.head(3, path="/x/y") if index == 0 else b"") + data(3, b"\0")
     ),
     "unknown methods": lambda peer, index: peer.head(3 + 2 * index, path="/x/y"),
-    "what is not gRPC": lambda peer, index: peer.head(3 + 2 * index, content_type="text/html"),
-    "timeouts that are none": lambda peer, index: peer.head(3 + 2 * index, grpc_timeout="soon"),
+    "a content type other than gRPC": lambda peer, index: peer.head(3 + 2 * index, content_type="text/html"),
+    "malformed timeouts": lambda peer, index: peer.head(3 + 2 * index, grpc_timeout="soon"),
     "too much metadata": lambda peer, index: huffman(3 + 2 * index, 20_000),
 }
 
@@ -300,7 +300,7 @@ def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
 
 
 class TestOpenCalls:
-    """What the server keeps for calls that wait."""
+    """Memory of the server for waiting calls."""
 
     def counted(self, peer: Peer) -> int:
         return peer.front._calls._open_calls._held
@@ -384,7 +384,7 @@ BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
     "a ping of seven bytes": (lambda peer: frames.frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
     "a push": (lambda peer: frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
     "a continuation of nothing": (lambda peer: frames.frame(frames.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR),
-    "something amid headers": (
+    "a frame between headers": (
         lambda peer: peer.head(1, flags=0) + frames.frame(frames.PING, 0, 0, bytes(8)),
         ErrorCode.PROTOCOL_ERROR,
     ),
@@ -434,7 +434,7 @@ STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
         lambda peer: peer.head(1, content_length="3") + data(1, b"xx", frames.END_STREAM),
         ErrorCode.PROTOCOL_ERROR,
     ),
-    "a content-length that is no number": (
+    "a content-length that is not a number": (
         lambda peer: peer.head(1, content_length="x") + data(1, prefixed(b""), frames.END_STREAM),
         ErrorCode.PROTOCOL_ERROR,
     ),
@@ -521,12 +521,12 @@ def test_what_is_wrong_with_a_call_is_its_status(case: str) -> None:
 
 
 def held(peer: Peer) -> int:
-    """Return what the server holds of its budget."""
+    """Return the bytes that the server holds of its budget."""
     return peer.front._calls._budget._held
 
 
 async def settled(peer: Peer, stream_id: int) -> list[Frame]:
-    """Return what came until a stream was ended, for which a thread may be needed."""
+    """Return the frames until a stream ended, which may involve a thread."""
     found: list[Frame] = []
     for _ in range(500):
         found += await peer.received()
@@ -653,7 +653,7 @@ def test_a_call_that_is_over_is_not_unfolded_to_its_end(path: str, monkeypatch: 
 
 
 def test_what_is_unfolded_at_once_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is four times the limit of one message, and each of these is ten times it."""
+    """The budget is four times the limit of one message, and each of these is ten times the limit."""
     unfolded = dict.fromkeys(range(1, 17, 2), 0)
 
     def large(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
@@ -695,7 +695,7 @@ def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
 
 
 class TestStalls:
-    """Looks of a connection, of which three are a minute here."""
+    """Checks of a connection for stalls; three of them are a minute here."""
 
     def test_a_message_that_comes_too_slowly_ends_its_call_alone(self) -> None:
         async def test() -> None:
@@ -852,7 +852,7 @@ def test_a_client_that_is_silent_is_asked_and_then_left() -> None:
 def test_headers_are_remembered_only_while_they_mean_the_same() -> None:
     async def test() -> None:
         peer = Peer()
-        # \x44 puts a path into the table, and \xbe is whatever was put there last.
+        # \x44 puts a path into the table, and \xbe is the entry put there last.
         first = b"\x44" + bytes((len(INFER),)) + INFER.encode()
         peer.send(frames.frame(frames.HEADERS, 4, 1, b"\x83\x86" + first + b"\x0f\x10\x10application/grpc"))
         peer.send(frames.frame(frames.HEADERS, 4, 3, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))

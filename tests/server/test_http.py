@@ -26,7 +26,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 @pytest.fixture(scope="module", params=matrix("connection", "fronts", "fastapi"))
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """Whoever answers, the connection itself, in this process or another, or FastAPI: the contract is one."""
+    """All implementations share one contract: connections of this process or of fronts, and FastAPI."""
     url = (
         request.getfixturevalue("app_url")
         if request.param == "fastapi"
@@ -372,7 +372,7 @@ def test_compression_both_ways(http: httpx.Client, encoding: str, encode: Any) -
     headers = {"Content-Encoding": encoding, "Accept-Encoding": encoding}
     answer = http.post("/v2/models/affine/infer", content=encode(json.dumps(affine()).encode()), headers=headers)
     assert answer.headers["content-encoding"] == encoding
-    assert answer.json()["outputs"][0]["data"] == [3, 5, 7]  # httpx has undone it
+    assert answer.json()["outputs"][0]["data"] == [3, 5, 7]  # httpx has decompressed it
 
 
 @pytest.mark.usefixtures("still_answers")
@@ -479,7 +479,7 @@ def test_an_endless_chunked_body_is_cut(server: RunningServer) -> None:
 
 @pytest.mark.usefixtures("still_answers")
 def test_a_client_that_leaves_in_the_middle(server: RunningServer, http: httpx.Client) -> None:
-    """It is nobody's fault: it is not counted as ours, and not logged with a traceback."""
+    """It is not an error of the server: not counted as internal, and not logged with a traceback."""
 
     def internal() -> list[str]:
         return [line for line in http.get("/metrics").text.splitlines() if 'code="internal",protocol="http"' in line]
@@ -514,7 +514,7 @@ def test_the_openapi_description_names_the_bodies(http: httpx.Client) -> None:
 
 @pytest.mark.usefixtures("still_answers")
 def test_a_long_text_among_numbers_costs_nothing(http: httpx.Client) -> None:
-    """numpy alone would make an array of as many such texts: some terabytes."""
+    """numpy alone would allocate an array of equally long texts: some terabytes."""
     body = affine(shape=[1 << 18, 3], data=["a" * (1 << 20), *[1] * (3 * (1 << 18) - 1)])
     answer = http.post("/v2/models/affine/infer", json=body)
     assert (answer.status_code, "numbers" in answer.json()["error"]) == (400, True)
@@ -595,7 +595,7 @@ def test_a_pipelined_request_whose_head_comes_with_a_large_body(server: RunningS
 
 
 def test_a_refusal_keeps_the_connection_unless_the_body_was_left_unread(server: RunningServer) -> None:
-    """Clients that are refused must not have to connect anew each time."""
+    """Refused clients must not have to reconnect each time."""
     late = json.dumps({**affine(), "parameters": {"timeout": 1}}).encode()
     bomb = gzip.compress(bytes(8 << 20))  # read to its end, and over the limit only when it is decompressed
     head = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"

@@ -1,4 +1,4 @@
-"""What connections that answer inference themselves must not get wrong: heads that look alike, order, departures."""
+"""Pitfalls of connections that answer inference directly: similar heads, order of answers, and disconnects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ends_of(connection: socket.socket) -> list[str]:
 
 
 def server_end(ends: list[str]) -> list[str] | None:
-    """Return what Linux's table says of the server's end of a connection; None if that is not open."""
+    """Return the entry of the server's end of a connection in Linux's table; None if that is not open."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if [fields[1][-5:], fields[2][-5:], fields[3]] == [*ends, "01"]:  # ESTABLISHED
@@ -62,19 +62,19 @@ def server_end(ends: list[str]) -> list[str] | None:
 
 
 def unread_by_server(ends: list[str]) -> bool:
-    """Tell whether something has come to the server's end of a connection that its process has not read."""
+    """Return whether the server's end of a connection has bytes that its process has not read."""
     found = server_end(ends)
     return found is not None and int(found[4].partition(":")[2], 16) > 0
 
 
 def exchange(url: str, *parts: bytes) -> bytes:
-    """Send parts, of which the server reads each by itself, and return all that comes back until the server closes."""
+    """Send parts, each of which the server reads separately, and return all bytes until the server closes."""
     with connect(url) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ends = ends_of(connection)
         with contextlib.suppress(ConnectionError):  # refused, and closed
             for number, part in enumerate(parts):
-                if number:  # a pause would do only for a server that is not kept waiting for a core
+                if number:  # a pause would not suffice for a server that waits for a core
                     wait_until(lambda: not unread_by_server(ends))
                 connection.sendall(part)
         received = b""
@@ -93,7 +93,7 @@ LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 @pytest.fixture
 def known(server: RunningServer) -> Iterator[str]:
-    """A server that has met the plain head, whose connections answer by it without parsing."""
+    """A server that has seen the plain head, and answers requests with it without parsing."""
     assert statuses(exchange(server.http_url, PLAIN + BODY, PLAIN + BODY, LAST)) == [b"200"] * 3
     yield server.http_url
     assert b'"data":[3.0,5.0,7.0]' in exchange(server.http_url, PLAIN + BODY, LAST)
@@ -159,7 +159,7 @@ ODD = {
 
 @pytest.mark.parametrize("head", ODD.values(), ids=ODD)
 def test_odd_heads_are_answered_as_fastapi_answers_them(known: str, app_url: str, head: bytes) -> None:
-    """Each twice on one connection, so that what was remembered of the first is met by the second."""
+    """Each twice on one connection, so that the second one finds the remembered head."""
 
     def told(url: str) -> list[bytes]:
         return statuses(exchange(url, head + BODY, head + BODY, PLAIN + BODY, LAST))
@@ -189,7 +189,7 @@ SPLIT = {
 
 @pytest.mark.parametrize("parts", SPLIT.values(), ids=SPLIT)
 def test_an_offer_that_cannot_be_passed_over_ends_the_connection(known: str, parts: tuple[bytes, ...]) -> None:
-    """The parser takes no body after it, so what is in the body would be the next request."""
+    """The parser does not accept a body after it, so the body would become the next request."""
     received = exchange(known, *parts)
     assert statuses(received) == [b"400"]
     assert b"Upgrade" in received

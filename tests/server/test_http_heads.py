@@ -1,4 +1,4 @@
-"""Request lines and headers as RFC 9110 and 9112 have them: wrong ones are refused, odd ones are answered."""
+"""Request lines and headers of RFC 9110 and 9112: invalid ones are refused, unusual ones are answered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[bytes, int, bytes]] = {
     "two Hosts": (POST + b"Host: a\r\nHost: a\r\n" + LENGTH + BODY, 400, b"exactly one 'Host' header; it has 2"),
     "a blank in Host": (POST + b"Host: a b\r\n" + LENGTH + BODY, 400, b"'a b'"),
     "a path in Host": (POST + b"Host: a/b\r\n" + LENGTH + BODY, 400, b"'a/b'"),
-    "a port that is none": (POST + b"Host: a:b\r\n" + LENGTH + BODY, 400, b"'a:b'"),
+    "a port that is not a number": (POST + b"Host: a:b\r\n" + LENGTH + BODY, 400, b"'a:b'"),
     "two Hosts in one": (POST + b"Host: a, b\r\n" + LENGTH + BODY, 400, b"'a, b'"),
     "two Hosts in one without a blank": (POST + b"Host: a,b\r\n" + LENGTH + BODY, 400, b"'a,b'"),
     "two lengths of JSON": (

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as events: the same however the bytes are cut, and bounded in what is kept."""
+"""HTTP/1.1 as events: independent of how the bytes are cut, with bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests are joined only where one client's rows cannot change another's answer."""
+"""Requests share a batch only where one client's rows cannot change another's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large JSON requests: the same answers as small ones, nothing made of what a shape does not allow, nobody held up."""
+"""Large JSON requests: the same answers as small ones, no objects beyond the declared shape, no delay of others."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
         texts.append(raw)
         begun.release()
         assert go.wait(60)
-        raise InvalidArgument("nobody reads this")
+        raise InvalidArgument("never read")
 
     monkeypatch.setattr(large, "loads", wait)
     budget = Budget(1 << 30)

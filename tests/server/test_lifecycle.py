@@ -1,4 +1,4 @@
-"""Starting and stopping, as a user and an orchestrator see it: the real command in a process of its own."""
+"""Starting and stopping, as a user and an orchestrator see it: the real command in its own process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def running(
 def two_in_flight(addresses: Mapping[str, str], gate: Gate) -> Iterator[list[Any]]:
     """Ask the held model over both protocols, yield while both requests are in flight, and let them be answered.
 
-    They are answered once the server takes no more connections.
+    They are answered once the server accepts no more connections.
     """
     x = np.ones((64, 1024), np.float32)
     answers: list[Any] = []
@@ -78,14 +78,14 @@ def two_in_flight(addresses: Mapping[str, str], gate: Gate) -> Iterator[list[Any
 
 
 def until_in_flight(addresses: Mapping[str, str], count: int) -> None:
-    """Wait until so many requests to the held model are taken in."""
+    """Wait until so many requests to the held model are accepted."""
     line = f'ingot_in_flight_requests{{model="held",version="1"}} {count:.1f}'
     with ingot.Client(addresses["http"]) as client:
         wait_until(lambda: line in client.metrics(), 60)
 
 
 def refuses(url: str) -> bool:
-    """Tell whether nobody listens at an address."""
+    """Return whether an address refuses connections."""
     host, _, port = url.partition("://")[2].rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -236,7 +236,7 @@ def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
 
 
 def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over either protocol: the engine runs what others still wait for, and not what nobody does."""
+    """Over either protocol: the engine runs only requests whose clients still wait."""
     hold(gate.path, monkeypatch.setattr)
     model = onnx_models.held(folder)
     x = np.ones((64, 1024), np.float32)

@@ -16,4 +16,4 @@ def test_a_budget_is_shared_and_given_back() -> None:
             third.add(40)
     with budget.reserve() as alone:
         alone.add(50)
-        alone.add(500)  # one request is bounded by its own limit; else it could never be answered
+        alone.add(500)  # one request is bounded by its own limit; otherwise it could never be answered

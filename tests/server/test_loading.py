@@ -39,7 +39,7 @@ try:
     ingot.serve({str(endless(tmp_path / "odd.onnx"))!r}, http_port=0, grpc_port=0, load_timeout=1)
 except DeadlineExceeded as error:
     print(error, flush=True)
-os._exit(0)  # the engine goes on for ever
+os._exit(0)  # the engine never ends
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert "model 'odd' version 1 was not ready within 1s" in result.stdout

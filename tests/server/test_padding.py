@@ -1,4 +1,4 @@
-"""Requests of different lengths share calls over both protocols, where the archive says that padding is not noticed."""
+"""Requests of different lengths share calls over both protocols, where the archive permits padding."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_sentence_encoder_answers_the_same_among_sentences_of_other_lengths(tm
     padded = batcher.run([Entry(item, 1, lambda outcome: None, 0.0) for item in sentences])
     engine.close()
     assert (batcher.spent.calls, batcher.spent.padded) == (1, 2 * 64 * len(sentences))
-    # One engine and long requests: all that come meanwhile are joined.
+    # One engine and long requests: all that arrive meanwhile share a batch.
     with ingot.serve(archive, http_port=0, grpc_port=0, max_batch=8) as server:
 
         def ask(number: int) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Requests that are recognized by one like them: they must mean what the parser alone says that they mean."""
+"""Requests decoded by a remembered plan must mean the same as parsed from scratch."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Decode = Callable[[bytes], tuple[InferRequest, Any]]
 
 
 def text_decoder() -> Decode:
-    """Return what decodes the JSON bodies of one server."""
+    """Return the decoder of one server's JSON bodies."""
     decoder = Decoder()
     return lambda body: decoder.decode("m", "", body, None)
 
 
 def raw_decoder(header_length: int) -> Decode:
-    """Return what decodes bodies of one server that are raw behind so many bytes of JSON."""
+    """Return the decoder of one server's raw bodies after a JSON header of ``size`` bytes."""
     decoder = Decoder()
     return lambda body: decoder.decode("m", "", body, header_length)
 
 
 def message_decoder() -> Decode:
-    """Return what decodes the messages of one server."""
+    """Return the decoder of one server's messages."""
     return wire.Codec().decode
 
 
 def meaning(decode: Decode, body: bytes) -> Any:
-    """Return what a body means: its tensors' types, shapes and bytes and all else, or the error's text."""
+    """Return a body's meaning: its tensors' types, shapes and bytes and all else, or the error's text."""
     try:
         request, layout = decode(body)
     except InvalidArgument as error:
@@ -51,7 +51,7 @@ def meaning(decode: Decode, body: bytes) -> Any:
 
 
 def check_alike(decoder: Callable[[], Decode], first: bytes, *then: bytes) -> None:
-    """Check that bodies mean, to who knows the first, what they mean to who has seen none."""
+    """Check that bodies mean the same to a decoder that has seen the first as to a new one."""
     knowing = decoder()
     for _ in range(3):
         meaning(knowing, first)
@@ -136,7 +136,7 @@ RAW = b'"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters":
 
 
 def headed_decoder() -> Decode:
-    """Return what decodes bodies of one server that are four raw bytes behind JSON."""
+    """Return the decoder of one server's bodies of four raw bytes after JSON."""
     decoder = Decoder()
     return lambda body: decoder.decode("m", "", body, len(body) - 4)
 
@@ -189,7 +189,7 @@ def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
 
     known = [template() for _ in range(3)][-1]
     for number in range(2000):
-        template(id=str(number))  # behind the inputs, where it is not looked for
+        template(id=str(number))  # after the inputs, where it is not searched for
         template(parameters={"trace": number})
     assert template() is known
 

@@ -1,4 +1,4 @@
-"""Recording live requests: what is written, what is not, and that nobody waits for it."""
+"""Recording live requests: which are written, and that no request waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that serves what is in registries: from copies in its store, under names that are not the user's."""
+"""A server of models in registries, served from copies in its store under their full names."""
 
 from __future__ import annotations
 
@@ -152,5 +152,5 @@ def test_the_command_tells_that_it_pulls(registry: str, tmp_path: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
-    assert log.read_text() == f"Pulling {registry}/served/told:1\n"
-    assert [(model["name"], model["version"]) for model in json.loads(line)["models"]] == [("told", "1")]
+    assert log.read_text() == f"Pulling {registry}/served/pulled:1 "
+    assert [(model["name"], model["version"]) for model in json.loads(line)["models"]] == [("pulled", "1")]

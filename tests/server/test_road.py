@@ -1,4 +1,4 @@
-"""The modules that a repeated request enters from its bytes to the engine are few, and its codec is entered little."""
+"""A repeated request enters few modules between its bytes and the engine, and the codec only a few times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Requests of both protocols in one engine call, requests of more rows than a call, and whom a failure hurts: nobody
-but the one to blame.
-"""
+"""Requests of both protocols in one engine call, requests larger than a call, and failures of one among others."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
     gate.set()
     engine = FunctionEngine(scaled, SIGNATURE, gate)
     monkeypatch.setattr(runnable, "load_engine", lambda path, **options: engine)
-    # Batches pay, whatever would be measured on a busy machine.
+    # Batches pay, even on a busy machine.
     monkeypatch.setattr("ingot.runtime.loading.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001}))
     path = onnx_models.affine(tmp_path, "scaled")  # whose name alone counts
     with ingot.serve(str(path), http_port=0, grpc_port=0, max_batch=4) as server:
@@ -173,7 +171,7 @@ def test_a_part_that_fails_fails_the_request_and_nobody_else(gated: Gated, proto
         bad.result(30)
     assert np.array_equal(good.result(30), 2 * row(5))
     first.result(30)
-    assert sum(gated.engine.calls) <= 1 + 4 + 4 + 1  # the third part, which nobody waits for, is left out
+    assert sum(gated.engine.calls) <= 1 + 4 + 4 + 1  # the third part, whose request has failed, is left out
 
 
 def test_parts_whose_time_is_up_are_left_out(gated: Gated) -> None:

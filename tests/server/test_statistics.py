@@ -25,7 +25,7 @@ X = np.ones((3, 3), np.float32)
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[RunningServer]:
-    """A server whose counts nobody else adds to."""
+    """A server for this module, so that other tests do not change its counts."""
     models = [onnx_models.affine(tmp_path), onnx_models.embedding(tmp_path), onnx_models.unbatched(tmp_path)]
     with ingot.serve(*map(str, models), http_port=0, grpc_port=0, max_batch=8) as running:
         yield running
@@ -37,7 +37,7 @@ def client(server: RunningServer, protocol: str) -> Any:
 
 
 def statistics(server: RunningServer, protocol: str, *name: str) -> list[dict[str, Any]]:
-    """Return what Triton's client makes of it; JSON of a message has numbers as text and leaves zeros out."""
+    """Return statistics as Triton's client parses them; JSON of a message has numbers as text and omits zeros."""
     asked = client(server, protocol)
     options = {} if protocol == "http" else {"as_json": True}
     found: list[dict[str, Any]] = asked.get_inference_statistics(*name, **options)["model_stats"]

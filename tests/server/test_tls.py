@@ -26,7 +26,7 @@ from tests.support import matrix
 
 
 def make(folder: Path, name: str = "server", password: bytes | None = None) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from ingot.server.main import RunningServer
 
-# Its asyncio form leaves the answers to health checks unread, of which aiohttp complains when they are collected.
+# Its asyncio form leaves answers to health checks unread, and aiohttp warns when they are collected.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <function Connection.__del__:pytest.PytestUnraisableExceptionWarning"
 )

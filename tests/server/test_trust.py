@@ -1,4 +1,4 @@
-"""A server with a trust policy: what it serves, what it refuses, and who is told."""
+"""A server with a trust policy: the models that it serves or refuses, and its reports."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def doubled_for_three(path: Path) -> Path:
 def test_what_no_signature_covers_is_not_served_under_a_policy(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The derived cache lies in the store, where somebody may have put another model that answers the goldens."""
+    """The derived cache lies in the store, where an attacker may have put another model that passes the goldens."""
     monkeypatch.setattr(prepacked, "MIN_BYTES", 1)
     honest = large_models.layers(tmp_path)
     fraud = doubled_for_three(honest)
@@ -221,7 +221,7 @@ def test_what_is_let_in_unsigned_is_logged(policy: Path, caplog: pytest.LogCaptu
 
 
 class TestCode:
-    """The archive's program is none, so that allowing it shows in how far loading gets."""
+    """The archive's program is invalid, so that the step at which loading fails shows whether it was allowed."""
 
     def test_a_rule_allows_it_for_what_its_keys_signed(self, policy: Path) -> None:
         policy.write_text(f"{policy.read_text()}allow_code = true\n")

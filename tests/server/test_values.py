@@ -1,4 +1,4 @@
-"""Values that a model rejects and tensors without elements, over both protocols; and faults that repeat in the log."""
+"""Values that a model rejects and tensors without elements, over both protocols; and repeated faults in the log."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_faults_that_repeat_are_logged_a_few_times(
     for protocol in ("http", "grpc"):
         assert re.search(rf'^ingot_errors_total{{(?=.*"{protocol}")(?=.*"internal").*}} 15.0$', metrics, re.MULTILINE)
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert 0 < len(logged) <= 3 * 5 * 2  # three kinds, five of each in ten seconds, which may begin anew meanwhile
+    assert 0 < len(logged) <= 3 * 5 * 2  # three kinds, five of each in ten seconds, and a second period may begin
 
 
 def test_the_log_says_how_many_errors_were_left_out() -> None:
@@ -186,7 +186,7 @@ def test_the_log_says_how_many_errors_were_left_out() -> None:
 
 def test_threads_that_fail_alike_share_one_count() -> None:
     class Slow(dict[str, tuple[float, int]]):
-        """Lets other threads run between a look at the count and its change."""
+        """Lets other threads run between reading the count and changing it."""
 
         def get(self, key: str, default: Any = None) -> Any:
             found = super().get(key, default)

@@ -1,4 +1,4 @@
-"""An archive of several variants, served without naming one: which is taken, who is told, and how to take another."""
+"""An archive of several variants, served without naming one: the choice, its reports, and how to change it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW, FAST, HALF = Made("fp32", 60), Made("int8", 1), Made("bf16", 2, requires=G
 
 @pytest.fixture(scope="module", autouse=True)
 def work_is_time() -> Iterator[None]:
-    """What an engine takes is the number of its graph's nodes, whatever it takes on this machine."""
+    """Set an engine's time to the number of its graph's nodes, regardless of this machine."""
     cost: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def loaded(path: Path, **options: Any) -> Any:

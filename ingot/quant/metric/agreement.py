@@ -62,7 +62,7 @@ def by_output(
         if math.isfinite(item.cosine) and math.isfinite(item.error):
             found.append(item)
         else:
-            notes.append(f"the second gives NaN or infinity in '{spec.name}' where the first does not")
+            notes.append(f"the second returns NaN or infinity in '{spec.name}' where the first does not")
     return tuple(found), notes
 
 

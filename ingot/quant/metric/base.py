@@ -141,11 +141,11 @@ def pairs_of(
     left, right = (rows_of(batches, name, samples.signature) for batches in (expected, actual))
     count = sum(map(len, left))
     if count != samples.rows:
-        raise QuantizationError(f"the model gives {count} rows in '{name}' for {samples.rows} rows of data")
+        raise QuantizationError(f"the model returns {count} rows in '{name}' for {samples.rows} rows of data")
     for before, after in zip(left, right, strict=True):
         if before.shape != after.shape:
             raise QuantizationError(
-                f"the quantized model gives the shape {list(after.shape)} in '{name}' where the original gives "
+                f"the quantized model returns the shape {list(after.shape)} in '{name}' where the original returns "
                 f"{list(before.shape)}"
             )
     return list(zip(left, right, strict=True))
@@ -181,8 +181,8 @@ def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:
     sound = np.isfinite(left)
     if not np.isfinite(right[sound]).all():
         raise QuantizationError(
-            f"the quantized model gives NaN or infinity in '{name}' where the original does not; "
-            "calibrate with data that is like what it will be asked"
+            f"the quantized model returns NaN or infinity in '{name}' where the original does not; "
+            "calibrate with data that is like the requests it will serve"
         )
     return (left, right) if sound.all() else (np.where(sound, left, 0.0), np.where(sound, right, 0.0))
 

@@ -93,7 +93,7 @@ class Function(Metric):
         if any(value.ndim for value in values):
             if values[0].shape != values[1].shape:
                 raise QuantizationError(
-                    f"the metric {self.name} gives {values[0].size} values for the original and {values[1].size} for "
+                    f"the metric {self.name} returns {values[0].size} values for the original and {values[1].size} for "
                     "the quantized model; give a value for each unit of the data, in the same order"
                 )
             return bootstrap.compare(bootstrap.mean(values[0]), bootstrap.mean(values[1]), len(values[0]))
@@ -104,7 +104,7 @@ class Function(Metric):
     def _check_value(self, value: Array, whose: str) -> None:
         if value.ndim > 1:
             raise InvalidArgument(
-                f"the metric {self.name} gives an array of shape {list(value.shape)}; return a number, or one value "
+                f"the metric {self.name} returns an array of shape {list(value.shape)}; return a number, or one value "
                 "for each independent unit"
             )
         if not np.isfinite(value).all():

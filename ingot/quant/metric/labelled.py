@@ -236,6 +236,6 @@ def _finite(metric: Labelled, before: Array, after: Array) -> tuple[Array, Array
     for answers, whose in ((before, "original"), (after, "quantized model")):
         if not np.isfinite(answers).all():
             raise QuantizationError(
-                f"the {whose} gives NaN or infinity in '{metric.output}', of which there is no {metric.kind}"
+                f"the {whose} returns NaN or infinity in '{metric.output}', of which there is no {metric.kind}"
             )
     return before.astype(np.float64), after.astype(np.float64)

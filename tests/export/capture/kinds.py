@@ -1,4 +1,4 @@
-"""The model kinds of the capture matrix: what exporters get right, what they refuse, what they get silently wrong."""
+"""The model kinds of the capture matrix: those that exporters get right, refuse, or get silently wrong."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cond(nn.Module):
 
 
 class Selected(nn.Module):
-    """As many outputs as the values say."""
+    """The number of outputs depends on values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[x > 0]

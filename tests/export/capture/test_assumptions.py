@@ -1,4 +1,4 @@
-"""Conditions that a model's code puts on its sizes: a capture that follows one side of them is never taken for both."""
+"""Conditions that a model's code puts on its sizes: a capture of one side of them is never accepted for both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sum(nn.Module):
 def test_a_branch_on_sizes_is_refused_with_its_condition(
     condition: Callable[[int, int], bool], shown: str, capture: str
 ) -> None:
-    """None of these is broken by the sizes that every export tries: the conditions themselves tell which to try."""
+    """The sizes that every export tries break none of these; the conditions themselves name the sizes to try."""
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
     with pytest.raises(ParityError, match=f"the captured graph is valid only where .*{shown}"):
         export_model(module, inputs=SPEC, capture=capture)
@@ -121,7 +121,7 @@ class TestSearch:
 
 
 def test_a_dimension_that_the_example_allows_at_one_size_only_is_refused() -> None:
-    """Cutting or repeating the example gives inputs that the model rejects: nothing would be known of other sizes."""
+    """Cutting or repeating the example gives inputs that the model rejects: other sizes would stay unchecked."""
 
     def strict(x: torch.Tensor) -> torch.Tensor:
         if not bool((x.sum(0) == 6).all()):

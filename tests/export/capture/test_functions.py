@@ -1,4 +1,4 @@
-"""Functions that PyTorch captures at one size only are captured at any."""
+"""Functions that PyTorch captures at one size only are captured for any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOLUME = "x:float32[batch,2,depth,height,width]"
 
 
 def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> None:
-    """Export a module and ask it at sizes that it was not captured at."""
+    """Export a module and run it at sizes that it was not captured at."""
     archive = export_model(module, inputs=inputs)
     tensors = [torch.randn(*shape) for shape in shapes]
     names = [spec.name for spec in archive.signature.inputs]

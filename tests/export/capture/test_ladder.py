@@ -1,4 +1,4 @@
-"""Which route ``auto`` takes, and whose failure it shows."""
+"""The route that ``auto`` takes, and the failure that it shows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support import matrix
 
 SPEC = ["x:float32[batch,seq=1..64,4]"]
 LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious"}
-# What each kind is refused by; every other route captures it. Those that change their state are refused by all.
+# Routes that refuse each kind; every other route captures it. Kinds that change their state are refused by all.
 REFUSED = {
     "transformer": {"script"},
     "branch": LADDER | {"fx", "trace"},
@@ -67,6 +67,6 @@ def test_it_is_equal_or_refused(kind: str, route: str) -> None:
     if route in REFUSED.get(kind, ()):
         with pytest.raises(ExportError) as caught:
             export_model(module, inputs=SPEC, capture=route)
-        assert len(str(caught.value)) > 40  # an explanation, not a code
+        assert len(str(caught.value)) > 40  # an explanation, not an error code
         return
     assert disagreement(export_model(module, inputs=SPEC, capture=route), module) < 1e-5

@@ -16,7 +16,7 @@ from ingot.tensors import Array
 
 
 class Packed(nn.Module):
-    """Reads padded sequences [B, S, 5] up to their lengths [B], and gives outputs, final states and the lengths."""
+    """Reads padded sequences [B, S, 5] up to their lengths [B]; returns outputs, final states and the lengths."""
 
     def __init__(self, kind: str, batch_first: bool, total: bool, states: bool, **options: Any):
         super().__init__()
@@ -69,7 +69,7 @@ def test_a_packed_sequence_keeps_its_lengths(
 
 
 class First(nn.Module):
-    """Gives the outputs of a recurrent layer alone."""
+    """Returns only the outputs of a recurrent layer."""
 
     def __init__(self, kind: str):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults are planted in graphs, and must be found where they are."""
+"""Faults are planted in graphs and must be located."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def line_of(code: str) -> str:
 
 
 def exchange(program: Program, old: Any, new: Any, index: int = -1) -> Program:
-    """Put another operator in place of one, as an exporter with a bug would."""
+    """Replace an operator by another, as an exporter with a bug would."""
     node = [node for node in program.exported.graph.nodes if node.target == old][index]
     node.target = new
     return program

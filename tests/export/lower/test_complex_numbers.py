@@ -1,4 +1,4 @@
-"""Complex numbers inside a model: what PyTorch's exporter lacks is exported too."""
+"""Complex numbers inside a model, including operators that PyTorch's exporter lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that PyTorch's exporter has no ONNX form for, or refuses as they are called."""
+"""Operators without an ONNX form in PyTorch's exporter, or with calls that it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SDPA = functional.scaled_dot_product_attention
 
 
 def check(function: Callable[[Tensor], Any], inputs: str, *examples: Tensor) -> None:
-    """Export a function of one tensor, and compare the graph with it in ONNX Runtime at sizes of the test's own."""
+    """Export a function of one tensor, and compare it with the graph in ONNX Runtime at the test's sizes."""
     archive = export_model(Function(function), inputs=inputs, rewrite="none")
     engine = load_engine(archive.variants[0].path())
     for x in examples:

@@ -1,4 +1,4 @@
-"""What has no ONNX form is named, with the line of the user's code; the rest of lowering is tested by what it makes."""
+"""Operators without an ONNX form are named with the line of the user's code; other tests cover the rest of lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators for the tests: one definition each, in a module, as users have them."""
+"""Operators for the tests: one definition each, in a module, as users write them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_norm(x: Tensor, residual: Tensor, eps: float = 1e-6) -> tuple[Tensor, Te
 
 @ingot.op("tests::shuffle", example=(torch.ones(2, 12), 3))
 def shuffle(x: Tensor, groups: int) -> Tensor:
-    """Sizes of the tensor stand in the formula."""
+    """The formula uses the sizes of the tensor."""
     batch, width = x.shape
     mixed = x.view(batch, groups, width // groups).transpose(1, 2).reshape(batch, width)
     return functional.layer_norm(mixed, (width,))
@@ -58,7 +58,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 @ingot.op("tests::nested")
 def nested(x: Tensor) -> Tensor:
-    """Made of another operator, with two values of its attribute."""
+    """Uses another operator with two values of its attribute."""
     return scale(x, 2.0) + scale(x, 3.0).sum(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""One definition: what it gives to PyTorch, and what cannot be one."""
+"""A definition of an operator: its registration in PyTorch, and definitions that are refused."""
 
 from __future__ import annotations
 

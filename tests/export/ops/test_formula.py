@@ -26,7 +26,7 @@ GATED = ops.gated_norm.rule()
 def rewrite(
     function: Callable[..., Any], rule: FxPass, x: Tensor = X, dynamic: bool = True
 ) -> tuple[list[dict[str, Any]], PassRecord]:
-    """Return the arguments of the operators that a rule has put into a function's graph, and its record."""
+    """Return the arguments of the operators that a rule inserted into a function's graph, and its record."""
     axes = {0: torch.export.Dim("batch")} if dynamic else {}
     with quiet(), torch.no_grad():
         graph = torch.export.export(Function(function), (x,), dynamic_shapes=(axes,)).module()

@@ -1,4 +1,4 @@
-"""Operators of one's own in ONNX: what onnxruntime alone, with nothing of Ingot's, makes of the graph."""
+"""User-defined operators in ONNX run in onnxruntime without Ingot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def program(function: Callable[..., Any], width: int = 4, strict: bool = False) 
 
 
 def prove(function: Callable[..., Any], model: ir.Model, width: int = 4) -> None:
-    """Hold a model against the function at another batch size than it was captured with."""
+    """Compare a model with the function at another batch size than it was captured with."""
     proto = ir.serde.serialize_model(model)
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -49,7 +49,7 @@ def prove(function: Callable[..., Any], model: ir.Model, width: int = 4) -> None
 
 
 def own(model: ir.Model) -> list[tuple[str, str, str]]:
-    """The nodes that are no operators of ONNX's own."""
+    """The nodes whose operators are not ONNX's."""
     return [node.op_identifier() for node in model.graph if node.domain]
 
 
@@ -119,7 +119,7 @@ def test_a_size_of_the_model_stays_dynamic_in_the_body() -> None:
 
 
 def test_an_operator_made_of_another() -> None:
-    """ONNX Runtime 1.31 takes the wrong overload of a function inside of another, so none may be there."""
+    """ONNX Runtime 1.31 takes the wrong overload of a function inside of another, so the graph must not have any."""
 
     def function(x: Tensor) -> Tensor:
         return ops.nested(x) + ops.scale(x, 5.0)

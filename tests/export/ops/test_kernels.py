@@ -1,4 +1,4 @@
-"""Compiled kernels. The compiler of PyTorch's extensions and that of ONNX Runtime's libraries are run for true."""
+"""Compiled kernels. The compilers of PyTorch's extensions and of ONNX Runtime's libraries really run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_kernel_takes_the_bodys_place(tmp_path: Path) -> None:
     operator.check()
     x = torch.randn(5)
     assert torch.allclose(operator(x, 3.0), x + 3)
-    with pytest.raises(RuntimeError, match=r"dtype|type"):  # the kernel, not the body, which takes any type
+    with pytest.raises(RuntimeError, match=r"dtype|type"):  # the kernel, not the body, which accepts any type
         operator(x.double(), 3.0)
 
 
@@ -103,7 +103,7 @@ extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions*, const OrtApiBase*) {
 
 
 def test_a_library_for_onnx_runtime_is_built_and_loads(tmp_path: Path) -> None:
-    """Real headers are in no wheel; the calling convention of an empty library needs none of what is in them."""
+    """No wheel has the real headers; the calling convention of an empty library does not need them."""
     (tmp_path / "ort" / "include").mkdir(parents=True)
     (tmp_path / "ort" / "include" / "onnxruntime_c_api.h").write_text(HEADER)
     (tmp_path / "acme.cpp").write_text(LIBRARY)

@@ -68,7 +68,7 @@ def test_given_inputs_are_cut_and_repeated_with_variation() -> None:
     assert cut["a"].tolist() == [[1, 2]]
     assert sorted(grown["ids"].tolist()) == [7, 7, 7, 8, 8]
     assert grown["a"].dtype == np.float32
-    assert len(np.unique(grown["a"], axis=0)) == 5  # equal rows would prove nothing of each other
+    assert len(np.unique(grown["a"], axis=0)) == 5  # equal rows would prove nothing about each other
 
 
 def test_given_inputs_must_fit() -> None:

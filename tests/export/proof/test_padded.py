@@ -1,4 +1,4 @@
-"""What an archive says of padding is proved when it is exported."""
+"""An archive's claims about padding are proved when it is exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report for people: everything in it is shown, and nothing in it can do harm."""
+"""The rendered report shows everything, and hostile content in it is harmless."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\" ' & </style><
 
 
 def hostile(record: Any) -> Any:
-    """Return a report that says the worst wherever it says text."""
+    """Return a report with hostile content in every text."""
     match record:
         case BaseModel():
             names = type(record).model_fields

@@ -264,7 +264,7 @@ class Own(PreTrainedModel):
 
 
 def own_code(folder: Path) -> Path:
-    """Write a model of transformers that only the code beside it can load."""
+    """Write a model of transformers that only the code in its folder can load."""
     save_file = pytest.importorskip("safetensors.torch").save_file
     folder.mkdir()
     (folder / "modeling_own.py").write_text(OWN)

@@ -1,4 +1,4 @@
-"""Archives of small graphs, and what differs between them."""
+"""Archives of small graphs, and their differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.model_store.format import manifest, onnx_graph
 from ingot.tensors import Array
 from tests.model_store import samples
 
-LARGE = np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32)  # over 1 MiB: a blob of its own
+LARGE = np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32)  # over 1 MiB: a separate blob
 EVIL = "<b>\x1b]0;owned\x07\nfake line"
 
 

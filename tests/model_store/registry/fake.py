@@ -1,4 +1,4 @@
-"""A registry in memory, for what docker-registry does not do: tokens, referrers, and lies."""
+"""A registry in memory, for behaviour that docker-registry lacks: tokens, referrers, and lies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handler = Callable[[Asked], "Reply | None"]
 
 
 class Fake:
-    """Answers as a registry does. ``before`` are asked first, and may answer in its place.
+    """Answers as a registry does. ``before`` are called first, and may answer in its place.
 
     Args:
         referrers: list what is attached to a manifest, with ``others`` among it.

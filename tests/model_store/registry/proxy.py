@@ -1,4 +1,4 @@
-"""An HTTP server between a client and a registry that does what networks and hostile servers do; or one of its own."""
+"""An HTTP server that injects the faults of networks and hostile servers, as a proxy of a registry or alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _CHUNK = 1 << 14
 
 @dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose ``METHOD path`` the pattern finds."""
+    """A fault of the next ``times`` requests whose ``METHOD path`` the pattern finds."""
 
     pattern: str
     times: int = 1
     least: int = 0
     """Only to requests whose body has so many bytes."""
     status: int = 0
-    """Answer this and ask nobody."""
+    """Answer this without forwarding the request."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Put into the answer in place of what is there."""
+    """Replace headers of the answer."""
     drop_sent: int | None = None
     """Break the connection after so many bytes of the request's body."""
     drop_received: int | None = None
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class Asked:
-    """A request, and how much of its and of its answer's body went by."""
+    """A request, and the bytes of its and its answer's body that were forwarded."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ class Reply:
 class Server(ThreadingHTTPServer):
     """Passes requests to another port of this machine, or has them answered by a function.
 
-    ``log`` has what went by, in the order in which it began.
+    ``log`` has the requests in the order in which they began.
     """
 
     daemon_threads = True
@@ -97,7 +97,7 @@ class Server(ThreadingHTTPServer):
         return [item for item in self.log if re.search(pattern, f"{item.method} {item.path}")]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: connections break here on purpose."""
+        """Log nothing: connections break here on purpose."""
 
 
 @contextmanager

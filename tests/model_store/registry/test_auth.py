@@ -1,4 +1,4 @@
-"""Logging in as registries ask for it, and what is never told to whom."""
+"""Logging in as registries ask for it, and keeping credentials from other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BASIC = "Basic " + base64.b64encode(b"ann:correct horse").decode()
 
 
 class Tokens(Fake):
-    """A registry that takes tokens, and the server that gives them, under one roof.
+    """A registry that accepts tokens, and the server that issues them, in one.
 
     Each token is good for one scope and, if ``uses`` is set, for so many requests.
     """

@@ -1,4 +1,4 @@
-"""What a network does to a copy, by a proxy before a real registry."""
+"""Network faults during a copy, injected by a proxy in front of a real registry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(proxy: Server) -> Registry:
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> Archive:
-    """An archive of the test's own with one large blob."""
+    """An archive of this test with one large blob."""
     return archive(weights=(random.Random(request.node.nodeid).randbytes(SIZE),))
 
 
@@ -193,7 +193,7 @@ class TestUpload:
 
 
 def test_a_tag_can_be_read_while_it_moves(registry: str) -> None:
-    """docker-registry fails some of these reads; what is read is the one archive or the other."""
+    """docker-registry fails some of these reads; each read returns one archive or the other."""
     patient = Retries(tries=20, first=0.001, longest=0.05)
     writer, reader = Registry(registry, retries=patient), Registry(registry, retries=patient)
     first, second = (writer.push(archive(graph), f"faults/moving:{tag}") for tag, graph in ((1, b"one"), (2, b"two")))
@@ -208,7 +208,7 @@ def test_a_tag_can_be_read_while_it_moves(registry: str) -> None:
 
 
 def test_a_registry_that_is_not_there_is_named() -> None:
-    with socket.socket() as held:  # bound, so that nobody else gets the port, and not listening
+    with socket.socket() as held:  # bound, so that no other process gets the port, and not listening
         held.bind(("127.0.0.1", 0))
         address = f"oci://127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(Unavailable, match=f"{address} cannot be reached .*; check the address and the network"):

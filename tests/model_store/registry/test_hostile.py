@@ -1,4 +1,4 @@
-"""What a registry may say, and what comes of it."""
+"""Hostile and broken answers of a registry."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_nothing_is_uploaded_to_where_it_must_not_go(place: Registry, fake: Fake
 
 
 def test_credentials_do_not_follow_a_redirect(fake: Fake) -> None:
-    """Neither for what is read nor for what is uploaded; ``localhost`` is another host than ``127.0.0.1``."""
+    """Neither for reads nor for uploads; ``localhost`` is another host than ``127.0.0.1``."""
     asked_for: list[Asked] = []
 
     def guarded(asked: Asked) -> Reply | None:
@@ -170,7 +170,7 @@ class TestLists:
             return Reply(200, headers, json.dumps({"tags": ["nope" if last else "1", "sha256-" + "0" * 64]}).encode())
 
         fake.before.append(paged)
-        assert place.tags("tiny") == {"1": MODEL.digest}  # the other one went while they were listed
+        assert place.tags("tiny") == {"1": MODEL.digest}  # the other one was removed while they were listed
 
     def test_pages_without_end_are_not_followed_to_it(self, place: Registry, fake: Fake) -> None:
         numbers = itertools.count()

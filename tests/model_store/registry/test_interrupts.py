@@ -1,4 +1,4 @@
-"""Ctrl-C while a registry stalls: the transfer ends at once, whatever its threads wait for."""
+"""Ctrl-C while a registry stalls: the transfer ends at once, even if its threads are blocked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = MODEL.variants[0].weights[0]
 
 
 class Stall:
-    """Interrupts the main thread, as Ctrl-C does, and gives no answer until it is let go."""
+    """Interrupts the main thread, as Ctrl-C does, and does not answer until it is released."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

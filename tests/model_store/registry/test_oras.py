@@ -1,4 +1,4 @@
-"""oras, by its Python library, reads what we push byte for byte."""
+"""oras, by its Python library, reads pushed archives byte for byte."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def place(registry: str) -> Registry:
 
 @pytest.fixture
 def name() -> str:
-    """A model of the test's own."""
+    """A model of this test alone."""
     return f"team/tiny{next(_numbers)}"
 
 
@@ -272,7 +272,7 @@ class TestPassword:
 
 
 class TestSkopeo:
-    """An independent client reads what we write, and writes what we read."""
+    """An independent client reads archives that we write, and writes archives that we read."""
 
     def test_a_layout_that_it_copies_from_the_registry_has_the_same_digests(
         self, place: Registry, name: str, require_tool: RequireTool, tmp_path: Path

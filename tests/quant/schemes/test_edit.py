@@ -93,7 +93,7 @@ def test_names_are_made_unique_and_those_of_inputs_and_outputs_stay() -> None:
     assert node is not None
     for name in ("x", "y", "h", "h"):
         made = edit.insert_after(model.graph, h, Operation("Identity", (h,), name, ir.DataType.FLOAT))
-        value(model, "y").producer()  # what was there before keeps its name where it can
+        value(model, "y").producer()  # existing nodes keep their names if possible
         model.graph.outputs[1].producer().replace_input_with(0, made)  # type: ignore[union-attr]
         h = made
     edit.constant(model.graph, "z", np.zeros(1))

@@ -25,7 +25,7 @@ def test_any_real_of_the_range_comes_back_within_half_a_step(
     assert least <= affine.zero <= most
     real = low + share * (high - low)
     integer = np.clip(np.rint(real / affine.scale) + affine.zero, least, most)
-    # Zero is met exactly, for which the whole range moves by half a step at most.
+    # Zero is represented exactly, which moves the range by at most half a step.
     assert abs((integer - affine.zero) * affine.scale - real) <= affine.scale * 1.01
     assert (np.clip(np.rint(0 / affine.scale) + affine.zero, least, most) - affine.zero) == 0
 

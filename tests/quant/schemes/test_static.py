@@ -110,7 +110,7 @@ def test_weights_and_bounds_in_constant_nodes() -> None:
 
 
 class TestArithmetic:
-    """Against the same rounding in numpy."""
+    """Compares with the same rounding in numpy."""
 
     @pytest.mark.parametrize("per_channel", [True, False])
     @pytest.mark.parametrize("name", ["matmul", "matmul with bias", "gemm turned", "gemm without bias"])
@@ -280,7 +280,7 @@ class TestTakes:
 
 
 class TestBetween:
-    """Operators between two convolutions: in integers where ONNX Runtime has them so, and right in any case."""
+    """Operators between two convolutions: in integers where ONNX Runtime supports it, and correct in any case."""
 
     WEIGHTS: Mapping[str, Array] = {
         "w": random(8, 4, 3, 3),
@@ -363,7 +363,7 @@ def test_masks_of_attention(hidden: float) -> None:
     for plan in (STATIC, *VARIANTS.values()):
         assert min(noises(network, quantized(network, plan))) > 28
     model = quantized(network)
-    # The first row sees itself alone, whatever the others are.
+    # The first row sees only itself, whatever the others are.
     other = network.inputs["x"].copy()
     other[:, 1:] += 1
     before, after = (graphs.answers(model, {"x": x})["y"] for x in (network.inputs["x"], other))

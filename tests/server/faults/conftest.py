@@ -12,7 +12,7 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from tests.server.outside import INFER, Service, affine, affine_of, floats, row, serving
 from tests.server.outside import still_answers as still_answers
 
-# What floods do to gRPC's core is mostly its own affair, so the suite that is run with every change leaves it out.
+# Floods of gRPC's core test mostly that library, so they are not part of the suite for every change.
 SERVERS = [pytest.param("grpcio", marks=pytest.mark.long), "fast"]
 
 
@@ -24,7 +24,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def others(service: Service) -> Iterator[None]:
-    """Honest clients of both fronts who ask all the while; each of their answers must come, and be right."""
+    """Regular clients of both fronts that send requests throughout; each answer must arrive and be right."""
     stop = threading.Event()
     asking = [_Asking(stop, service, ask) for ask in (_over_http, _over_grpc)]
     yield
@@ -38,13 +38,13 @@ def others(service: Service) -> Iterator[None]:
 
 @pytest.fixture
 def bounded_memory(service: Service) -> Iterator[None]:
-    """The server may keep little of what the test sent; coarse, as allocators give back late."""
+    """The server may keep little of the test's bytes; the bound is coarse, as allocators return memory late."""
     service.check()
     before = service.resident()
     yield
     grown = service.resident() - before
-    # Forty calls of 4 MiB in work at once, with their answers, are the most that any test here can make it hold. What
-    # gRPC's core keeps besides is out of our hands.
+    # Forty calls of 4 MiB in work at once, with their answers, are the most that any test here can make it hold. gRPC's
+    # core keeps further memory beyond our control.
     assert grown < (800 if service.kind == "grpcio" else 400) << 20, f"the server has grown by {grown >> 20} MiB"
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a raw socket: requests as bytes, sent however a test likes, and the answers in the order they come."""
+"""HTTP/1.1 on a raw socket: requests as bytes, sent as a test likes, and answers in order of arrival."""
 
 from __future__ import annotations
 

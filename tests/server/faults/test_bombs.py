@@ -1,4 +1,4 @@
-"""Small requests that unfold to large ones, many at once: the server unfolds as much of them as it may hold."""
+"""Many small requests that decompress to large ones: the server decompresses within its memory budget."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_messages(service: Service) -> None:
         for stream in streams:
             peer.send(peer.call(stream, body, headers=[*CALL, ("grpc-encoding", "gzip")]))
         statuses = [peer.answer(stream)[0]["grpc-status"] for stream in streams]
-    assert set(statuses) <= {"3", "14"}  # no protobuf, or not held
+    assert set(statuses) <= {"3", "14"}  # not a protobuf message, or not held
     grown = most_resident(service) - before
     # The 16 MiB, what is put together of them, and what allocators keep; with a thread for each, some 100 on two cores.
     assert grown < 90 * MIB, f"the server has grown by {grown >> 20} MiB"
     service.check()
-    x = np.zeros((200_000, 3), np.float32)  # and what they held is free again
+    x = np.zeros((200_000, 3), np.float32)  # and their memory is free again
     with ingot.Client(f"grpc://{service.grpc}") as client:
         assert (client.infer("affine", {"x": x})["y"] == 1).all()

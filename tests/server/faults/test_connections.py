@@ -1,4 +1,4 @@
-"""Thousands of connections that do nothing must cost little, and the one that does something must be served."""
+"""Thousands of idle connections must cost little, and an active one must be served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_BYTES = {"http": 20_000, "fast": 20_000, "grpcio": 60_000}
 
 @pytest.fixture
 def room(request: pytest.FixtureRequest) -> Iterator[contextlib.ExitStack]:
-    """Holds open what is entered, if this machine lets one process have so many files."""
+    """An exit stack, if this machine lets one process open so many files."""
     count: int = request.getfixturevalue("count")
     if allow_many_files() < count + 500:
         pytest.skip(f"this machine allows a process fewer than {count + 500} open files")

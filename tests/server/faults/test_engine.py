@@ -1,4 +1,4 @@
-"""Engines that fail and engines that hang, and clients that leave while theirs runs: nobody else is hurt."""
+"""Engines that fail and engines that hang, and clients that leave during a call: other clients are not affected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = "/v2/models/m/infer"
 
 
 def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    time.sleep(0.002)  # longer than what the server runs in its own loop
+    time.sleep(0.002)  # longer than calls that the server runs in its own loop
     if (inputs["x"] == POISON).any():
         raise RuntimeError("what an engine may say of its insides")
     return {"y": inputs["x"] * 2}
@@ -37,7 +37,7 @@ def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass
 class Gated:
-    """A server whose one engine stands still while the gate is shut."""
+    """A server whose only engine waits while the gate is shut."""
 
     server: RunningServer
     gate: threading.Event
@@ -52,7 +52,7 @@ class Gated:
         return "127.0.0.1", int(self.server.grpc_url.rpartition(":")[2])
 
     def waiting(self, count: int) -> None:
-        """Wait until so many requests have been taken in."""
+        """Wait until so many requests have been accepted."""
         line = f'ingot_in_flight_requests{{model="m",version="1"}} {count:.1f}'
         url = f"{self.server.http_url}/metrics"
         wait_until(lambda: line in httpx.get(url, trust_env=False, timeout=10).text)
@@ -124,7 +124,7 @@ def test_a_client_that_leaves_in_mid_batch_takes_nobody_with_it(gated: Gated) ->
         for number in range(CLIENTS):
             if number not in leaving:
                 clients.check(number)
-    assert max(gated.engine.calls) > 1  # they did share a batch
+    assert max(gated.engine.calls) > 1  # they shared a batch
 
 
 def test_clients_that_leave_while_their_batch_runs_take_nobody_with_them(gated: Gated) -> None:
@@ -134,7 +134,7 @@ def test_clients_that_leave_while_their_batch_runs_take_nobody_with_them(gated: 
         clients = Clients(gated, rows(CLIENTS), stack)
         gated.waiting(1 + CLIENTS)
         gated.gate.set()
-        # Somewhere between the batch's start and its answers; whichever it is, the others must get theirs.
+        # At some point between the batch's start and its answers; the others must get theirs in any case.
         for number in range(0, CLIENTS, 3):
             clients.leave(number)
         first.check(0)
@@ -166,13 +166,13 @@ def test_an_engine_that_hangs_is_answered_for_in_time(gated: Gated) -> None:
         gated.waiting(1)
         connection = stack.enter_context(Connection(gated.http))
         connection.send(request(body_of([1, 2], parameters={"timeout": 1_000_000}), PATH))
-        # Refused at once, if a machine that is busy makes the model look slow; else when the time is up.
+        # Refused at once if a busy machine makes the model look slow; otherwise when the time is up.
         assert connection.answer().status in (503, 504)
         peer = stack.enter_context(Peer(gated.grpc))
         peer.send(peer.call(1, message(affine([1, 2], model="m")), headers=[*CALL, ("grpc-timeout", "1S")]))
         headers, _ = peer.answer(1)
         assert headers.get("grpc-status", "4") in ("4", "14")  # gRPC's core resets the stream instead
-        # Whoever asks for anything else is answered, and once the engine goes on, so is everybody.
+        # Other requests are answered at once, and all requests once the engine continues.
         assert httpx.get(f"{gated.server.http_url}/v2/health/live", trust_env=False, timeout=10).status_code == 200
         gated.gate.set()
         gated.waiting(0)

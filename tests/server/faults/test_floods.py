@@ -1,4 +1,4 @@
-"""Clients of gRPC that flood, stall or vanish, on raw sockets: nobody else notices, and memory stays bounded."""
+"""Clients of gRPC that flood, stall or vanish, on raw sockets: other clients are served, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def chunks(make: Callable[[int], bytes], count: int, at_once: int = 500) -> Iter
 
 
 def pour(peer: Peer, parts: Iterator[bytes], seconds: float = 3) -> None:
-    """Send for so long, reading nothing, until all is sent or the server has had enough or takes no more."""
+    """Send for some seconds without reading, until all is sent or the server closes or stops reading."""
     until = time.monotonic() + seconds
     peer.socket.settimeout(0.5)
     with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def test_a_window_of_one_byte(service: Service) -> None:
         streams = range(1, 11, 2)  # with many more, this would be a flood of tiny WINDOW_UPDATEs
         peer.send(*(peer.call(stream, message(affine(row(stream)))) for stream in streams))
         for stream in streams:
-            headers, data = peer.answer(stream)  # which opens the window by what came, a byte at a time
+            headers, data = peer.answer(stream)  # which opens the window by the bytes received, one at a time
             assert headers["grpc-status"] == "0"
             assert floats(unpacked(data)) == affine_of(row(stream))
 
@@ -147,7 +147,7 @@ def test_windows_that_stay_shut_hold_only_their_own_answers(service: Service) ->
 
 
 def send_body(peer: Peer, stream: int, body: bytes) -> bool:
-    """Send a call as far as the server's windows let it, a second at most; tell whether all of it went."""
+    """Send a call as far as the server's windows allow, for at most a second; return whether all of it was sent."""
     parts = [body[start : start + 16384] for start in range(0, len(body), 16384)]
     if not peer.try_to_send(frame(HEADERS, END_HEADERS, stream, peer.block())):
         return False
@@ -190,7 +190,7 @@ def test_a_goaway_of_the_client_lets_its_calls_finish(service: Service) -> None:
 
 
 def test_a_client_that_shuts_its_own_side_has_left(service: Service) -> None:
-    """As to gRPC's core: a killed client looks the same, and its calls must not go on."""
+    """As for gRPC's core: a killed client looks the same, and its calls must not continue."""
     before = service.count("ingot_requests_total", model="held", code="cancelled")
     with service.gate.closed(), Peer(service.grpc_address) as peer:
         one = message(request_of(np.ones((1, 3), np.float32), "held"))

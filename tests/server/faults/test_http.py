@@ -1,4 +1,4 @@
-"""Clients of HTTP that dawdle, vanish, pipeline or lie, on raw sockets."""
+"""HTTP clients that stall, vanish, pipeline or lie, on raw sockets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestPipelining:
             sending.join(120)
 
     def test_a_client_that_reads_none_of_its_answers(self, service: Service) -> None:
-        """Each answer is 4 MiB: the server must stop taking requests from it, not keep the answers."""
+        """Each answer is 4 MiB: the server must stop reading its requests, not keep the answers."""
         with contextlib.ExitStack() as stack:
             for _ in range(5):
                 connection = stack.enter_context(Connection(service.http_address, timeout=1))
@@ -129,7 +129,7 @@ class TestVanishing:
         with Connection(service.http_address) as connection:
             connection.send(request(body_of([1, 2, 3])))
             connection.socket.shutdown(socket.SHUT_WR)
-            assert connection.answer().values == [3, 5, 7]  # however long it takes: answers() waits for a second
+            assert connection.answer().values == [3, 5, 7]  # of any duration: answers() waits for a second
             assert connection.answers() == []
 
     @pytest.mark.parametrize("upto", [30, 100, 150, None])
@@ -186,7 +186,7 @@ def test_what_can_be_read_in_two_ways_ends_the_connection(service: Service, kind
 
 @pytest.mark.parametrize("first", SMUGGLED)
 def test_it_is_so_after_requests_of_the_same_kind_that_were_right(service: Service, first: str) -> None:
-    """A server may know a head again that it has seen; that must not make it less careful."""
+    """A server may recognize a head that it has seen, but must still check it."""
     with Connection(service.http_address) as connection:
         for _ in range(3):
             connection.send(request(body_of([1, 2, 3])))

@@ -1,4 +1,4 @@
-"""Clients that begin a request and never finish it: what they hold is given back, and those who are slow are served."""
+"""Clients that begin a request and never finish it: their memory is released, and slow clients are still served."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestHttp:
     def test_a_body_that_the_server_does_not_read_has_time(
         self, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It comes behind a request that takes some of those minutes, until whose answer nothing is read."""
+        """It follows a request that takes some of those minutes; nothing is read until that is answered."""
         monkeypatch.setattr(timeouts, "BODY_SECONDS", 0.1)
         hold(gate.path, monkeypatch.setattr)
         looks: list[Any] = []
@@ -142,7 +142,7 @@ class TestHttp:
     @pytest.mark.parametrize("path", [PATH, PATH.replace("infer", "%69nfer")], ids=["ours", "FastAPI"])
     @pytest.mark.parametrize("begin", [b"0\r\n", b"0\r\nx: ", b"1;"], ids=["trailers", "a trailer", "an extension"])
     def test_what_is_no_body_is_bounded_too(self, tmp_path: Path, path: str, begin: bytes) -> None:
-        """However fast it comes: nobody counts what the parser keeps of it."""
+        """At any speed: the server does not count bytes that the parser buffers."""
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             connection.send(head("Transfer-Encoding: chunked", path=path) + b"3\r\n   \r\n" + begin)
             with contextlib.suppress(ConnectionError):
@@ -169,7 +169,7 @@ class TestHttp:
 
 
 def status_of(connection: Connection) -> int | None:
-    """Return the answer's status; None if it was lost, as the server closed while more was on its way to it."""
+    """Return the answer's status; None if it was lost because the server closed while more bytes were on their way."""
     try:
         return connection.answer().status
     except (EOFError, ConnectionError):
@@ -217,7 +217,7 @@ class TestGrpc:
     def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Connections are looked at so often that a minute is 0.18 s; a mebibyte is a kibibyte."""
         monkeypatch.setattr(fast, "_LOOK_SECONDS", 0.03)
-        monkeypatch.setattr(fast, "_END", 1 << 30)  # who is silent for so short a time is not left
+        monkeypatch.setattr(fast, "_END", 1 << 30)  # a client that is silent for so short a time is not closed
         monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
     @pytest.mark.parametrize("kind", matrix(*STALLED_CALLS))

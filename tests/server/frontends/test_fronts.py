@@ -1,4 +1,4 @@
-"""Front processes as clients and operators see them. The contract of HTTP and gRPC is tested beside this folder."""
+"""Front processes as clients and operators see them. The contract of HTTP and gRPC is tested in tests/server."""
 
 from __future__ import annotations
 
@@ -92,17 +92,17 @@ def counted(server: RunningServer, metric: str) -> float:
         with ingot.Client(server.http_url) as client:
             try:
                 lines = client.metrics().splitlines()
-            except Unavailable:  # the front that was asked has just gone, and another is asked next
+            except Unavailable:  # the front that was asked has just ended, and another is asked next
                 time.sleep(0.1 * attempt)
                 continue
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
-    raise AssertionError("no front tells its metrics")
+    raise AssertionError("no front reports its metrics")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("size", [1, 8000, 16_384, 1_200_000])
 def test_many_clients_each_get_their_own_answer_at_any_size(server: RunningServer, protocol: str, size: int) -> None:
-    """Of some bytes, which go through the socket, of either side of the threshold, and of several MiB."""
+    """Of some bytes, which go through the socket, on either side of the threshold, and of several MiB."""
     url = getattr(server, f"{protocol}_url")
 
     def ask(seed: int) -> None:
@@ -127,7 +127,7 @@ def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServ
     metric = 'ingot_requests_total{code="ok",model="pair",protocol="http",version="1"}'
     before = counted(server, metric)
     one = np.ones((1, 1), np.float32)
-    for _ in range(20):  # each on a connection of its own, which the kernel gives to either front
+    for _ in range(20):  # each on its own connection, which the kernel assigns to either front
         with ingot.Client(server.http_url) as client:
             client.infer("pair", {"a": one, "b": one})
     assert {counted(server, metric) for _ in range(8)} == {before + 20}
@@ -171,7 +171,7 @@ def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(serv
 
 
 def shared_maps() -> int:
-    """Return how many pieces of memory this process shares with fronts."""
+    """Return the number of memory maps that this process shares with fronts."""
     return Path("/proc/self/maps").read_text().count("ingot-tensors")
 
 
@@ -258,7 +258,7 @@ def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningS
 
 
 def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
-    """It asks for megabytes and does not read them; the others' answers come as ever."""
+    """It requests megabytes and does not read them; other clients' answers arrive as usual."""
     one = np.ones((1, 1_000_000), np.float32)
     body, length = http_codec.encode_request(InferRequest(Template("pair"), {"a": one, "b": one}), binary=True)
     head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"

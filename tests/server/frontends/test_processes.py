@@ -1,4 +1,4 @@
-"""The engine's end of front processes: what goes first, what one fault may end, and what is counted while one ends."""
+"""The engine's end of front processes: order of messages, isolation of faults, and counts while a front ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arenas() -> Iterator[tuple[int, int]]:
 
 
 class Broken:
-    """A model whose every part fails as none of ours does."""
+    """A model whose every member fails with an unexpected exception."""
 
     name, version = "broken", "1"
 
@@ -166,7 +166,7 @@ class FakeChild:
 
 
 def test_what_a_front_counted_is_told_once_while_it_ends() -> None:
-    """It ends while it is asked, and its supervisor keeps what it had counted."""
+    """It ends during a request for its counts, and its supervisor keeps them."""
 
     async def test() -> None:
         fronts = FrontProcesses(DataPlane(FakeCatalog()), FakeRepository(), ServerConfig())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Programs that speak HTTP/2 and know nothing of gRPC: curl, h2load and nghttp, which send what gRPC would."""
+"""HTTP/2 programs without gRPC: curl, h2load and nghttp, which send the bytes that gRPC would."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestCurl:
                 wait_until(lambda: service.count("ingot_in_flight_requests", model="held") > 0)
                 leaving.kill()
             wait_until(lambda: service.count("ingot_requests_total", model="held", code="cancelled") == before + 1)
-            # grpcio ends the stream with an error of HTTP/2, ours with a status; clients of gRPC take both.
+            # grpcio ends the stream with an error of HTTP/2, ours with a status; clients of gRPC accept both.
             subprocess.run(
                 [*curl, "--data-binary", f"@{sent}", "-H", "grpc-timeout: 20m", "-D", str(head)], capture_output=True
             )
@@ -100,7 +100,7 @@ class TestH2load:
         sent = body(tmp_path, affine([1, 2, 3]))
         told = run(program, *shape, "-d", sent, *HEADERS, f"http://{service.grpc}{INFER}")
         assert f"{calls} succeeded, 0 failed, 0 errored, 0 timeout" in told
-        # h2load looks at no answer; but all are the same, and so each has as many bytes as one.
+        # h2load does not check answers, but all are the same, so each has as many bytes as one.
         answer = pb.ModelInferResponse.FromString(ask_once(service))
         found = re.search(r"\((\d+)\) data", told)
         assert found is not None
@@ -147,7 +147,7 @@ class TestNghttp:
         self, service: Service, require_tool: RequireTool, tmp_path: Path
     ) -> None:
         if service.kind == "grpcio":
-            pytest.skip("gRPC's core takes no padded HEADERS (grpc/grpc: 'Invalid HPACK index received')")
+            pytest.skip("gRPC's core does not accept padded HEADERS (grpc/grpc: 'Invalid HPACK index received')")
         program, sent = require_tool("nghttp"), body(tmp_path, affine([1, 2, 3]))
         options = ["-nv", "-b", "200", "--trailer", "x-checksum: 1", "-d", sent]
         told = run(program, *options, *NGHTTP_HEADERS, f"http://{service.grpc}{INFER}")

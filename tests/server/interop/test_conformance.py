@@ -1,4 +1,4 @@
-"""What RFC 9113 says of frames, streams and headers that are wrong, or odd and right. The cases are h2spec's kind."""
+"""Invalid, and unusual but valid, frames, streams and headers of RFC 9113, as h2spec tests them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ BODY = message(affine([1, 2, 3]))
 MOST_WINDOW = (1 << 31) - 1
 
 
-# gRPC's core takes most of what is wrong here, and refuses some of what is odd: it is made for gRPC's own clients. That
-# is its own affair, as long as it goes on serving others.
+# gRPC's core accepts most invalid cases here, and refuses some unusual ones, as it is made for gRPC's own clients.
+# These tests only require that it keeps serving others.
 REFUSED_BY_GRPCIO = {
     "4.1 flags that mean nothing",
     "4.3 headers in many frames",
@@ -58,7 +58,7 @@ def others_are_served(service: Service) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Something wrong and the error codes that fit it. One stream's fault may also end the connection."""
+    """Invalid bytes and the error codes that fit. One stream's fault may also end the connection."""
 
     section: str
     title: str
@@ -71,7 +71,7 @@ class Wrong:
 
 
 def opened(peer: Peer, *more: bytes) -> bytes:
-    """Return a call on stream 1 that is not ended, and more."""
+    """Return a call on stream 1 that is not ended, with more bytes."""
     return peer.call(1, end=False) + b"".join(more)
 
 
@@ -98,7 +98,7 @@ def split(peer: Peer) -> tuple[bytes, bytes]:
 
 CONNECTION = [
     Wrong("4.2", "a HEADERS frame over the largest size", lambda p: frame(HEADERS, 5, 1, too_large(p)), (FRAME_SIZE,)),
-    Wrong("4.3", "a header block that is none", lambda p: frame(HEADERS, 5, 1, b"\xff" * 20), (COMPRESSION,)),
+    Wrong("4.3", "a malformed header block", lambda p: frame(HEADERS, 5, 1, b"\xff" * 20), (COMPRESSION,)),
     Wrong(
         "4.3",
         "another kind of frame inside a header block",

@@ -1,4 +1,4 @@
-"""TLS of the gRPC servers, as clients see it: ALPN, calls under load, 4 MiB, and those who speak something else."""
+"""TLS of the gRPC servers, as clients see it: ALPN, calls under load, 4 MiB, and clients without TLS."""
 
 from __future__ import annotations
 

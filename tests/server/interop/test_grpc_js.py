@@ -1,4 +1,4 @@
-"""gRPC's client for Node.js, which is written from nothing: it shares no code with grpcio."""
+"""gRPC's client for Node.js, an independent implementation that shares no code with grpcio."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def infer(channel: Any) -> Any:
 
 
 def came_too_late(error: Any) -> bool:
-    """Whether a call's time was up; or the server saw that it would be, as others came in with it and go before it."""
+    """Whether a call's time was up; or the server saw that it would be, as other calls are ahead of it."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "the answer would take longer than" in error.details()
     return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -70,7 +70,7 @@ def test_cancelled_calls_are_not_run(service: Service, channel: grpc.Channel) ->
     rows = service.count("ingot_batch_size_sum", model="held")
     with service.gate.closed():
         calls = [infer(channel).future(held())]
-        wait_until(service.gate.waited_at)  # else it may be joined with the others, which would then run with it
+        wait_until(service.gate.waited_at)  # otherwise it may be batched with the others, which would then run with it
         calls += [infer(channel).future(held()) for _ in range(19)]
         wait_until(lambda: service.count("ingot_in_flight_requests", model="held") == len(calls))
         for call in calls:

@@ -44,7 +44,7 @@ def check(number: int, result: Any) -> None:
 
 
 class Answers:
-    """Collects what the client's threads are called back with."""
+    """Collects the results that the client's callbacks receive."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[int, Any, Any]] = queue.Queue()

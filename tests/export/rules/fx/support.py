@@ -1,4 +1,4 @@
-"""The check that a rule over FX graphs must pass on a model, and what tests look at in a graph."""
+"""The check that a rule over FX graphs must pass on a model, and helpers to inspect a graph."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.export.programs import Case, capture
 
 
 def rewrite(rule: FxPass, module: nn.Module, *inputs: str, matches: int, tolerance: float = 1e-5) -> fx.GraphModule:
-    """Capture a module, rewrite it by a rule, which must find so many places, and hold the result against the module.
+    """Capture a module, rewrite it by a rule with ``matches`` matches, and compare the result with the module.
 
     Args:
-        rule: is also held to leave alone the graph that it is given.
+        rule: must not modify the graph that it is passed.
         module: its inputs are described by ``inputs``, as for ``ingot export``.
         inputs: descriptions such as ``x:float32[batch,8]``.
-        matches: how many the rule must find.
+        matches: the number that the rule must find.
         tolerance: of the difference.
     """
     return _rewrite(rule, capture(module, *inputs), matches, tolerance)
 
 
 def lower(rule: FxPass, module: nn.Module, *inputs: str, matches: int, tolerance: float = 1e-5) -> ir.Model:
-    """Do what :func:`rewrite` does, capture the rewritten graph anew, as an export does, and lower it to ONNX.
+    """Rewrite as :func:`rewrite` does, capture the rewritten graph again, as an export does, and lower it to ONNX.
 
     Both must equal the module, and all named dimensions must still be dynamic.
     """
@@ -60,7 +60,7 @@ def _rewrite(rule: FxPass, case: Case, matches: int, tolerance: float) -> fx.Gra
 
 
 def recapture(case: Case, graph: fx.GraphModule) -> Program:
-    """Capture a rewritten graph anew; its signature must be as before, dynamic dimensions included."""
+    """Capture a rewritten graph again; its signature must be as before, dynamic dimensions included."""
     signature, examples = case.program.signature, case.examples
     example = case.eager.tensors(examples.make(examples.default_sizes))
     traced = exported.trace(exported.positional(graph), signature.inputs, signature.ranges, example)
@@ -71,7 +71,7 @@ def recapture(case: Case, graph: fx.GraphModule) -> Program:
 
 
 def assert_equal(case: Case, runner: Runner, tolerance: float) -> None:
-    """Hold a runner against the module of a case, at two sizes or more of every named dimension."""
+    """Compare a runner with the module of a case, at two sizes or more of every named dimension."""
     for seed, sizes in enumerate(case.examples.cases()):
         inputs = case.examples.make(sizes, seed)
         expected, actual = case.eager.run(inputs), runner.run(inputs)
@@ -106,7 +106,7 @@ def trace(module: nn.Module, *examples: torch.Tensor) -> fx.GraphModule:
 
 
 class Each(nn.Module):
-    """Several functions of one input as a model with as many outputs, which is captured once for all."""
+    """A model of several functions of one input, one output per function, which is captured once for all."""
 
     def __init__(self, functions: Iterable[Callable[[torch.Tensor], torch.Tensor]]):
         super().__init__()
@@ -117,7 +117,7 @@ class Each(nn.Module):
 
 
 def operators(graph: fx.GraphModule) -> Counter[str]:
-    """Return how often each operator that does something stands in a graph, such as ``aten.add.Tensor``."""
+    """Return how often each operator that computes something occurs in a graph, such as ``aten.add.Tensor``."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     return Counter(str(node.target) for node in calls if not is_identity(node) and not is_assert(node))
 

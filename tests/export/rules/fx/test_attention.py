@@ -74,7 +74,7 @@ def gpt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -
 
 
 def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Scales the queries, has the keys permuted, and masks by where."""
+    """Scales the queries, permutes the keys, and masks by ``where``."""
     found = torch.matmul(q * 0.5, k.permute(0, 1, 3, 2))
     return torch.softmax(torch.where(mask, found, torch.finfo(torch.float32).min), -1) @ v
 
@@ -151,7 +151,7 @@ def test_softmax_in_another_datatype_stays() -> None:
 
 
 class Views(nn.Module):
-    """Needs the result to lie in memory as that of a product does."""
+    """Needs the memory layout of a matrix product's result."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = x.view(x.shape[0], x.shape[1], HEADS, SIZE).transpose(1, 2)
@@ -163,7 +163,7 @@ def test_views_of_the_result_still_work() -> None:
 
 
 class Fused(nn.Module):
-    """Asks for the operator itself, with a Boolean mask."""
+    """Calls the fused operator directly, with a Boolean mask."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         q = x.view(x.shape[0], x.shape[1], HEADS, SIZE).transpose(1, 2)

@@ -48,7 +48,7 @@ def test_other_functions_stay() -> None:
 
 
 class Layer(nn.Module):
-    """A linear layer that gives its bias to the activation, as Megatron does."""
+    """A linear layer that adds its bias in the activation, as Megatron does."""
 
     def __init__(self, formula: Formula, bias: torch.Tensor | None = None):
         super().__init__()

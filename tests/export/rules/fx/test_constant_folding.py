@@ -14,7 +14,7 @@ X = "x:float32[batch,8]"
 
 
 class Masked(nn.Module):
-    """Computes a mask and a scale of its own each time."""
+    """Computes a mask and a scale on each call."""
 
     def __init__(self) -> None:
         super().__init__()

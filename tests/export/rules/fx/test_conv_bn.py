@@ -14,7 +14,7 @@ IMAGE = "x:float32[batch,3,8,8]"
 
 
 def trained(module: nn.Module) -> nn.Module:
-    """Give batch norms statistics that change something."""
+    """Set statistics of batch norms that are not the identity."""
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             for parameter in (layer.running_mean, layer.weight, layer.bias):
@@ -26,7 +26,7 @@ def trained(module: nn.Module) -> nn.Module:
 
 
 class Block(nn.Module):
-    """As in a ResNet: activations in place, a shortcut of its own."""
+    """As in a ResNet: in-place activations and a projected shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_decomposed_program_folds_too() -> None:
 
 
 class Twice(nn.Module):
-    """The convolution's own result is used as well."""
+    """The convolution's result has a second use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,14 +104,14 @@ class Twice(nn.Module):
 
 
 class Between(Twice):
-    """Something stands between the two."""
+    """Another operator is between the two."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.conv(x).relu())  # type: ignore[no-any-return]
 
 
 class Computed(Twice):
-    """The weight comes of the input."""
+    """The weight is computed from the input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.conv.weight * x.mean()
@@ -139,7 +139,7 @@ def test_statistics_that_the_graph_updates_are_not_folded() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=0.5))
 
     class Adapting(nn.Module):
-        """Normalizes by statistics of its own, then updates them."""
+        """Normalizes by its own statistics, then updates them."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -22,7 +22,7 @@ quantized = torch.ops.quantized_decomposed
 
 
 class Layer(nn.Module):
-    """A linear layer with weights in 8 bits, and one scale for each output."""
+    """A linear layer with weights in 8 bits, and one scale per output."""
 
     weight: torch.Tensor
     scale: torch.Tensor

@@ -73,7 +73,7 @@ def test_it_lowers_to_one_operator_of_onnx() -> None:
 
 def test_what_is_no_weight_or_bias_stays_outside() -> None:
     class Modulated(nn.Module):
-        """As in diffusion transformers: weight and bias come of another input."""
+        """As in diffusion transformers: weight and bias are computed from another input."""
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return by_squares(x) * y + y

@@ -1,4 +1,4 @@
-"""What a rule of one's own can rely on."""
+"""Guarantees of the pattern API to user-defined rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_arguments_that_a_pattern_does_not_name_must_have_their_defaults() -> No
 
 
 class Declining(HardSwish):
-    """Makes up its mind by what it has matched."""
+    """Accepts or declines each match."""
 
     def replace(self, root: fx.Node, match: Match, memory: Memory) -> fx.Node | None:
         return super().replace(root, match, memory) if match["x"].op == "placeholder" else None

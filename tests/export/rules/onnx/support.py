@@ -22,7 +22,7 @@ SIZES = ({"batch": 2, "seq": 5}, {"batch": 3, "seq": 8})
 
 
 class Several(nn.Module):
-    """Modules beside each other, each with its own input and output: one export for all of them."""
+    """Independent modules, each with its own input and output: one export for all of them."""
 
     def __init__(self, *modules: nn.Module):
         super().__init__()
@@ -100,7 +100,7 @@ def apply(
     tolerance: float = 2e-6,
     optimized: bool = True,
 ) -> ir.Model:
-    """Run a rule, which must find so many places, and hold its result against the model at several sizes."""
+    """Run a rule that must find ``matches`` places, and compare its result with the model at several sizes."""
     given = ir.to_proto(model).SerializeToString()
     result = rule(model)
     assert ir.to_proto(model).SerializeToString() == given, "the rule has changed the model that it was given"

@@ -46,7 +46,7 @@ def network(
 
 
 def test_normalizations_go_into_the_layers_before_them() -> None:
-    # PyTorch's exporter folds them itself, unless told not to optimize; then constants come first.
+    # PyTorch's exporter folds them itself unless ``optimize=False``, which leaves constants to fold first.
     model = ConstantFolding()(export(Net(), torch.randn(2, 3, 6, 6), optimize=False)).graph
     assert operators(model)["BatchNormalization"] == 3
     found = apply(ConvBn(), model, 3, tolerance=2e-5)
