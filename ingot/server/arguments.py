@@ -79,7 +79,7 @@ def _parameter(name: str, value: Any) -> bool | int | float | str:
 def _array(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
-    except Exception as error:  # the caller's object may raise anything
+    except Exception as error:  # the caller's object converts itself, and may raise anything
         raise InvalidArgument(f"input '{name}' cannot be made an array: {error}") from error
     try:
         dtype = DType.of(array)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument
@@ -18,6 +18,9 @@ from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.recorder import Recorder
 from ingot.server.requests import InferRequest, InferResponse, Route, Template, outcome_of, priority_of, timeout_of
 from ingot.tensors import Array, Signature, TensorSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = rate_limited_logger(__name__)
 
@@ -84,10 +87,8 @@ class DataPlane:
     def record(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
-            try:
-                self.recorder.offer(model, version, inputs, outputs)
-            except Exception:  # a recorder that fails must not cost a client its answer
-                log.exception("a response of model %s could not be recorded", model)
+            failure = f"a response of model {model} could not be recorded"
+            attempt(failure, self.recorder.offer, model, version, inputs, outputs)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Describe a model.
@@ -160,10 +161,9 @@ class DataPlane:
         except IngotError as error:
             counters.count(error.code.value, began)
             raise
-        except Exception as error:
-            log.exception("a request to model %s failed", template.model)
+        except Exception as error:  # the boundary of one request: Ingot's own faults are counted too
             counters.count("internal", began)
-            raise wrapped(error) from error
+            raise public_error(error, f"a request to model {template.model} failed") from error
         return ticket
 
 
@@ -220,9 +220,33 @@ class Ticket:
         self._reply(InferResponse(route, request.id, outcome))
 
 
-def wrapped(error: Exception) -> InternalError:
-    """Return an internal error for any other exception."""
-    return InternalError(f"{type(error).__name__}: {error}")
+def public_error(error: Exception, failure: str) -> IngotError:
+    """Return the error to answer a request with: a deliberate one as it is, any other logged, as an internal one.
+
+    Args:
+        error: what was raised.
+        failure: what failed, as a clause for the log.
+    """
+    if isinstance(error, IngotError):
+        return error
+    log.error("%s", failure, exc_info=error)
+    return InternalError(f"{failure}: {type(error).__name__}: {error}")
+
+
+def attempt(failure: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | IngotError:
+    """Run a step of one request, and return its result, or :func:`public_error` of what it raises."""
+    try:
+        return step(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - the boundary of one request: its fault must not reach the others
+        return public_error(error, failure)
+
+
+async def attempt_async(failure: str, step: Awaitable[T]) -> T | IngotError:
+    """Do the same as :func:`attempt`, with a coroutine."""
+    try:
+        return await step
+    except Exception as error:  # noqa: BLE001 - the boundary of one request: its fault must not reach the others
+        return public_error(error, failure)
 
 
 class _Counters:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 
-from ingot.errors import DeadlineExceeded
+from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.report import units
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
@@ -63,18 +63,16 @@ class Server:
             IngotError: a model cannot be loaded; the ports are closed again.
         """
         self._plane.recorder = self._recorder()
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._close_recorder)
             await self._ports.start()
-        except BaseException:
-            self._close_recorder()
-            raise
-        try:
+            on_error.pop_all()
+        async with contextlib.AsyncExitStack() as on_late_error:
+            on_late_error.push_async_callback(self._stop)
             for model in self.repository:
                 await self._load(model)
             await self._ports.set_serving(True)
-        except BaseException:
-            await self._stop()
-            raise
+            on_late_error.pop_all()
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, free the models."""
@@ -124,7 +122,7 @@ def _loading(model: Model) -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def settle(error: IngotError | None) -> None:
         if loaded.done():  # the server was stopped, or the load timed out
             model.close(0)
         elif error is not None:
@@ -133,15 +131,18 @@ def _loading(model: Model) -> asyncio.Future[None]:
             loaded.set_result(None)
 
     def work() -> None:
-        error: BaseException | None = None
+        # Raised if the user's operators end this thread, by sys.exit() say.
+        error: IngotError | None = InternalError(f"loading model '{model.name}' ended without a result")
         try:
             model.load()
-        except BaseException as failure:  # noqa: BLE001 - raised again in the task that waits for the model
+            error = None
+        except IngotError as failure:
             error = failure
-        try:
-            loop.call_soon_threadsafe(settle, error)
-        except RuntimeError:  # the loop has ended
-            model.close(0)
+        finally:
+            try:
+                loop.call_soon_threadsafe(settle, error)
+            except RuntimeError:  # the loop has ended
+                model.close(0)
 
     threading.Thread(target=work, name=f"ingot-load-{model.name}", daemon=True).start()
     return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 from ingot.server.config import ServerConfig
@@ -57,7 +58,8 @@ class Listeners:
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
-        try:
+        async with contextlib.AsyncExitStack() as on_error:
+            on_error.push_async_callback(self.stop, config.drain_timeout)
             http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
@@ -67,9 +69,7 @@ class Listeners:
             )
             self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
             self._descriptors.start()
-        except BaseException:
-            await self.stop(config.drain_timeout)
-            raise
+            on_error.pop_all()
 
     async def set_serving(self, serving: bool) -> None:
         for listener in self._open:

@@ -63,6 +63,7 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         if not await _ended_first(starting, stopping):
             log.info("stopped while models were loaded")
             return
+        starting.result()
         if not stop.is_set():
             started()
             await stop.wait()
@@ -85,11 +86,10 @@ class RunningServer:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingot-server", daemon=True)
         self._thread.start()
-        try:
+        with contextlib.ExitStack() as on_interrupt:  # Ctrl-C while models load must not leave a server behind
+            on_interrupt.callback(self.close)
             self._started.wait()
-        except BaseException:  # Ctrl-C while models load must not leave a server behind
-            self.close()
-            raise
+            on_interrupt.pop_all()
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -139,11 +139,12 @@ class RunningServer:
         try:
             if not await _ended_first(starting, stopping):
                 return
-        except IngotError as error:
-            self._failure = error
-        except Exception as error:  # noqa: BLE001 - it belongs to the thread that called serve()
-            self._failure = InternalError(f"the server could not start: {error}")
-            self._failure.__cause__ = error
+            error = starting.exception()  # raised in the thread that called serve()
+            if error is not None and not isinstance(error, IngotError):
+                self._failure = InternalError(f"the server could not start: {error}")
+                self._failure.__cause__ = error
+            else:
+                self._failure = error
         finally:
             self._started.set()
         if self._failure is None:
@@ -153,10 +154,9 @@ class RunningServer:
 
 
 async def _ended_first(starting: asyncio.Task[None], stopping: asyncio.Task[Any]) -> bool:
-    """Wait until a server has started; cancel its start if it is to stop before. Return whether it has started."""
+    """Wait until a server's start has ended; cancel it if the server is to stop before. Return whether it has ended."""
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
-        await starting
         return True
     starting.cancel()
     with contextlib.suppress(asyncio.CancelledError):

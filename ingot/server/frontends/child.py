@@ -42,16 +42,15 @@ class Child:
         self.listens = False
         ours, theirs = socket.socketpair()
         arenas = arena.create(arena_bytes), arena.create(arena_bytes)
-        try:
-            self._process = _start(theirs.fileno(), arenas[1], arenas[0])
-            self.session = EngineSession(plane, models, arenas, render, self.ended.set)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for handle in arenas:
-                os.close(handle)
+        with contextlib.ExitStack() as on_error, contextlib.closing(theirs):
+            on_error.callback(ours.close)
+            try:
+                self._process = _start(theirs.fileno(), arenas[1], arenas[0])
+                self.session = EngineSession(plane, models, arenas, render, self.ended.set)
+            finally:
+                for handle in arenas:
+                    os.close(handle)
+            on_error.pop_all()
         self._connection = ours
 
     async def start(self, hello: bytes, state: bytes) -> None:

@@ -15,9 +15,10 @@ import sys
 
 import uvloop
 
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError
 from ingot.runtime import Metrics
 from ingot.server.config import ServerConfig
+from ingot.server.dataplane import attempt_async
 from ingot.server.frontends import records, sums
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
@@ -41,14 +42,9 @@ class FrontProcess:
         """Serve until the engine process stops this one."""
         await self._channel.connect(connection)
         config = await self._config
-        try:
-            listeners = Listeners(self._plane, config, Tls.load(config.tls_cert, config.tls_key), shared=True)
-            await listeners.start()
-        except IngotError as error:
-            self._channel.send(Kind.FAILED, records.dump_error(error))
-        except Exception as error:  # noqa: BLE001 - the engine process reports it
-            text = f"a front process could not start: {type(error).__name__}: {error}"
-            self._channel.send(Kind.FAILED, records.dump_error(InternalError(text)))
+        listeners = await attempt_async("a front process could not start", self._listen(config))
+        if isinstance(listeners, IngotError):
+            self._channel.send(Kind.FAILED, records.dump_error(listeners))
         else:
             self._channel.send(Kind.STARTED)
             reporting = asyncio.create_task(self._report(listeners))
@@ -58,6 +54,11 @@ class FrontProcess:
         if not self._stop.done():
             self._stop.set_result(0)
         self._channel.close()
+
+    async def _listen(self, config: ServerConfig) -> Listeners:
+        listeners = Listeners(self._plane, config, Tls.load(config.tls_cert, config.tls_key), shared=True)
+        await listeners.start()
+        return listeners
 
     async def _report(self, listeners: Listeners) -> None:
         while True:

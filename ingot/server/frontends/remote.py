@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,12 @@ from ingot.errors import Unavailable
 from ingot.runtime import Catalog, InputKey, Metrics, key_of
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
-from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.dataplane import DataPlane, attempt
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
-
-log = logging.getLogger(__name__)
 
 _MAX_FITS = 1024
 
@@ -114,21 +111,17 @@ class EngineEnd:
         if number in self._replies:
             self._settle(self._replies.pop(number), kind, body[records.NUMBER.size :])
             return
-        outcome: Outcome
-        try:
-            if kind == Kind.OUTPUTS:
-                outcome, _ = self._channel.tensors(body[records.NUMBER.size :])
-            else:
-                outcome = records.load_error(body[records.NUMBER.size :])
-        except Exception as error:
-            log.exception("outputs of the engine process could not be read")
-            outcome = wrapped(error)
+        failure = "outputs of the engine process could not be read"
+        outcome = attempt(failure, self._read, kind, body[records.NUMBER.size :])
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._bytes -= pending.nbytes
             pending.done = True
             reply, pending.reply = pending.reply, _ignore  # which refers back to this
             reply(outcome)
+
+    def _read(self, kind: int, body: memoryview) -> Outcome:
+        return self._channel.tensors(body)[0] if kind == Kind.OUTPUTS else records.load_error(body)
 
     def _settle(self, future: asyncio.Future[bytes], kind: int, body: memoryview) -> None:
         if future.done():  # the task that waited was cancelled

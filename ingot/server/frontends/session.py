@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,15 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ingot.errors import IngotError
 from ingot.runtime import Cancellable, Model
 from ingot.runtime.scheduling.entry import Outcome
-from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.dataplane import DataPlane, attempt, attempt_async
 from ingot.server.frontends import records
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.records import Kind
 from ingot.server.frontends.state import dump_statistics
 from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
-
-log = logging.getLogger(__name__)
 
 # Kinds that begin with a number, to which the front waits for a reply.
 _ANSWERED = frozenset((Kind.REQUEST, Kind.RENDER, Kind.STATISTICS))
@@ -68,13 +65,10 @@ class EngineSession:
         return future
 
     def _receive(self, kind: int, body: memoryview) -> None:
-        try:
-            self._handle(kind, body)
-        except Exception as error:
-            log.exception("a record of a front process, of kind %d, could not be handled", kind)
-            if kind in _ANSWERED:
-                (number,) = records.NUMBER.unpack_from(body)
-                self._refuse(number, wrapped(error))
+        error = attempt("a record of a front process could not be handled", self._handle, kind, body)
+        if error is not None and kind in _ANSWERED:
+            (number,) = records.NUMBER.unpack_from(body)
+            self._refuse(number, error)
 
     def _handle(self, kind: int, body: memoryview) -> None:
         if kind == Kind.REQUEST:
@@ -111,10 +105,7 @@ class EngineSession:
         inputs, key = self.channel.tensors(body[records.REQUEST.size :])
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         reply = functools.partial(self._answer, number, model, inputs)
-        try:
-            self._pending[number] = model.submit(inputs, reply, timeout, priority, key)
-        except IngotError as error:
-            self._refuse(number, error)
+        self._pending[number] = model.submit(inputs, reply, timeout, priority, key)
 
     def _answer(self, number: int, model: Model, inputs: Mapping[str, Array], outcome: Outcome) -> None:
         del self._pending[number]
@@ -122,21 +113,20 @@ class EngineSession:
             self._refuse(number, outcome)
             return
         self._plane.record(model.name, model.version, inputs, outcome)
-        try:
-            self.channel.send_tensors(Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
-        except Exception as error:
-            log.exception("outputs of model %s could not be sent to their front process", model.name)
-            self._refuse(number, wrapped(error))
+        failure = f"outputs of model {model.name} could not be sent to their front process"
+        error = attempt(failure, self.channel.send_tensors, Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
+        if error is not None:
+            self._refuse(number, error)
 
     def _refuse(self, number: int, error: IngotError) -> None:
         self.channel.send(Kind.ERROR, records.NUMBER.pack(number), records.dump_error(error))
 
     async def _send_metrics(self, number: bytes) -> None:
-        try:
-            self.channel.send(Kind.REPLY, number, await self._render())
-        except Exception as error:
-            log.exception("the metrics could not be rendered")
-            self._refuse(records.NUMBER.unpack(number)[0], wrapped(error))
+        rendered = await attempt_async("the metrics could not be rendered", self._render())
+        if isinstance(rendered, IngotError):
+            self._refuse(records.NUMBER.unpack(number)[0], rendered)
+        else:
+            self.channel.send(Kind.REPLY, number, rendered)
 
     def _gone(self) -> None:
         self.alive = False

@@ -58,7 +58,8 @@ class FrontProcesses:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        try:
+        async with contextlib.AsyncExitStack() as on_error:
+            on_error.push_async_callback(self.stop, 0)
             for protocol in ("HTTP", "gRPC"):
                 name = f"{protocol.lower()}_port"
                 holder = reserve(protocol, self._config.host, getattr(self, name))
@@ -68,12 +69,9 @@ class FrontProcesses:
             starting = [asyncio.create_task(self._launch()) for _ in range(self._config.frontends)]
             try:
                 children = await asyncio.gather(*starting)
-            except BaseException:
+            finally:
                 await asyncio.gather(*starting, return_exceptions=True)
-                raise
-        except BaseException:
-            await self.stop(0)
-            raise
+            on_error.pop_all()
         self._tasks = [asyncio.create_task(self._keep(child)) for child in children]
         self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -93,13 +91,12 @@ class FrontProcesses:
     async def _launch(self) -> Child:
         child = Child(self._plane, self._models, self._bodies_mb << 20, self._render)
         self._children.append(child)
-        try:
+        async with contextlib.AsyncExitStack() as on_error:
+            on_error.push_async_callback(child.wait)
+            on_error.callback(child.kill)
+            on_error.callback(self._children.remove, child)
             await child.start(self._hello(), self._state())
-        except BaseException:
-            self._children.remove(child)
-            child.kill()
-            await child.wait()
-            raise
+            on_error.pop_all()
         return child
 
     async def _keep(self, child: Child) -> None:

@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
-from ingot.faultlog import rate_limited_logger
 from ingot.server.compression import decompress
-from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
@@ -21,8 +20,6 @@ from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
 from ingot.server.requests import InferResponse
-
-log = rate_limited_logger(__name__)
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -188,11 +185,8 @@ class Calls:
                 raise DeadlineExceeded("the call's deadline passed before its request was there")
             request, typed = self._codec.decode(data, left)
             call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
-        except IngotError as error:
-            self._refuse(replies, call, error)
-        except Exception as error:
-            log.exception("ModelInfer failed")
-            self._refuse(replies, call, wrapped(error))
+        except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+            self._refuse(replies, call, public_error(error, "ModelInfer failed"))
 
     def _answer(self, replies: Replies, call: Call, typed: bool, outcome: InferResponse | IngotError) -> None:
         call.ticket = None  # an answer that cannot be sent yet must not hold its request, too
@@ -201,11 +195,9 @@ class Calls:
             return
         try:
             replies.answer(call, *self._codec.encode(outcome, typed=typed))
-        except IngotError as error:
-            self._refuse(replies, call, error)
-        except Exception as error:
-            log.exception("an answer of model %s could not be encoded", outcome.route.name)
-            self._refuse(replies, call, wrapped(error))
+        except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+            failure = f"an answer of model {outcome.route.name} could not be encoded"
+            self._refuse(replies, call, public_error(error, failure))
 
     def _refuse(self, replies: Replies, call: Call, error: IngotError) -> None:
         if call.closed:
@@ -228,13 +220,10 @@ class Calls:
 
     async def _guarded(self, replies: Replies, call: Call, work: Work) -> None:
         """Answer with whatever goes wrong in a call."""
-        try:
-            await work()  # made here, as the task may be cancelled before it begins
-        except IngotError as error:
-            self._refuse(replies, call, error)
-        except Exception as error:
-            log.exception("%s failed", call.head.path.decode(errors="replace"))
-            self._refuse(replies, call, wrapped(error))
+        failure = f"{call.head.path.decode(errors='replace')} failed"
+        outcome = await attempt_async(failure, work())  # made here, as the task may be cancelled before it begins
+        if outcome is not None:
+            self._refuse(replies, call, outcome)
 
     async def _unary(self, replies: Replies, call: Call, method: Method, compressed: bool, data: bytes) -> None:
         if compressed:

@@ -14,16 +14,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from ingot.errors import IngotError, InternalError, InvalidArgument, public_text
-from ingot.faultlog import rate_limited_logger
-from ingot.server.dataplane import DataPlane
+from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.server.dataplane import DataPlane, attempt_async
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import Tls, bracketed
-
-log = rate_limited_logger(__name__)
 
 # grpcio has an enumeration for what is a number in gRPC.
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
@@ -108,17 +105,16 @@ def _unary(
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Wrap a call so that its errors become statuses, and internal text never leaves."""
 
+    async def call(raw: bytes) -> Message:
+        return await function(codec.parse(kind, raw))
+
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
-        try:
-            return await function(codec.parse(kind, raw))
-        except IngotError as error:
-            failure = error
-        except Exception as error:
-            log.exception("%s failed", function.__name__)
-            failure = InternalError(f"{type(error).__name__}: {error}")
-        plane.count_error("grpc", failure)
-        return await context.abort(_STATUS[codec.STATUS[failure.code]], public_text(failure))  # which raises
+        outcome = await attempt_async(f"{function.__name__} failed", call(raw))
+        if not isinstance(outcome, IngotError):
+            return outcome
+        plane.count_error("grpc", outcome)
+        return await context.abort(_STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # which raises
 
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()

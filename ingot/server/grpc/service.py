@@ -9,16 +9,13 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from ingot.errors import IngotError, NotFound, public_text
-from ingot.faultlog import rate_limited_logger
 from ingot.server import extensions
-from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.dataplane import DataPlane, attempt_async
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import TensorSpec
 
 M = TypeVar("M", bound=Message)
-
-log = rate_limited_logger(__name__)
 
 # How many requests of one stream are in work at once.
 _AHEAD = 64
@@ -75,8 +72,8 @@ class Service:
         self, requests: AsyncIterator[pb.ModelInferRequest]
     ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
         """Answer requests in their order, errors in band; some are in work while the first is waited for."""
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(_AHEAD)
-
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(_AHEAD)
         working: set[asyncio.Task[pb.ModelStreamInferResponse]] = set()
 
         async def read() -> None:
@@ -85,15 +82,15 @@ class Service:
                     task = asyncio.create_task(self._in_band(request))
                     working.add(task)
                     task.add_done_callback(working.discard)
-                    await answers.put(task)
-            except Exception:
-                await answers.put(None)
-                raise
-            await answers.put(None)
+                    answers.put_nowait(task)
+                    await room.acquire()
+            finally:
+                answers.put_nowait(None)
 
         reading = asyncio.create_task(read())
         try:
             while (answer := await answers.get()) is not None:
+                room.release()
                 yield await answer
             await reading
         finally:
@@ -102,16 +99,12 @@ class Service:
                 task.cancel()
 
     async def _in_band(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
-        try:
-            return pb.ModelStreamInferResponse(infer_response=await self.model_infer(request))
-        except IngotError as error:
-            failure = error
-        except Exception as error:
-            log.exception("a request of ModelStreamInfer failed")
-            failure = wrapped(error)
-        self._plane.count_error("grpc", failure)
+        outcome = await attempt_async("a request of ModelStreamInfer failed", self.model_infer(request))
+        if not isinstance(outcome, IngotError):
+            return pb.ModelStreamInferResponse(infer_response=outcome)
+        self._plane.count_error("grpc", outcome)
         answered = pb.ModelInferResponse(id=request.id)
-        return pb.ModelStreamInferResponse(error_message=public_text(failure), infer_response=answered)
+        return pb.ModelStreamInferResponse(error_message=public_text(outcome), infer_response=answered)
 
     def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
         """Return the calls that take and give one message, by name, with the type of what they take."""

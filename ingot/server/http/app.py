@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from ingot._version import __version__
-from ingot.errors import IngotError, NotFound, Unavailable, Unsupported
+from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported
 from ingot.server import extensions
-from ingot.server.dataplane import DataPlane, ModelMetadata, wrapped
+from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, responses, schema
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.heads import InferHead
@@ -65,7 +65,7 @@ def create_app(
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return _response(responses.refusal(plane, wrapped(error)))
+        return _response(responses.refusal(plane, InternalError(f"{type(error).__name__}: {error}")))
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 import httptools
 
 from ingot.errors import Unavailable
-from ingot.faultlog import rate_limited_logger
+from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.heads import RequestHead
 from ingot.server.http.responses import HttpResponse
-
-log = rate_limited_logger(__name__)
 
 # Bytes of a body that wait for the application before reading is paused.
 _HIGH_WATER = 64 << 10
@@ -109,13 +107,12 @@ class AsgiExchange:
         self._changed.set()
 
     async def _run(self) -> None:
+        served = self._connection.shared.app(self._scope(), self._receive, self._send)
         try:
-            await self._connection.shared.app(self._scope(), self._receive, self._send)
+            await attempt_async("a request to the application failed", served)
         except asyncio.CancelledError:
             error = Unavailable("the server is stopping; ask again elsewhere or later")
             self._answer(responses.refusal(self._connection.shared.service.plane, error))
-        except Exception:  # the boundary of one request: others on the connection are unaffected
-            log.exception("a request to the application failed")
         if not (self.done or self.disconnected):
             self._answer(_FAILED)
 

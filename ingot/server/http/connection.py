@@ -199,17 +199,18 @@ class Connection(asyncio.Protocol):
         if self._advancing:  # by a request that was answered at once; the loop below continues after it
             return
         self._advancing = True
+        advanced = False
         try:
             while self._queue and self._current is None and not self._write_paused:
                 if self.transport.is_closing():
                     break
                 self._current = exchange = self._queue.popleft()
                 exchange.start()
-        except BaseException:
-            self.transport.abort()  # the client would take the next response for this one's
-            raise
+            advanced = True
         finally:
             self._advancing = False
+            if not advanced:
+                self.transport.abort()  # the client would take the next response for this one's
         self._regulate()
 
     def hold_body(self, *, full: bool) -> None:

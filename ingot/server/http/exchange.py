@@ -107,13 +107,14 @@ def _decoded(
 ) -> Cancellable | None:
     """Submit what a thread decoded."""
     plane = service.plane
+    if isinstance(outcome, Exception):
+        done(_unreadable(plane, head, outcome))
+        return None
+    request, layout, _ = outcome
     try:
-        if isinstance(outcome, Exception):
-            raise outcome
-        request, layout, _ = outcome
         hold(sum(array.nbytes for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
-    except Exception as error:  # noqa: BLE001 - as in _decode
+    except IngotError as error:
         done(_unreadable(plane, head, error))
     return None
 

@@ -8,13 +8,10 @@ from email.utils import formatdate
 from typing import Any, NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, public_text
-from ingot.faultlog import rate_limited_logger
-from ingot.server.dataplane import DataPlane, wrapped
+from ingot.server.dataplane import DataPlane, public_error
 from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.limits import BODY_PACE, BoundedCache
-
-log = rate_limited_logger(__name__)
 
 # Seconds after which a refused client may ask again: the least that the header can say.
 _RETRY: Headers = (("Retry-After", "1"),)
@@ -65,10 +62,7 @@ def too_slow(plane: DataPlane) -> HttpResponse:
 
 def failure(plane: DataPlane, error: Exception) -> HttpResponse:
     """Return the response of any error; an internal one is logged, and its text is not sent."""
-    if not isinstance(error, IngotError):
-        log.error("a request failed", exc_info=error)
-        error = wrapped(error)
-    return refusal(plane, error)
+    return refusal(plane, public_error(error, "a request failed"))
 
 
 class Renderer:
