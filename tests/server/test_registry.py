@@ -137,8 +137,9 @@ def test_what_the_registry_does_not_have_is_not_served_from_an_earlier_pull(regi
 
 
 def test_the_command_tells_that_it_pulls(registry: str, tmp_path: Path) -> None:
-    push(registry, "served/told:1", ONE)
-    command = [sys.executable, "-m", "ingot", "serve", f"{registry}/served/told:1", "--store", str(tmp_path / "store")]
+    name = f"{registry}/served/pulled:1"
+    push(registry, "served/pulled:1", ONE)
+    command = [sys.executable, "-m", "ingot", "serve", name, "--store", str(tmp_path / "store")]
     command += ["--http-port", "0", "--grpc-port", "0", "--device", "cpu", "--json"]
     log = tmp_path / "stderr"
     with (
@@ -152,5 +153,5 @@ def test_the_command_tells_that_it_pulls(registry: str, tmp_path: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
-    assert log.read_text() == f"Pulling {registry}/served/pulled:1 "
+    assert log.read_text() == f"Pulling {name}\n"
     assert [(model["name"], model["version"]) for model in json.loads(line)["models"]] == [("pulled", "1")]
