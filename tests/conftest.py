@@ -33,6 +33,18 @@ settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("ingot")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reorders by fixtures, and before it deselects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but the first case of a test that is marked ``one_case`` to `make test-matrix`."""
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("one_case"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.matrix)
+            seen.add(test)
+
+
 @pytest.fixture(scope="session")
 def digits(made_once: MadeOnce) -> tuple[Digits, Data, Data]:
     """The digits classifier after a few epochs (some 98 % right), the training and the held-out images."""

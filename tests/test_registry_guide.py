@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.model_store.common import Layers
 from ingot.model_store import Archive, BlobFolder, Store
 from ingot.tensors import Array
 from tests.support import ROOT, RequireTool
+
+pytestmark = pytest.mark.matrix
 
 
 class Tuned(Layers):

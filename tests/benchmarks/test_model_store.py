@@ -39,6 +39,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> load.Bench:
     return load.Bench(MEDIUM, tmp_path_factory.mktemp("bench"))
 
 
+@pytest.mark.matrix
 def test_a_worker_of_each_way_answers_as_the_file_does(bench: load.Bench) -> None:
     bench.start("ingot", "built").close()
     for way in (*WAYS, "early"):

@@ -93,6 +93,7 @@ def test_sentences_are_many_and_no_group_is_in_two_parts(tmp_path: Path) -> None
     assert len(set(sentences)) == len(sentences) == 300
 
 
+@pytest.mark.matrix
 def test_the_parts_of_the_digits_share_no_image_and_are_always_the_same() -> None:
     pytest.importorskip("sklearn")
     parts = data.digits("image", (1, 32, 32))

@@ -34,6 +34,7 @@ def tiny(build: Path) -> Model:
     return model("tiny", build)
 
 
+@pytest.mark.matrix
 def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: Model, tmp_path: Path) -> None:
     plan = Plan(build, ["ingot", "fastapi"], ["tiny"], 1, 0.3, 0.3, CLIENTS, goodput=(), wrk=False)
     run = Run(plan)
@@ -54,6 +55,7 @@ def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: 
     assert (tmp_path / "tiny-binary.svg").read_text().count("<polyline") == 2
 
 
+@pytest.mark.matrix
 def test_an_open_loop_counts_answers_from_when_they_were_due(build: Path, tiny: Model) -> None:
     with serving(contestants()["ingot"], tiny, "binary", build) as server:
         found = loads.open_loop("ingot", tiny, "binary", server.start.port, build, 100, 0.5)
@@ -74,6 +76,7 @@ def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path, req
             swapped.load(server.process, 4, 0.3)
 
 
+@pytest.mark.matrix
 def test_h2load_is_checked_by_a_client_beside_it(
     build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool
 ) -> None:
@@ -119,6 +122,7 @@ def swapping(tiny: Model) -> Iterator[int]:
         thread.join(5)
 
 
+@pytest.mark.matrix
 def test_another_requests_answer_fails_the_run(build: Path, tiny: Model) -> None:
     with swapping(tiny) as port, pytest.raises(loads.WrongAnswer, match="are wrong, or errors"):
         loads.open_loop("mosec", tiny, "binary", port, build, 50, 0.3)

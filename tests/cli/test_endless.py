@@ -44,6 +44,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @both
+@pytest.mark.one_case
 def test_the_command_ends_when_the_limit_is_reached(
     run_ingot: RunIngot, tmp_path: Path, scratch: Path, endless: Endless
 ) -> None:
@@ -55,6 +56,7 @@ def test_the_command_ends_when_the_limit_is_reached(
     assert not (tmp_path / "odd.ingot").exists()
 
 
+@pytest.mark.matrix
 def test_so_does_an_import(run_ingot: RunIngot, tmp_path: Path, scratch: Path) -> None:
     onnx_models.endless_load(tmp_path / "odd.onnx")
     message = refused(run_ingot("import", "odd.onnx", "-o", "odd.ingot", "--load-timeout", "3s"))
@@ -64,6 +66,7 @@ def test_so_does_an_import(run_ingot: RunIngot, tmp_path: Path, scratch: Path) -
 
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.one_case
 def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: Endless, number: signal.Signals) -> None:
     endless(tmp_path / "odd.onnx")
     command = [sys.executable, "-c", PROGRAM, "export", "odd.onnx", "-o", "odd.ingot"]

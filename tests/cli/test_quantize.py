@@ -135,6 +135,7 @@ class TestSearch:
         again = (tmp_path / "again.html").read_text()
         assert again == page
 
+    @pytest.mark.matrix
     def test_as_json(self, quantize: Quantize, tmp_path: Path) -> None:
         result = quantize("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot", "--report", "r.json", "--json")
         found = json.loads(succeeded(result))
@@ -146,6 +147,7 @@ class TestSearch:
         assert report.data.source == "data.npz"
         assert report.metric == "cosine"
 
+    @pytest.mark.matrix
     def test_without_data(self, quantize: Quantize, tmp_path: Path) -> None:
         result = quantize("m.ingot", "-o", "q.ingot", "--report", "r.txt")
         assert succeeded(result).splitlines()[-1].startswith("q.ingot: classifier, int8 ")
@@ -287,6 +289,7 @@ class TestRecipes:
 
 class TestInterrupted:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.one_case
     def test_the_same_command_goes_on(self, quantize: Quantize, tmp_path: Path, number: int, code: int) -> None:
         args = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
         temporary = tmp_path / "temporary"

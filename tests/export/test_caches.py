@@ -111,6 +111,7 @@ def test_what_a_first_call_fills_is_a_constant(empty: bool) -> None:
         (Once, "x:float32[batch,seq,4]", "'seq'", (5, 4)),
     ],
 )
+@pytest.mark.one_case
 def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     module: type[nn.Module], inputs: str, dims: str, shape: tuple[int, ...]
 ) -> None:

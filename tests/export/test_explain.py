@@ -141,9 +141,11 @@ class TestDecisions:
         ],
         ids=["return", "views", "and-not", "assign", "assign-both", "item", "expression", "nested", "structure"],
     )
+    @pytest.mark.one_case
     def test_a_branch_on_values_becomes_torch_cond(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
+    @pytest.mark.one_case
     def test_what_became_vmap_is_exported(self, bench: Workbench) -> None:
         body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
         repaired = bench.repair(body, ROWS[:1])

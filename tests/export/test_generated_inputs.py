@@ -76,6 +76,7 @@ class Gather(nn.Module):
         (Gather, ["x:float32[batch,n]", "index:int64[batch,m]"]),
     ],
 )
+@pytest.mark.one_case
 def test_generated_indices_are_in_range_at_every_size(module: Callable[[], nn.Module], inputs: list[str]) -> None:
     archive = export_model(module(), inputs=inputs)
     assert archive.signature.ranges == {}  # sizes of 1 too
@@ -155,6 +156,7 @@ class UNet(nn.Module):
         (nn.Conv2d(1, 1, (13, 1)), "input:float32[batch,1,h,w]", {"h": Range(13)}),
     ],
 )
+@pytest.mark.one_case
 def test_steps_and_least_sizes_are_found(module: nn.Module, spec: str, found: dict[str, Range]) -> None:
     archive = export_model(module, inputs=[spec])
     assert archive.signature.ranges == found

@@ -159,6 +159,7 @@ class TestOneModelInParts:
 
 
 @pytest.mark.parametrize("middle", [_several, _found, _chosen, _complex])
+@pytest.mark.one_case
 def test_what_crosses_the_border_arrives(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
     torch.manual_seed(0)
     made = lowered(Rows(middle), "x:float32[batch,6]")

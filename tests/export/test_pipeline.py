@@ -191,6 +191,7 @@ class TestOutputs:
         ],
         ids=["nested", "dict", "namedtuple", "none", "twice", "input-itself"],
     )
+    @pytest.mark.one_case
     def test_every_tensor_has_a_name_and_its_own_values(self, function: Any, names: list[str]) -> None:
         archive = export_model(models.Function(function), inputs=ROWS)
         assert [spec.name for spec in archive.signature.outputs] == names
@@ -228,6 +229,7 @@ class TestOutputs:
 
 class TestTypes:
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.FP64])
+    @pytest.mark.one_case
     def test_floating_point_types(self, dtype: DType) -> None:
         module = nn.Linear(4, 3).to(getattr(torch, dtype.torch_name))
         archive = export_model(module, inputs=[f"input:{dtype.torch_name}[batch,4]"])
@@ -250,6 +252,7 @@ class TestTypes:
             (DType.BOOL, lambda x: ~x),
         ],
     )
+    @pytest.mark.one_case
     def test_integers_and_booleans(self, dtype: DType, function: Any) -> None:
         archive = export_model(models.Function(function), inputs=[f"x:{dtype.torch_name}[batch,4]"])
         x = np.array([[0, 1, 1, 0]]).astype(dtype.numpy)

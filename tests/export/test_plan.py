@@ -125,6 +125,7 @@ def on_meta_only() -> nn.Module:
     return Huge()
 
 
+@pytest.mark.matrix
 def test_huge_weights_are_never_allocated() -> None:
     program = (
         "import json\n"
@@ -184,6 +185,7 @@ class TestObstacles:
         assert "\n  pt2: the same as onnx\n" in shown
 
     @pytest.mark.parametrize("replaces", [False, True])
+    @pytest.mark.one_case
     def test_a_model_that_changes_a_buffer_is_noted(self, replaces: bool) -> None:
         class Count(nn.Module):
             def __init__(self) -> None:

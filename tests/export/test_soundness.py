@@ -157,6 +157,7 @@ class Steps:
     ],
     ids=["nan", "large", "integers"],
 )
+@pytest.mark.one_case
 def test_rows_that_touch_through_extreme_values_are_not_joined(
     function: Callable[[torch.Tensor], torch.Tensor], spec: str
 ) -> None:

@@ -76,6 +76,7 @@ class TestForGPUs:
 
 
 @pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.one_case
 def test_stored_in_half_it_runs_anywhere_and_is_half_as_large(
     digits: tuple[Digits, Data, Data], digits_fp32: Path, kind: type[BFloat16 | Float16]
 ) -> None:
@@ -131,6 +132,7 @@ def test_generated_inputs_are_told(classifier: Archive) -> None:
     assert result.report.data.digest == ""
 
 
+@pytest.mark.matrix
 def test_kept_layers_are_not_stored_in_half_precision(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> None:
     data = {"image": digits[1].images[:40]}
     config = QuantConfig(Float16(device="any", keep=("classify",)), keep=("features.3",))

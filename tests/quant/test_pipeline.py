@@ -196,6 +196,7 @@ class TestFailures:
         ],
         ids=lambda error: type(error).__name__,
     )
+    @pytest.mark.one_case
     def test_a_full_disk(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, recipe: Any
     ) -> None:

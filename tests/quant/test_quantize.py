@@ -188,6 +188,7 @@ class TestModels:
         assert "static" not in serving.recipe["plan"]["schemes"].values()
         assert result.report.notes == serving.provenance.notes
 
+    @pytest.mark.matrix
     def test_each_recipe(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         model = make()
         for name, recipe in RECIPES.items():
@@ -213,6 +214,7 @@ class TestModels:
 class TestRecipes:
     @pytest.mark.parametrize("recipe", [StaticInt8(), DynamicInt8(), WeightInt8(), WeightInt4()], ids=lambda r: r.name)
     @pytest.mark.parametrize("by", ["config", "recipe"])
+    @pytest.mark.one_case
     def test_kept_layers_stay_in_floating_point(self, classifier: Archive, recipe: Recipe, by: str) -> None:
         kept = type(recipe)(keep=("second",))
         config = QuantConfig(kept if by == "recipe" else recipe, keep=("second",) if by == "config" else (), force=True)
@@ -257,6 +259,7 @@ class TestRecipes:
         ],
         ids=repr,
     )
+    @pytest.mark.one_case
     def test_options_are_kept_in_the_archive(
         self, classifier: Archive, recipe: Recipe, capfd: pytest.CaptureFixture[str]
     ) -> None:

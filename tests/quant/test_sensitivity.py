@@ -81,6 +81,7 @@ def test_it_is_what_quantizing_one_layer_after_the_other_finds(scheme: Scheme) -
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.one_case
 def test_all_kinds_of_networks(name: str) -> None:
     for network in (NETWORKS[name], NETWORKS[name].half()):
         model = network.model()

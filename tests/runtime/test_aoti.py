@@ -18,6 +18,8 @@ from ingot.runtime import Repository, Settings, load_engine
 from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import RequireTool, run_python
 
+pytestmark = pytest.mark.matrix
+
 
 class Lookup(nn.Module):
     """Checks indices; the process must survive a failed check in a compiled model."""

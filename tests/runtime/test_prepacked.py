@@ -101,6 +101,7 @@ def entry(store: Store) -> CacheEntry:
 
 class TestAnswers:
     @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.one_case
     def test_they_are_the_same_bits_with_the_cache_and_without(self, store: Store, name: str) -> None:
         large_models.push(store, MODELS[name])
         assert [result(store, name) for _ in range(2)] == ["built", "hit"]
@@ -201,6 +202,7 @@ class TestFaults:
             served.settle()
 
     @pytest.mark.parametrize("damage", [cut_short, no_graph], ids=lambda damage: damage.__name__)
+    @pytest.mark.one_case
     def test_an_entry_that_is_damaged_is_made_anew(self, store: Store, damage: Callable[[CacheEntry], None]) -> None:
         damage(entry(store))
         assert result(store) == "built"

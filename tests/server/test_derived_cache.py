@@ -55,6 +55,7 @@ def test_a_server_without_it_leaves_the_store_alone(home: Path) -> None:
     assert not (home / "derived").exists()
 
 
+@pytest.mark.matrix
 def test_servers_that_start_together_share_one_entry(home: Path) -> None:
     with running("layers:1", home=home) as (_, first), running("layers:1", home=home) as (_, second):
         for addresses in (first, second):
@@ -63,6 +64,7 @@ def test_servers_that_start_together_share_one_entry(home: Path) -> None:
     assert len(list((home / "derived").glob("*/ort-*"))) == 1
 
 
+@pytest.mark.matrix
 def test_a_server_stops_while_it_fills_the_cache(home: Path) -> None:
     with running("layers:1", home=home) as (process, _):
         process.terminate()

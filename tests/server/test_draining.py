@@ -80,6 +80,7 @@ def test_busy_connections_lose_no_request(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
+@pytest.mark.one_case
 def test_nor_do_they_before_the_ports_close(folder: Path, options: tuple[str, ...]) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--ready-delay", "60s", *options, home=folder) as (process, addresses):
@@ -115,6 +116,7 @@ def test_an_idle_connection_that_asks_nothing_is_closed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
+@pytest.mark.one_case
 def test_a_hangup_drains_and_never_kills(folder: Path, gate: Gate, options: tuple[str, ...]) -> None:
     model = str(onnx_models.held(folder))
     with (

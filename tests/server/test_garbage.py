@@ -64,6 +64,7 @@ async def over_http(plane: DataPlane, message: bytes, status: bytes) -> int:
     [(PLAIN + BODY, b"200"), (PLAIN + b"{" * len(BODY), b"400"), (PLAIN.replace(b"affine", b"nobody") + BODY, b"404")],
     ids=["answered", "refused", "not found"],
 )
+@pytest.mark.one_case
 def test_a_request_over_http_leaves_no_garbage(plane: DataPlane, message: bytes, status: bytes) -> None:
     assert asyncio.run(asyncio.wait_for(over_http(plane, message, status), 60)) < COUNT // 2
 
@@ -85,6 +86,7 @@ async def over_grpc(plane: DataPlane, timeout: str, answered: bool) -> int:
 
 
 @pytest.mark.parametrize(("timeout", "answered"), [("", True), ("10S", True), ("1n", False)])
+@pytest.mark.one_case
 def test_a_call_over_grpc_leaves_no_garbage(plane: DataPlane, timeout: str, answered: bool) -> None:
     assert asyncio.run(asyncio.wait_for(over_grpc(plane, timeout, answered), 60)) < COUNT // 2
 

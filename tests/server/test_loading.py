@@ -23,6 +23,7 @@ both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models
 
 
 @both
+@pytest.mark.one_case
 def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_path: Path, endless: Endless) -> None:
     endless(tmp_path / "odd.onnx")
     message = refused(run_ingot("serve", "odd.onnx", *PORTS, "--load-timeout", "1s"))
@@ -31,6 +32,7 @@ def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_pat
 
 
 @both
+@pytest.mark.one_case
 def test_so_does_the_python_call(tmp_path: Path, endless: Endless) -> None:
     program = f"""
 import os, ingot
@@ -47,6 +49,7 @@ os._exit(0)  # the engine never ends
 
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.one_case
 def test_one_signal_ends_the_command(tmp_path: Path, endless: Endless, number: signal.Signals) -> None:
     endless(tmp_path / "odd.onnx")
     with socket.create_server(("127.0.0.1", 0)) as taken:

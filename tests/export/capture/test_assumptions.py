@@ -34,6 +34,7 @@ class Sum(nn.Module):
     ids=["parity", "product", "one-pair"],
 )
 @pytest.mark.parametrize("capture", ["auto", "inferred", "deferred", "oblivious"])
+@pytest.mark.one_case
 def test_a_branch_on_sizes_is_refused_with_its_condition(
     condition: Callable[[int, int], bool], shown: str, capture: str
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_factor_that_torch_cannot_follow_is_captured() -> None:
     ],
     ids=["area", "patches", "blocks", "eighths", "hundreds", "steps"],
 )
+@pytest.mark.one_case
 def test_one_size_among_many_is_found(spec: str, condition: Callable[[int, int], bool]) -> None:
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
     with pytest.raises(ExportError, match=r"graph is valid only where|was captured for .*\ba\b.* != "):

@@ -28,12 +28,14 @@ def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> N
 
 @pytest.mark.parametrize("kind", ["Avg", "Max"])
 @pytest.mark.parametrize("wanted", [4, (3, None), (1, 5)], ids=str)
+@pytest.mark.one_case
 def test_adaptive_pooling_of_images_of_any_size(kind: str, wanted: int | tuple[int | None, int | None]) -> None:
     layer = getattr(nn, f"Adaptive{kind}Pool2d")(wanted)
     for height, width in ((9, 4), (1, 40)):
         equal(layer, [IMAGE], (2, 3, height, width))
 
 
+@pytest.mark.matrix
 def test_adaptive_pooling_of_lines_and_volumes() -> None:
     equal(nn.AdaptiveAvgPool1d(3), ["x:float32[batch,2,length]"], (2, 2, 17))
     equal(nn.AdaptiveMaxPool1d(3), ["x:float32[batch,2,length]"], (2, 2, 2))
@@ -55,6 +57,7 @@ class Grid(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Since version")
 @pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.matrix
 def test_affine_grids(corners: bool) -> None:
     for height, width in ((9, 4), (1, 6)):
         equal(Grid(corners), [IMAGE, "theta:float32[batch,2,3]"], (2, 3, height, width), (2, 2, 3))

@@ -146,6 +146,7 @@ class TestGoodModels:
         ],
         ids=["norm", "lstm", "cond", "complex", "in-place"],
     )
+    @pytest.mark.one_case
     def test_whatever_stands_in_the_graph(self, module: nn.Module, texts: list[str]) -> None:
         found = case(module, *texts)
         assert found.find(found.lower()) is None

@@ -44,6 +44,7 @@ WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
         "indices",
     ],
 )
+@pytest.mark.one_case
 def test_it_equals_the_model(function: Callable[[Tensor], Tensor]) -> None:
     def whole(x: Tensor) -> Tensor:
         return torch.view_as_real(function(torch.view_as_complex(x)).resolve_conj())

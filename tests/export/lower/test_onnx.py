@@ -65,6 +65,7 @@ def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() ->
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
+@pytest.mark.one_case
 def test_a_number_less_a_tensor(dtype: str) -> None:
     def functions(x: Tensor) -> tuple[Tensor, ...]:
         return 1 - x, 0.1 - x, torch.rsub(x, 3, alpha=2), torch.rsub(x, 0.1)
@@ -86,6 +87,7 @@ def test_a_number_less_a_tensor(dtype: str) -> None:
     ],
     ids=["logsigmoid", "bce", "logaddexp", "logcumsumexp"],
 )
+@pytest.mark.one_case
 def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor], Tensor]) -> None:
     archive = export_model(Function(function), inputs="x:float32[batch,4]")
     assert not [note for note in archive.variant().serving.provenance.notes if "50 times" in note]
@@ -107,6 +109,7 @@ def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor],
     ],
     ids=["least", "clamp", "size", "minimum", "maximum", "sign", "trunc"],
 )
+@pytest.mark.one_case
 def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
     archive = export_model(Function(function), inputs="x:int64[batch,4]")
     assert not [note for note in archive.variant().serving.provenance.notes if "integers" in note]
@@ -160,6 +163,7 @@ def test_quotients_of_sizes_are_rounded_down(divided: Callable[[int], int]) -> N
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])
+@pytest.mark.one_case
 def test_distances_between_rows_have_an_onnx_form(p: float) -> None:
     archive = export_model(Function(lambda x: torch.cdist(x, x.flip(1), p=p)), inputs="x:float32[batch,points,3]")
     assert archive.signature.outputs[0].shape == ("batch", "points", "points")

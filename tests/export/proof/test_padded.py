@@ -75,6 +75,7 @@ def test_a_dimension_of_one_size_cannot_be_proved() -> None:
         ("seq@32,16", "not in ascending order"),
     ],
 )
+@pytest.mark.one_case
 def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         export_model(Mean(), inputs=INPUTS, pad=pad)

@@ -70,7 +70,7 @@ class TestPipelining:
         """Each answer is 4 MiB: the server must stop reading its requests, not keep the answers."""
         with contextlib.ExitStack() as stack:
             for _ in range(5):
-                connection = stack.enter_context(Connection(service.http_address, timeout=1))
+                connection = stack.enter_context(Connection(service.http_address, timeout=0.3))
                 with contextlib.suppress(OSError):
                     for _ in range(20):
                         connection.send(raw(FOUR_MIB))

@@ -93,9 +93,9 @@ class TestHttp:
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             for _ in range(2):  # the second while the timer that the first has left still runs
                 connection.send(request(BODY)[: -len(BODY)])
-                for start in range(0, len(BODY), 4):
-                    connection.send(BODY[start : start + 4])
-                    time.sleep(0.1)
+                for start in range(0, len(BODY), 10):
+                    connection.send(BODY[start : start + 10])
+                    time.sleep(0.15)
                 assert connection.answer().values == [3, 5, 7]
             time.sleep(1.5)
             connection.send(request(BODY))

@@ -101,6 +101,7 @@ def counted(server: RunningServer, metric: str) -> float:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("size", [1, 8000, 16_384, 1_200_000])
+@pytest.mark.one_case
 def test_many_clients_each_get_their_own_answer_at_any_size(server: RunningServer, protocol: str, size: int) -> None:
     """Of some bytes, which go through the socket, on either side of the threshold, and of several MiB."""
     url = getattr(server, f"{protocol}_url")
@@ -115,6 +116,7 @@ def test_many_clients_each_get_their_own_answer_at_any_size(server: RunningServe
         list(pool.map(ask, range(8)))
 
 
+@pytest.mark.matrix
 def test_requests_of_many_shapes_do_not_get_mixed_up(server: RunningServer) -> None:
     """More shapes than either end of the connection remembers."""
     with ingot.Client(server.http_url) as client:
@@ -123,6 +125,7 @@ def test_requests_of_many_shapes_do_not_get_mixed_up(server: RunningServer) -> N
             assert client.infer("pair", {"a": a, "b": a})["y"].tolist() == [[2 * size] * size]
 
 
+@pytest.mark.matrix
 def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServer) -> None:
     metric = 'ingot_requests_total{code="ok",model="pair",protocol="http",version="1"}'
     before = counted(server, metric)
@@ -175,6 +178,7 @@ def shared_maps() -> int:
     return Path("/proc/self/maps").read_text().count("ingot-tensors")
 
 
+@pytest.mark.matrix
 def test_the_memory_that_was_shared_with_a_killed_front_is_given_back_at_once(server: RunningServer) -> None:
     large = np.ones((1, 300_000), np.float32)
     until(lambda: counted(server, "ingot_fronts") == 2, "both fronts")
@@ -194,6 +198,7 @@ def test_the_memory_that_was_shared_with_a_killed_front_is_given_back_at_once(se
         gc.enable()
 
 
+@pytest.mark.matrix
 def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with ingot.serve(model, http_port=0, grpc_port=0, frontends=2, drain_timeout=0.1) as server:
@@ -203,6 +208,7 @@ def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> Non
     assert not any(alive(front) for front in fronts)
 
 
+@pytest.mark.matrix
 def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer, held_by: Gate) -> None:
     """Its requests are cancelled, and the other front's are answered."""
     in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
@@ -234,6 +240,7 @@ def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer, held_by
         assert client.infer("held", {"x": x[:1]})["y"].shape == (1, 1024)
 
 
+@pytest.mark.matrix
 def test_a_timeout_counts_in_the_other_process_too(server: RunningServer, held_by: Gate) -> None:
     x = np.ones((1, 3), np.float32)
     for url in (server.http_url, server.grpc_url):
@@ -241,6 +248,7 @@ def test_a_timeout_counts_in_the_other_process_too(server: RunningServer, held_b
             client.infer("held", {"x": x}, parameters={"timeout": 300_000})
 
 
+@pytest.mark.matrix
 def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningServer, held_by: Gate) -> None:
     x = np.ones((64, 1024), np.float32)
     body, length = http_codec.encode_request(InferRequest(Template("held"), {"x": x}), binary=True)
@@ -257,6 +265,7 @@ def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningS
     until(lambda: counted(server, in_flight) == 0, "silence")
 
 
+@pytest.mark.matrix
 def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
     """It requests megabytes and does not read them; other clients' answers arrive as usual."""
     one = np.ones((1, 1_000_000), np.float32)
@@ -283,6 +292,7 @@ def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
             assert left == 0
 
 
+@pytest.mark.matrix
 def test_what_fronts_have_asked_for_and_not_got_is_bounded(
     folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +325,7 @@ def test_what_fronts_have_asked_for_and_not_got_is_bounded(
     assert answers[len(refused) :] == ["(64, 1024)"] * (12 - len(refused))
 
 
+@pytest.mark.matrix
 def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     x = np.arange(3, dtype=np.float32).reshape(1, 3)
@@ -332,6 +343,7 @@ def test_the_recorder_sees_what_all_fronts_answer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.one_case
 def test_requests_in_flight_finish_when_the_command_is_stopped(
     folder: Path, gate: Gate, number: signal.Signals
 ) -> None:
@@ -346,6 +358,7 @@ def test_requests_in_flight_finish_when_the_command_is_stopped(
     assert not any(alive(pid) for pid in fronts)
 
 
+@pytest.mark.matrix
 def test_fronts_end_with_the_process_of_the_models(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--frontends", "2", home=folder) as (process, addresses):
@@ -359,6 +372,7 @@ def test_fronts_end_with_the_process_of_the_models(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
+@pytest.mark.matrix
 def test_a_busy_port_is_named_with_the_remedy_before_any_front_starts(folder: Path, protocol: str) -> None:
     model = str(onnx_models.affine(folder))
     with ingot.serve(model, http_port=0, grpc_port=0, frontends=1) as first:
@@ -376,6 +390,7 @@ def test_a_busy_port_is_named_with_the_remedy_before_any_front_starts(folder: Pa
             assert client.ready()
 
 
+@pytest.mark.matrix
 def test_a_model_that_does_not_load_ends_the_fronts_too(folder: Path) -> None:
     before = set(fronts_of(os.getpid()))
     broken = folder / "broken.onnx"

@@ -42,6 +42,7 @@ def loaded(model: ir.Model, folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
 
 
+@pytest.mark.matrix
 def test_the_norms_of_pytorch_run_as_one_kernel_each(tmp_path: Path) -> None:
     model = export(Several(LlamaNorm(), nn.RMSNorm(16), SquaredNorm()), torch.randn(2, 5, 16), seq=1)
     assert "SimplifiedLayerNormalization" not in loaded(model, tmp_path)
