@@ -31,6 +31,7 @@ FLOORS = {
     "tensors": 2,
     "_version": 1,
     "errors": 1,
+    "foreign": 1,
 }
 # The facade and the entry point stand above all floors.
 TOP = ("ingot", "ingot.__main__")

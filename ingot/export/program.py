@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.arguments import Arguments, to_torch
 from ingot.export.torch_internals import pytree
@@ -114,21 +115,18 @@ class Eager:
             ExportError: the module fails on these inputs, or its outputs cannot be named; see :func:`name_outputs`.
         """
         tensors = self.tensors(inputs)
+
+        def failed(error: Exception) -> str:
+            shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
+            return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}"
+
         try:
-            with torch.no_grad():
+            with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():
                 named = self._call(tensors)
-        except ExportError:
-            raise
         except SystemExit as error:  # not an Exception: it would end the export without a message
             raise ExportError(
                 f"the model's code ends the process when it runs (SystemExit: {error.code}); let it raise another "
                 "exception, or return"
-            ) from error
-        except Exception as error:  # the user's code may raise anything
-            shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
-            raise ExportError(
-                f"the model does not run on the example inputs ({shapes}): {type(error).__name__}: "
-                f"{' '.join(str(error).split())[:500]}"
             ) from error
         return {name: from_torch(tensor) for name, tensor in named.items()}
 
@@ -217,11 +215,8 @@ class Captured:
             ExportError: it fails on these inputs.
         """
         tensors = [to_torch(inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
-        try:
-            with torch.no_grad():
-                outputs = self._graph(*tensors)
-        except Exception as error:  # operators raise many kinds
-            raise ExportError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        with foreign.reported_as(ExportError, foreign.typed), torch.no_grad():
+            outputs = self._graph(*tensors)
         return {spec.name: from_torch(tensor) for spec, tensor in zip(self._signature.outputs, outputs, strict=True)}
 
 

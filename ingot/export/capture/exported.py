@@ -11,8 +11,9 @@ import torch
 from torch import fx, nn
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export import foreign, torch_internals
+from ingot.export import torch_internals
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols

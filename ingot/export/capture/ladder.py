@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 from torch import fx, nn
 
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import foreign
 from ingot.export.capture import constants, exported, functions, torchscript
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
@@ -68,17 +68,17 @@ EXPORTS: dict[str, dict[str, bool]] = {
 
 
 def _export(route: str, task: Task) -> Captured:
-    try:
-        return task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route])
-    except Exception as error:  # torch.export and the model's code raise errors of any type
-        buffers = constants.of(task.eager)
-        if not buffers or not constants.decides(error):
-            raise
-        with constants.known():
-            found = foreign.attempt(lambda: task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route]))
-        if found is None:
-            raise
+    found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
+    if not isinstance(found, Exception):
         return found
+    buffers = constants.of(task.eager)
+    if not buffers or not constants.decides(found):
+        raise found
+    with constants.known():
+        program = foreign.attempt(lambda: task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route]))
+    if program is None:
+        raise found
+    return program
 
 
 def _fx(task: Task) -> Captured:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import ExportError, IngotError, InvalidArgument
 from ingot.export.capture import exported, functions
 from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
@@ -60,15 +61,18 @@ def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Exp
 
 def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
     """Return the obstacles that the draft export of a module finds; outputs that are not tensors are dropped."""
-    try:
+
+    def draft() -> torch.export.ExportedProgram:
         with torch.no_grad(), functions.dynamic(module):  # not quiet(): the report is collected from torch's log
-            drafted = torch.export.draft_export(
+            return torch.export.draft_export(
                 subject.eager.flat(),
                 subject.eager.tensors(subject.example),
                 dynamic_shapes=exported.dynamic_shapes(subject.inputs, subject.ranges),
             )
-    except Exception as error:  # noqa: BLE001 - an obstacle that stops even a draft may raise any type
-        return [explain(error, module)]
+
+    drafted = foreign.outcome(draft)
+    if isinstance(drafted, Exception):  # an obstacle that stops even a draft
+        return [explain(drafted, module)]
     report = draft_report(drafted)
     found = [_explained(item.failure_type.name, item.data, report.str_to_filename, subject) for item in report.failures]
     # A line is often reported several times, the later ones being consequences of the first.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.capture import exported, functions, ladder
 from ingot.export.estimate import cost
@@ -109,11 +112,14 @@ def plan(
         description = describe(module, example_inputs, inputs, constants)
         notes += description.notes
         subject = bind(module, description)
-        costs: tuple[Cost, ...] = ()
-        try:
-            costs = tuple(cost.measure(subject, sizes, mode) for sizes in cost.cases(subject, batch_dim or "batch"))
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            notes.append(f"the model does not run on fake tensors: {explain(error, module)}")
+
+        def measure() -> tuple[Cost, ...]:
+            return tuple(cost.measure(subject, sizes, mode) for sizes in cost.cases(subject, batch_dim or "batch"))
+
+        costs = foreign.outcome(measure)
+        if isinstance(costs, Exception):
+            notes.append(f"the model does not run on fake tensors: {explain(costs, module)}")
+            costs = ()
         notes += cost.writes(subject, mode)
         routes, formats = _try(subject, mode, opset)
     finally:
@@ -127,17 +133,21 @@ def _try(subject: Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tup
     tensors = cost.fake_inputs(subject, subject.examples.default_sizes, mode)
     module = subject.eager.module
     routes = []
+
+    def capture(options: Mapping[str, bool]) -> tuple[torch.export.ExportedProgram, Sequence[str]]:
+        with functions.dynamic(module):
+            captured = exported.trace(subject.eager.flat(), subject.inputs, subject.ranges, tensors, **options)
+        return captured, outside(captured, opset, TRANSLATIONS)
+
     for name, options in ladder.EXPORTS.items():
-        try:
-            with functions.dynamic(module):
-                captured = exported.trace(subject.eager.flat(), subject.inputs, subject.ranges, tensors, **options)
-            missing = outside(captured, opset, TRANSLATIONS)
-        except Exception as error:  # noqa: BLE001 - torch.export raises many kinds
-            routes.append(Support(name, str(explain(error, module))))
+        found = foreign.outcome(functools.partial(capture, options))
+        if isinstance(found, Exception):
+            routes.append(Support(name, str(explain(found, module))))
             continue
+        captured, missing = found
         onnx = f"operators without an ONNX form: {', '.join(missing)}" if missing else ""
-        own, foreign = _own_operators(Program(captured, Signature(subject.inputs, ())))
-        aoti = own or (f"operators that cannot be compiled: {', '.join(foreign)}" if foreign else "")
+        own, remaining = _own_operators(Program(captured, Signature(subject.inputs, ())))
+        aoti = own or (f"operators that cannot be compiled: {', '.join(remaining)}" if remaining else "")
         return (*routes, Support(name)), (Support("onnx", onnx), Support("aoti", aoti), Support("pt2", own))
     closed = "no route captures the model"
     return tuple(routes), tuple(Support(name, closed) for name in ("onnx", "aoti", "pt2"))

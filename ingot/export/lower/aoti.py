@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.export.passes import move_to_device_pass
 
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import foreign, torch_internals
+from ingot.export import torch_internals
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.lower.program import foreign_operators, inlined
 from ingot.export.program import Program, quiet

@@ -16,8 +16,9 @@ from onnx_ir.passes.common import NameFixPass
 from onnxscript import version_converter
 from torch import fx
 
+from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export import foreign, torch_internals
+from ingot.export import torch_internals
 from ingot.export.explain import places
 from ingot.export.lower import complex_numbers
 from ingot.export.program import Program, quiet, user_path
@@ -130,11 +131,11 @@ def _translate(
     """Do the same as ``torch.onnx.export``, with a cached registry; errors call the program ``subject``."""
 
     def export(program: torch.export.ExportedProgram) -> ir.Model:
-        try:
-            return attempt(program, optimize=True)
-        except Exception as error:  # a bug in onnxscript's optimizer may raise any type
-            if not _of_optimizer(error):
-                raise
+        found = foreign.outcome(lambda: attempt(program, optimize=True))
+        if not isinstance(found, Exception):
+            return found
+        if not _of_optimizer(found):
+            raise found
         remark(f"not optimized by onnxscript, which fails on this graph ({_OPTIMIZER_ISSUE})")
         return attempt(program, optimize=False)
 

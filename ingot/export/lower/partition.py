@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export import foreign, torch_internals
+from ingot.export import torch_internals
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.onnx import Translations

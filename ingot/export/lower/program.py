@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export import foreign
 from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.program import Program, quiet
 from ingot.export.torch_internals import OpOverload, python_body, with_copied_graph

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ingot import arrays
+from ingot import arrays, foreign
 from ingot.errors import InvalidArgument, NotFound
-from ingot.export import foreign
 from ingot.export.arguments import FileArrays
 from ingot.export.source import checkpoint as checkpoints
 from ingot.export.source import imported, repositories

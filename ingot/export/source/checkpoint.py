@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
-from ingot.export import foreign
 from ingot.export.program import quiet
 
 _COMPILED = "_orig_mod"

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import InvalidArgument
-from ingot.export import foreign
 from ingot.export.program import quiet
 from ingot.export.source.checkpoint import check_device, check_whole
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
-from ingot.export import foreign
 
 # Packages that the export imports later: a folder of that name, such as a clone of Triton, is not the package.
 _PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript", "triton")

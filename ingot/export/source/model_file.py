@@ -10,8 +10,8 @@ from types import ModuleType
 
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import InvalidArgument
-from ingot.export import foreign
 from ingot.export.source import imported
 from ingot.export.source.checkpoint import load_checkpoint
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.export import foreign
 from ingot.export.program import quiet
 
 

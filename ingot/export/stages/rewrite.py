@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.capture import exported
 from ingot.export.program import Captured, Program
@@ -64,10 +65,8 @@ def rewrite_program(context: Context, program: Program, subject: Subject, *, tid
 def _traced_again(graph: Any, program: Program, subject: Subject) -> Program:
     example = subject.eager.tensors(subject.example)
     options = {**program.options, "strict": False}  # the graph holds operators only, not user code
-    try:
+    with foreign.reported_as(ExportError, foreign.first_line):
         traced = exported.trace(exported.positional(graph), subject.inputs, subject.ranges, example, **options)
-    except Exception as error:  # torch.export raises many kinds
-        raise ExportError(str(error).strip().partition("\n")[0] or type(error).__name__) from error
     made = exported.program(traced, subject.inputs, subject.ranges, subject.output_names, program.log)
     return replace(made, options=program.options)
 

@@ -82,7 +82,7 @@ class ObjectFile:
         """Convert errors of obstore."""
         try:
             yield
-        except Exception as error:  # obstore's exceptions have no meaningful common base class
+        except (obstore.exceptions.BaseError, OSError, ValueError, NotImplementedError) as error:
             raise self._converted(obstore, error) from error
 
     def _converted(self, obstore: Any, error: Exception) -> IngotError:

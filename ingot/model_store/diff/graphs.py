@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
+from ingot import foreign
 from ingot.errors import InvalidArchive
 from ingot.model_store.blobs.blobs import chunks
 from ingot.model_store.blobs.descriptor import Descriptor
@@ -39,13 +40,13 @@ def read_graph(variant: Variant, where: str) -> Graph:
     with about(label):
         for descriptor in variant.graphs():
             raw = variant.read_graph(descriptor)
-            try:
-                reader.read(onnx.ModelProto.FromString(raw))
-            except InvalidArchive:
-                raise
-            except Exception as error:  # protobuf and onnx_ir raise many types on a damaged file
+
+            def unread(error: Exception, digest: str = descriptor.digest) -> str:
                 reason = one_line(" ".join(str(error).split()), 300)
-                raise InvalidArchive(f"graph {descriptor.digest} is not an ONNX graph: {reason}") from error
+                return f"graph {digest} is not an ONNX graph: {reason}"
+
+            with foreign.reported_as(InvalidArchive, unread, keep=InvalidArchive):
+                reader.read(onnx.ModelProto.FromString(raw))
     return reader.found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
@@ -31,10 +32,12 @@ def load(path: Path, called: str | None = None) -> ir.Model:
     """
     if not path.is_file():
         raise NotFound(f"there is no file {called or path}")
-    try:
+
+    def unread(error: Exception) -> str:
+        return f"{called or path} is not an ONNX model: {foreign.one_line(error, 300)}"
+
+    with foreign.reported_as(InvalidArgument, unread):
         return ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise many types on a damaged file
-        raise InvalidArgument(f"{called or path} is not an ONNX model: {' '.join(str(error).split())[:300]}") from error
 
 
 def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:

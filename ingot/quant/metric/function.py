@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.quant.data.samples import Samples
 from ingot.quant.metric import bootstrap
@@ -25,6 +26,7 @@ from ingot.tensors import Array, Signature
 Column = Array | list[Array]
 """All rows of an output or extra; a list of rows where they are of several sizes."""
 
+_OWN = (__file__, foreign.__file__)
 _RESAMPLES = 100  # each is two calls of a function that may be slow
 
 
@@ -113,12 +115,13 @@ class Function(Metric):
 
     def _call(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> Array:
         """Return a number, as an array without dimensions, or the values of units."""
-        try:
+
+        def failed(error: Exception) -> str:
+            return f"the metric {self.name} failed{_place(error)}: {type(error).__name__}: {error}"
+
+        with foreign.reported_as(InvalidArgument, failed):
             value = self._function(_lent(outputs), _lent(extras))
             found = np.asarray(value, np.float64) if np.ndim(value) else np.asarray(float(value))
-        except Exception as error:  # it is the user's code, which may raise anything
-            where = _place(error)
-            raise InvalidArgument(f"the metric {self.name} failed{where}: {type(error).__name__}: {error}") from error
         if not found.size:
             raise InvalidArgument(f"the metric {self.name} gives an empty array")
         return found.reshape(()) if found.size == 1 else found
@@ -137,7 +140,7 @@ class Function(Metric):
 
 def _place(error: Exception) -> str:
     """Return the file and line of the user's code in which an error arose: the first below the call."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [item for item in traceback.extract_tb(error.__traceback__) if item.filename not in _OWN]
     return f" ({Path(frames[0].filename).name}:{frames[0].lineno})" if frames else ""
 
 
@@ -150,12 +153,13 @@ def load_function(spec: str) -> Function:
     module_name, _, name = spec.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
+
+    def unloaded(error: Exception) -> str:
+        reason = f"{type(error).__name__}: {error}"
+        return f"the metric '{spec}' cannot be imported: {reason}; run where {module_name}.py lies"
+
+    with foreign.reported_as(InvalidArgument, unloaded):
         function = getattr(importlib.import_module(module_name), name, None)
-    except Exception as error:  # importing runs the user's code
-        raise InvalidArgument(
-            f"the metric '{spec}' cannot be imported: {type(error).__name__}: {error}; run where {module_name}.py lies"
-        ) from error
     if not callable(function):
         raise InvalidArgument(f"the metric '{spec}' is not a function: there is no callable '{name}' in {module_name}")
     return Function(function, spec)

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.export.passes import move_to_device_pass
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import TorchHeader
@@ -29,12 +30,12 @@ class TorchProgramEngine(TorchEngine):
         chosen = pick_device(device)
         header = _read_header(path)
         _check_operators(header)
-        try:
-            with path.open("rb") as stream:  # given a path, PyTorch insists on a suffix
-                program = torch.export.load(stream)
-        except Exception as error:  # PyTorch raises many types on a damaged file
-            reason = str(error).partition("\n")[0]
-            raise InvalidArgument(f"{path.name} cannot be loaded: {reason}") from error
+
+        def unread(error: Exception) -> str:
+            return f"{path.name} cannot be loaded: {foreign.first_line(error)}"
+
+        with foreign.reported_as(InvalidArgument, unread), path.open("rb") as stream:
+            program = torch.export.load(stream)  # given a path, PyTorch insists on a suffix
         if chosen != "cpu":
             program = move_to_device_pass(program, chosen)
         super().__init__(header.signature, chosen, threads)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+from ingot import foreign
 from ingot.errors import IngotError, Unsupported
 from ingot.model_store import Variant
 from ingot.runtime import devices
@@ -184,16 +186,14 @@ class Chooser:
         if not cases:
             return first, second[1], f"{names[0]} and {names[1]} could not be timed because the archive has no goldens"
         signature = next(variant.signature for variant in self._variants)
-        try:
-            costs = comparison.measured(
-                (first[1], second[1]),
-                signature,
-                cases[0].inputs,
-                self._settings.limits.max_batch,
-                self._settings.choice_time,
+        engines, settings = (first[1], second[1]), self._settings
+        costs = foreign.outcome(
+            lambda: comparison.measured(
+                engines, signature, cases[0].inputs, settings.limits.max_batch, settings.choice_time
             )
-        except Exception as error:  # noqa: BLE001 - engines fail in many ways, and either can serve
-            log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, error)
+        )
+        if isinstance(costs, Exception):  # either can serve
+            log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, costs)
             return first, second[1], f"{names[0]} and {names[1]} could not be timed"
         if comparison.speed(costs[1], costs[0]) >= EQUAL:
             return second, first[1], comparison.describe(names[1], costs[1], names[0], costs[0])
@@ -201,23 +201,26 @@ class Chooser:
 
     def _open(self, variant: Variant, *, timed: bool = False) -> tuple[Runnable, Engine] | None:
         """Return a variant's tested engine, or None. An engine that is to be timed is opened at full speed."""
-        engine: Engine | None = None
-        try:
-            form = Runnable.of_variant(variant, self._settings)
-            device, threads = self._settings.device, self._settings.threads
-            engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
+        opened = foreign.outcome(lambda: self._tested(variant, timed=timed))
+        if not isinstance(opened, Exception):
+            return opened
+        if not isinstance(opened, IngotError):
+            log.error("model %s: variant %s failed", self._model, variant.name, exc_info=opened)
+        self._left_out[variant.name] = str(opened) or type(opened).__name__
+        log.warning("model %s: variant %s is left out: %s", self._model, variant.name, opened)
+        return None
+
+    def _tested(self, variant: Variant, *, timed: bool) -> tuple[Runnable, Engine]:
+        form = Runnable.of_variant(variant, self._settings)
+        device, threads = self._settings.device, self._settings.threads
+        engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(engine.close)
             if devices_of(variant) == {"cuda"} and engine.device != "cuda":
                 raise Unsupported("it is made for GPUs, and the engine could not use the one in this machine")
             if not tested:
                 form.test(engine, self._model)
-        except Exception as error:  # any failure of a variant leaves it out; others may run
-            if engine is not None:
-                engine.close()
-            if not isinstance(error, IngotError):
-                log.exception("model %s: variant %s failed", self._model, variant.name)
-            self._left_out[variant.name] = str(error) or type(error).__name__
-            log.warning("model %s: variant %s is left out: %s", self._model, variant.name, error)
-            return None
+            on_error.pop_all()
         return form, engine
 
     def _reasons(self) -> str:

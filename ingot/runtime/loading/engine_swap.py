@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Lock, Thread
 
-from ingot import tensors
+from ingot import foreign, tensors
 from ingot.errors import IngotError
 from ingot.model_store.store.derived import CacheEntry
 from ingot.runtime.engine import Engine
@@ -115,12 +116,11 @@ class EngineSwap:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        try:
-            result = self._to_saved()
-        except Exception as error:  # noqa: BLE001 - a failing cache must not stop the server
+        result = foreign.outcome(self._to_saved)
+        if isinstance(result, Exception):  # the server continues without the cache
             if self._stopped.is_set():
                 return
-            log.info("model %s is served without the derived cache: %s", self._name, error)
+            log.info("model %s is served without the derived cache: %s", self._name, result)
             result = "failed"
             self._to_whole()
         _give_back_memory()
@@ -147,12 +147,13 @@ class EngineSwap:
         for place in self.engines:
             if isinstance(place.current, OrtEngine) and place.current.packed:
                 continue
-            try:
-                self._replace(place, lambda: self._prepacked.open_whole(self._threads))
-            except _Stopped:
+            opened = functools.partial(self._prepacked.open_whole, self._threads)
+            error = foreign.outcome(functools.partial(self._replace, place, opened))
+            if isinstance(error, _Stopped):
                 return
-            except Exception as error:  # noqa: BLE001 - the current engines keep serving
+            if error is not None:  # the current engines keep serving
                 log.warning("model %s is served with unpacked weights: %s", self._name, error)
+                error = None  # which holds the engine that failed
 
     def _replace(self, place: Replaceable, opened: Callable[[], Engine]) -> None:
         if self._stopped.is_set():

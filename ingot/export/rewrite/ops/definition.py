@@ -12,6 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from onnxscript.values import OnnxFunction
 
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.rewrite.ops import kernels
 from ingot.export.rewrite.ops.formula import FormulaRule
@@ -89,11 +90,12 @@ class Op(Generic[P, R]):
         """
         if not args and not kwargs:
             args = self._example()
-        try:
+
+        def failed(error: Exception) -> str:
+            return f"operator '{self.name}' fails torch.library.opcheck: {foreign.one_line(error)}"
+
+        with foreign.reported_as(ExportError, failed):
             torch.library.opcheck(self.overload, args, kwargs)
-        except Exception as error:  # the body may raise anything, and opcheck raises many kinds
-            reason = " ".join(str(error).split())[:500]
-            raise ExportError(f"operator '{self.name}' fails torch.library.opcheck: {reason}") from error
 
     def rule(self) -> FxPass:
         """Return the rewrite rule that replaces the operator's formula in a captured model by the operator.

@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.fx.passes.utils.matcher_utils import InternalMatch
 from torch.fx.subgraph_rewriter import replace_pattern_with_filters
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.rewrite.ops.tracing import trace
 from ingot.export.rewrite.passes.dead_code import drop_unused
@@ -165,11 +166,12 @@ def _traced(function: Callable[..., Any], arguments: Mapping[str, Any]) -> fx.Gr
     # One tensor as two arguments would be traced as one input.
     arguments = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
     sizes = [range(leaf.ndim) for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    try:
+
+    def failed(error: Exception) -> str:
+        return f"the formula cannot be traced with the operator's example: {foreign.one_line(error, 300)}"
+
+    with foreign.reported_as(ExportError, failed):
         graph: fx.Graph = trace(function, arguments, sizes).module(check_guards=False).graph
-    except Exception as error:  # torch.export and the user's function raise many kinds
-        reason = " ".join(str(error).split())[:300]
-        raise ExportError(f"the formula cannot be traced with the operator's example: {reason}") from error
     _drop_assertions(graph)
     return graph
 

@@ -17,6 +17,7 @@ from onnxscript import evaluator
 from onnxscript.values import OnnxFunction
 from torch import fx
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.rewrite.ops.definition import Op, defined, operators
 from ingot.export.rewrite.ops.tracing import trace
@@ -121,13 +122,13 @@ class Functions:
         dynamic = [[axis for axis, size in enumerate(shape) if not isinstance(size, int)] for shape in sizes]
         with FakeTensorMode():
             tensors = pytree.tree_map_only(fx.Node, _empty, arguments)
-        try:
+
+        def failed(error: Exception) -> str:
+            reason = foreign.one_line(error, 300)
+            return f"{subject} cannot be captured; state its ONNX form in its definition (onnx= or native=): {reason}"
+
+        with foreign.reported_as(ExportError, failed):
             exported = trace(op.body, tensors, dynamic)
-        except Exception as error:  # torch.export and the user's function raise many kinds
-            reason = " ".join(str(error).split())[:300]
-            raise ExportError(
-                f"{subject} cannot be captured; state its ONNX form in its definition (onnx= or native=): {reason}"
-            ) from error
         decided = [code for code in shape_guards(exported) if not _holds_here(code, sizes)]
         if decided:
             raise ExportError(

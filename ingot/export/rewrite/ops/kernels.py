@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ingot import arrays
+from ingot import arrays, foreign
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
 from ingot.export.proof.parity import TOLERANCE
 from ingot.export.torch_internals import OpOverload, has_kernel, pytree, schema
@@ -100,11 +100,12 @@ def build_ort_library(sources: Sequence[str | Path], headers: str | Path, out: s
     except subprocess.CalledProcessError as error:
         raise InvalidArgument(f"{paths[0].name} does not compile: {_errors(error.stderr)}") from error
     ort = package()
-    try:
+
+    def failed(error: Exception) -> str:
+        return f"ONNX Runtime cannot load {library.name}: {foreign.one_line(error, 300)}"
+
+    with foreign.reported_as(InvalidArgument, failed):
         ort.SessionOptions().register_custom_ops_library(str(library))
-    except Exception as error:  # ONNX Runtime's exceptions share no base
-        reason = " ".join(str(error).split())[:300]
-        raise InvalidArgument(f"ONNX Runtime cannot load {library.name}: {reason}") from error
     return library
 
 

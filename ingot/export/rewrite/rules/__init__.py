@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.export.rewrite import ops
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
@@ -42,13 +43,18 @@ def select(wanted: Sequence[str | FxPass | OnnxPass] = ("default",)) -> tuple[tu
     )
 
 
+def _loaded(entry: EntryPoint) -> Any:
+    def unloaded(error: Exception) -> str:
+        return f"the rules of entry point '{entry.name}' cannot be loaded: {error}"
+
+    with foreign.reported_as(InvalidArgument, unloaded):
+        return entry.load()
+
+
 def _installed() -> list[FxPass | OnnxPass]:
     found: list[FxPass | OnnxPass] = []
     for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            loaded: Any = entry.load()
-        except Exception as error:  # the user's package may raise anything
-            raise InvalidArgument(f"the rules of entry point '{entry.name}' cannot be loaded: {error}") from error
+        loaded = _loaded(entry)
         for rule in loaded if isinstance(loaded, Sequence) else [loaded]:
             if not isinstance(rule, FxPass | OnnxPass):
                 raise InvalidArgument(f"entry point '{entry.name}' holds a {type(rule).__name__}, which is not a pass")

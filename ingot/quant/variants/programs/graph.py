@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 from torch import fx
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.export.arguments import to_torch
 from ingot.export.capture import exported
@@ -46,11 +48,12 @@ def read(variant: Variant) -> Program:
             f"'{variant.name}' is of format '{variant.serving.format}', not a PyTorch program: export the model with "
             "--to pt2"
         )
-    try:
-        with variant.path().open("rb") as stream, quiet():
-            loaded = torch.export.load(stream)
-    except Exception as error:  # PyTorch raises many kinds on a damaged file
-        raise InvalidArgument(f"'{variant.name}' cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+
+    def unread(error: Exception) -> str:
+        return f"'{variant.name}' cannot be loaded: {foreign.first_line(error)}"
+
+    with foreign.reported_as(InvalidArgument, unread), variant.path().open("rb") as stream, quiet():
+        loaded = torch.export.load(stream)
     return Program(loaded, variant.signature)
 
 
@@ -91,16 +94,19 @@ def capture(module: fx.GraphModule, program: Program) -> Program:
     signature = program.signature
     names = [spec.name for spec in signature.outputs]
     failure: Exception | None = None
+
+    def again(options: Mapping[str, bool]) -> Program:
+        traced = exported.trace(
+            exported.positional(module), signature.inputs, signature.ranges, _example(signature), **options
+        )
+        return exported.program(traced, signature.inputs, signature.ranges, names)
+
     # A program from a file does not say how it was traced.
     for options in (program.options,) if program.options else ({}, {"oblivious": True}):
-        try:
-            traced = exported.trace(
-                exported.positional(module), signature.inputs, signature.ranges, _example(signature), **options
-            )
-            made = exported.program(traced, signature.inputs, signature.ranges, names)
+        made = foreign.outcome(functools.partial(again, options))
+        if not isinstance(made, Exception):
             return replace(program, exported=made.exported, options=options)
-        except Exception as error:  # noqa: BLE001 - torch.export raises many kinds
-            failure = failure or error
+        failure = failure or made
     reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
     raise QuantizationError(f"the quantized model cannot be captured again: {reason}") from failure
 

@@ -1,0 +1,64 @@
+"""The boundary to code that raises errors of any type: PyTorch, onnx_ir, ONNX Runtime, and the user's modules."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def reported_as(
+    kind: type[Exception], message: str | Callable[[Exception], str], keep: type[Exception] | tuple[()] = ()
+) -> Iterator[None]:
+    """Raise any error of the block as ``kind``.
+
+    Args:
+        kind: the type to raise.
+        message: the new message, from the error, or as a text that the error's type and message are appended to.
+        keep: the type of errors that pass as they are.
+    """
+    try:
+        yield
+    except keep:
+        raise
+    except Exception as error:  # the boundary that this module is for
+        text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
+        raise kind(text) from error
+
+
+def outcome(function: Callable[[], _T]) -> _T | Exception:
+    """Return the result of a function, or the error that it raises, for callers that continue without the result."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - the boundary that this module is for
+        return error
+
+
+def attempt(function: Callable[[], _T]) -> _T | None:
+    """Return the result of a function, or None, with a debug message in the log, if it raises any error."""
+    found = outcome(function)
+    if isinstance(found, Exception):
+        log.debug("an optional step failed", exc_info=found)
+        return None
+    return found
+
+
+def typed(error: Exception) -> str:
+    """Return an error's type and message in one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: Exception, limit: int = 500) -> str:
+    """Return an error's message without line breaks, at most ``limit`` characters of it."""
+    return " ".join(str(error).split())[:limit]
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has no message."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
