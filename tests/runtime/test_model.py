@@ -15,7 +15,7 @@ from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
-from tests.runtime.engines import FunctionEngine
+from tests.runtime.fake_engines import FunctionEngine
 from tests.runtime.waiting import wait_until
 
 ONE = {"x": np.ones((1, 2), np.float32)}

@@ -22,7 +22,7 @@ from ingot.runtime.scheduling.latency_model import Latency
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
-from tests.runtime.engines import FunctionEngine
+from tests.runtime.fake_engines import FunctionEngine
 from tests.server.test_batching import metric
 
 SIGNATURE = Signature(

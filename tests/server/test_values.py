@@ -27,7 +27,7 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
-from tests.runtime.engines import FunctionEngine
+from tests.runtime.fake_engines import FunctionEngine
 from tests.server.outside import INFER
 
 EMPTY: dict[str, dict[str, Array]] = {

@@ -20,7 +20,7 @@ from ingot.export.program import Program, quiet
 from ingot.runtime import load_engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests.export.models import Function
-from tests.export.ops import operators
+from tests.export.rewrite.ops import operators
 
 
 def capture(function: Callable[..., Any]) -> Program:

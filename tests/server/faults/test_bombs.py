@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from tests.server.http2 import CALL, Peer
+from tests.server.http2_peer import CALL, Peer
 from tests.server.outside import Service, serving
 from tests.support import matrix
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.faults.http1 import Connection, body_of, request
-from tests.server.http2 import Peer
+from tests.server.http2_peer import Peer
 from tests.server.outside import (
     Service,
     affine,

@@ -18,9 +18,9 @@ import ingot
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
-from tests.runtime.engines import FunctionEngine
+from tests.runtime.fake_engines import FunctionEngine
 from tests.server.faults.http1 import Connection, body_of, request
-from tests.server.http2 import CALL, Peer
+from tests.server.http2_peer import CALL, Peer
 from tests.server.outside import GRPC_SERVERS, affine, floats, message, unpacked, wait_until
 
 CLIENTS = 32

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.server.http2 import (
+from tests.server.http2_peer import (
     CALL,
     CONTINUATION,
     DATA,

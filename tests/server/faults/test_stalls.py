@@ -20,7 +20,7 @@ from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.faults.http1 import PATH, Answer, Connection, body_of, request
 from tests.server.gates import Gate, hold
-from tests.server.http2 import CALL, Peer
+from tests.server.http2_peer import CALL, Peer
 from tests.server.outside import INFER, message, request_of, wait_until
 from tests.server.test_tls import make
 from tests.support import matrix

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.server.http2 import (
+from tests.server.http2_peer import (
     ACK,
     CALL,
     CONTINUATION,

@@ -1,0 +1,104 @@
+"""Memory of large batches is reused, bounded, and never changes an earlier answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ingot.runtime.dispatch.batching import Batcher, Buffers
+from ingot.runtime.scheduling.entry import Entry
+from ingot.tensors import Array, DType, Signature, TensorSpec
+from tests.runtime.fake_engines import FunctionEngine
+
+X = TensorSpec("x", DType.FP32, ("batch", "size"))
+SIGNATURE = Signature((X,), (TensorSpec("y", DType.FP32, ("batch", "size")),), "batch")
+LARGE = 1 << 18  # elements: 1 MiB
+
+
+def batch(*values: float, size: int = LARGE) -> list[Entry]:
+    return [Entry({"x": np.full((1, size), value, np.float32)}, 1, lambda outcome: None, 0.0) for value in values]
+
+
+class Watching(FunctionEngine):
+    """Records the address of each call's input."""
+
+    def __init__(self, aliases: bool = False):
+        super().__init__(lambda inputs: {"y": inputs["x"] if aliases else inputs["x"] + 1}, SIGNATURE)
+        self.places: list[int] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.places.append(inputs["x"].ctypes.data)
+        return super().run(inputs)
+
+
+class Allocating(Watching):
+    """An engine on a device with its own memory."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[tuple[int, ...]] = []
+
+    def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
+        self.allocated.append(tuple(shape))
+        return np.empty(shape, spec.dtype.numpy)
+
+
+def firsts(batcher: Batcher, entries: Sequence[Entry]) -> list[Array]:
+    found = []
+    for outcome in batcher.run(entries):
+        assert isinstance(outcome, Mapping)
+        found.append(outcome["y"])
+    return found
+
+
+def test_a_large_batch_lies_where_the_last_one_lay() -> None:
+    engine = Watching()
+    batcher = Batcher(engine, SIGNATURE)
+    for values in ((1, 2, 3), (4, 5), (6, 7, 8)):
+        assert [answer[0, 0] for answer in firsts(batcher, batch(*values))] == [value + 1 for value in values]
+    assert len(set(engine.places)) == 1
+
+
+def test_answers_that_lie_in_the_buffer_stay_as_they_are() -> None:
+    batcher = Batcher(Watching(aliases=True), SIGNATURE)
+    given = firsts(batcher, batch(1, 2))
+    firsts(batcher, batch(3, 4))
+    firsts(batcher, batch(5, 6))
+    assert [float(answer.min()) for answer in given] == [float(answer.max()) for answer in given] == [1, 2]
+
+
+def test_one_that_came_alone_is_not_copied() -> None:
+    engine = Watching()
+    (entry,) = batch(1)
+    firsts(Batcher(engine, SIGNATURE), [entry])
+    assert engine.places == [entry.inputs["x"].ctypes.data]
+
+
+def test_an_engine_with_memory_of_its_own_gets_every_batch_in_it() -> None:
+    engine = Allocating()
+    batcher = Batcher(engine, SIGNATURE)
+    for values in ((1, 2), (3, 4), (5, 6, 7)):
+        firsts(batcher, batch(*values, size=10))
+    assert engine.allocated == [(20,), (30,)]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    buffers = Buffers(FunctionEngine(), limit=3000)
+    other = TensorSpec("z", DType.FP32, ("batch",))
+    assert buffers.take(X, (5, 100)).shape == (5, 100)
+    assert buffers.nbytes == 2000
+    assert buffers.take(other, (400,)).shape == (400,)  # over the bound together: used, and not kept
+    assert buffers.nbytes == 2000
+    assert buffers.take(X, (800,)).shape == (800,)
+    assert buffers.nbytes == 0
+
+
+def test_text_is_never_put_into_a_buffer() -> None:
+    spec = TensorSpec("x", DType.BYTES, ("batch", "size"))
+    signature = Signature((spec,), (TensorSpec("y", DType.BYTES, ("batch", "size")),), "batch")
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature)
+    entries = [Entry({"x": np.full((1, LARGE), value, object)}, 1, lambda outcome: None, 0.0) for value in (b"a", b"b")]
+    assert [answer[0, 0] for answer in firsts(Batcher(engine, signature), entries)] == [b"a", b"b"]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from ingot.errors import InternalError, InvalidArgument
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.scheduling.entry import Entry, Outcome
+from ingot.tensors import Array, DType, Signature, TensorSpec
+from tests.runtime.fake_engines import DOUBLER, FunctionEngine
+
+
+def entry(array: Array) -> Entry:
+    return Entry({"x": array}, len(array), lambda outcome: None, 0.0)
+
+
+def outputs(outcome: Outcome) -> Mapping[str, Array]:
+    assert isinstance(outcome, Mapping)
+    return outcome
+
+
+def test_rows_go_back_to_their_requests() -> None:
+    engine = FunctionEngine()
+    arrays = [np.full((samples, 2), samples, np.float32) for samples in (1, 3, 2)]
+    outcomes = Batcher(engine, DOUBLER).run([entry(array) for array in arrays])
+    assert engine.calls == [6]
+    for array, outcome in zip(arrays, outcomes, strict=True):
+        assert np.array_equal(outputs(outcome)["y"], array * 2)
+
+
+def test_a_batch_axis_that_is_not_the_first() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, (2, "batch")),), (TensorSpec("y", DType.FP32, (2, "batch")),), "batch"
+    )
+    entries = [
+        Entry({"x": np.full((2, columns), columns, np.float32)}, columns, lambda outcome: None, 0.0)
+        for columns in (1, 3)
+    ]
+    outcomes = Batcher(FunctionEngine(), signature).run(entries)
+    assert [outputs(outcome)["y"].tolist() for outcome in outcomes] == [[[2], [2]], [[6, 6, 6], [6, 6, 6]]]
+
+
+def test_only_the_request_to_blame_fails() -> None:
+    def picky(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if (inputs["x"] == 13).any():
+            raise InvalidArgument("no thirteens")
+        return {"y": inputs["x"]}
+
+    entries = [entry(np.full((1, 2), value, np.float32)) for value in (1, 13, 3)]
+    first, bad, last = Batcher(FunctionEngine(picky), DOUBLER).run(entries)
+    assert outputs(first)["y"].tolist() == [[1, 1]]
+    assert isinstance(bad, InvalidArgument)
+    assert outputs(last)["y"].tolist() == [[3, 3]]
+
+
+def test_an_unforeseen_failure_hides_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise ZeroDivisionError("a secret")
+
+    (outcome,) = Batcher(FunctionEngine(broken), DOUBLER).run([entry(np.ones((1, 2), np.float32))])
+    assert isinstance(outcome, InternalError)
+    assert "secret" not in str(outcome)
+    assert "a secret" in caplog.text
+
+
+def test_an_engine_that_returns_too_few_rows_is_not_trusted() -> None:
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"][:1]})
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
+    assert engine.calls == [3, 1, 2, 1, 1]  # joined it lied; alone each is right
+    assert all(isinstance(outcome, Mapping) for outcome in outcomes)
+
+
+def test_an_output_that_the_engine_does_not_give_is_named() -> None:
+    signature = Signature(
+        (TensorSpec("x", DType.FP32, ("batch", 2)),),
+        (TensorSpec("y", DType.FP32, ("batch", 2)), TensorSpec("z", DType.FP32, ("batch", 2))),
+        "batch",
+    )
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature)
+    [outcome] = Batcher(engine, signature).run([Entry({"x": np.ones((1, 2), np.float32)}, 1, print, 0.0)])
+    assert isinstance(outcome, InternalError)
+    assert "'z'" in str(outcome)

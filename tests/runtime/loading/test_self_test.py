@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument
+from ingot.runtime import Limits, Model, Settings, load_engine
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.self_test import run_sizes
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.tensors import Array
+from tests import onnx_models
+from tests.runtime.fake_engines import DOUBLER, FunctionEngine
+
+# Eight samples take as long as one: the more, the better. Beyond four samples nothing is gained.
+PAYS = Latency({1: 0.01, 2: 0.01, 4: 0.01, 8: 0.01})
+UP_TO_FOUR = Latency({1: 0.01, 2: 0.01, 4: 0.01, 8: 0.02})
+
+
+class Compiler(FunctionEngine):
+    compiles = True
+
+
+def test_an_engine_that_compiles_runs_every_size_that_batches_will_have() -> None:
+    engine = Compiler()
+    assert run_sizes([engine], DOUBLER, [], UP_TO_FOUR, 64, 60) == 0
+    # 1, 2, 4 and 8 were measured. Eight, which gained nothing, are tried once more; larger batches are not.
+    assert engine.calls == [3, 5, 6, 7]
+    second = Compiler()
+    assert run_sizes([engine, second], DOUBLER, [], UP_TO_FOUR, 64, 60) == 0
+    assert sorted(second.calls) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_batch_of_a_server_under_load_comes_first() -> None:
+    engine = Compiler()
+    run_sizes([FunctionEngine(), engine], DOUBLER, [], PAYS, 64, 60)
+    assert engine.calls[0] == 16
+    assert sorted(engine.calls) == list(range(1, 17))
+
+
+def test_other_engines_beyond_the_first_run_once() -> None:
+    first, second = FunctionEngine(), FunctionEngine()
+    assert run_sizes([first, second], DOUBLER, [], PAYS, 64, 60) == 0
+    assert (first.calls, second.calls) == ([], [8])
+
+
+def test_what_there_is_no_time_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        nonlocal now
+        now += 1.0
+        return {"y": inputs["x"]}
+
+    monkeypatch.setattr("ingot.runtime.loading.self_test.time.perf_counter", lambda: now)
+    engine = Compiler(run)
+    assert run_sizes([FunctionEngine(), engine], DOUBLER, [], PAYS, 64, 2.5) == 13
+    assert len(engine.calls) == 3
+
+
+def test_a_model_that_rejects_a_size_is_left_alone() -> None:
+    def reject(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise InvalidArgument("no")
+
+    engine = Compiler(reject)
+    assert run_sizes([engine], DOUBLER, [], UP_TO_FOUR, 64, 60) == 0
+    assert engine.calls == [3]
+    assert run_sizes([engine], DOUBLER, [], Latency(), 64, 60) == 0
+    assert engine.calls == [3]
+
+
+def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
+    engine = Compiler()
+    settings = Settings(limits=Limits(max_batch=6), warm_time=6)
+    model = Model("m", "1", only(Runnable(lambda device, threads: engine), settings), settings=settings)
+    model.load()
+    assert set(engine.calls) >= {1, 2, 4}
+    before = len(engine.calls)
+
+    async def work() -> None:
+        for samples in sorted(set(engine.calls)):
+            assert (await model.infer({"x": np.ones((samples, 2), np.float32)}))["y"].shape == (samples, 2)
+
+    asyncio.run(work())
+    assert len(engine.calls) > before
+    model.close()
+
+
+def test_openvino_compiles(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    engine = load_engine(onnx_models.affine(tmp_path), engine="openvino", device="cpu")
+    assert getattr(engine, "compiles", False)
+    latency = Latency({1: 0.01, 2: 0.01})
+    signature = load_engine(onnx_models.affine(tmp_path), device="cpu").signature
+    assert run_sizes([engine], signature, [], latency, 4, 60) == 0
+    assert engine.run({"x": np.ones((3, 3), np.float32)})["y"].tolist() == [[3, 3, 3]] * 3
