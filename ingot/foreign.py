@@ -27,7 +27,7 @@ def reported_as(
         yield
     except keep:
         raise
-    except Exception as error:  # the boundary that this module is for
+    except Exception as error:  # such code raises errors of any type
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
         raise kind(text) from error
 
@@ -36,7 +36,7 @@ def outcome(function: Callable[[], _T]) -> _T | Exception:
     """Return the result of a function, or the error that it raises, for callers that continue without the result."""
     try:
         return function()
-    except Exception as error:  # noqa: BLE001 - the boundary that this module is for
+    except Exception as error:  # noqa: BLE001 - such code raises errors of any type
         return error
 
 

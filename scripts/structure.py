@@ -1,13 +1,17 @@
-"""Counts the structure of a package: rooms, floors and arrows of each folder, and circles of imports.
+"""Counts the structure of a package: rooms, floors and arrows of each folder, circles of imports, and broad excepts.
 
 ``python scripts/structure.py`` prints a line for each folder. A room is a file or folder in it; an arrow, one room that
 imports another; the floors are the rooms of the longest chain of arrows. Folders count as one room, so a circle between
 folders is found even where no module imports itself through others.
+
+A broad except names ``Exception``, ``BaseException`` or nothing; ``suppress`` of these counts too. Each has its reason
+in a comment on its line, after ``noqa: BLE001 -`` where ruff asks for that.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +19,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+MOST_BROAD = 0.5
+"""Broad excepts per 1,000 lines."""
+_BROAD = {"Exception", "BaseException"}
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,35 @@ def folders(root: Path = ROOT) -> list[Folder]:
     ]
 
 
+def broad_excepts(root: Path = ROOT) -> dict[str, str]:
+    """Return the reason of each broad except of ``ingot``, by its place; empty if it has none."""
+    found = {}
+    for path in modules(root).values():
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if any(part is None or (isinstance(part, ast.Name) and part.id in _BROAD) for part in _caught(node)):
+                line = node.lineno  # type: ignore[attr-defined]
+                comment = text.splitlines()[line - 1].partition("  # ")[2]
+                found[f"{path.relative_to(root)}:{line}"] = re.sub(r"^noqa: BLE001( - )?", "", comment)
+    return found
+
+
+def _caught(node: ast.AST) -> list[ast.expr | None]:
+    """Return the types that an ``except`` or ``suppress`` names; None is a bare ``except``."""
+    if isinstance(node, ast.ExceptHandler):
+        return [*node.type.elts] if isinstance(node.type, ast.Tuple) else [node.type]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+        return [*node.args]
+    return []
+
+
+def broad_per_1000(root: Path = ROOT) -> float:
+    """Return the number of broad excepts per 1,000 lines of ``ingot``."""
+    return 1000 * len(broad_excepts(root)) / sum(path.read_text().count("\n") for path in modules(root).values())
+
+
 def main() -> None:
-    """Print the figures; exit with 1 if there is a circle."""
+    """Print the figures; exit with 1 if there is a circle, or if broad excepts are too many or lack their reason."""
     found = folders()
     width = max(len(folder.name) for folder in found)
     print(f"{'folder':{width}}  rooms  floors  arrows")
@@ -103,7 +137,12 @@ def main() -> None:
     for folder in found:
         if folder.circle:
             print(f"{folder.name}: a circle of imports: {' -> '.join(folder.circle)}", file=sys.stderr)
-    sys.exit(any(folder.circle for folder in found))
+    bare = [place for place, reason in broad_excepts().items() if not reason]
+    for place in bare:
+        print(f"{place}: a broad except without its reason; write it in a comment on the line", file=sys.stderr)
+    share = broad_per_1000()
+    print(f"broad excepts: {len(broad_excepts())}, {share:.2f} per 1,000 lines; at most {MOST_BROAD}")
+    sys.exit(any(folder.circle for folder in found) or bool(bare) or share > MOST_BROAD)
 
 
 if __name__ == "__main__":

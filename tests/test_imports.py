@@ -87,6 +87,27 @@ def test_a_circle_between_folders_is_found(tmp_path: Path) -> None:
     assert (outermost.name, outermost.arrows, set(outermost.circle)) == ("ingot", 2, {"a", "b"})
 
 
+def test_broad_excepts_are_few_and_have_reasons() -> None:
+    assert [place for place, reason in structure.broad_excepts().items() if not reason] == []
+    assert structure.broad_per_1000() <= structure.MOST_BROAD
+
+
+def test_broad_excepts_are_found(tmp_path: Path) -> None:
+    (tmp_path / "ingot").mkdir()
+    (tmp_path / "ingot" / "__init__.py").write_text(
+        "import contextlib\n"
+        "with contextlib.suppress(Exception):  # noqa: BLE001\n    pass\n"
+        "try:\n    pass\n"
+        "except OSError:\n    pass\n"
+        "except (ValueError, BaseException):  # noqa: BLE001 - any\n    pass\n"
+        "except Exception:  # another\n    pass\n"
+        "except:\n    pass\n"
+    )
+    found = {place.rpartition(":")[2]: reason for place, reason in structure.broad_excepts(tmp_path).items()}
+    assert found == {"2": "", "8": "any", "10": "another", "12": ""}
+    assert structure.broad_per_1000(tmp_path) == pytest.approx(4000 / 13)
+
+
 # Imported when a model of their formats is loaded, and by nothing that an ONNX model needs.
 TORCH_ENGINES = {f"ingot.runtime.engines.{name}" for name in ("aoti", "torch_engine", "torch_program")}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.arguments import to_torch
 from ingot.export.capture import functions
@@ -78,12 +80,17 @@ def build(make: Callable[[], nn.Module], mode: FakeTensorMode) -> tuple[nn.Modul
     Raises:
         ExportError: it is a TorchScript model.
     """
+
+    def without_data(how: str, context: contextlib.AbstractContextManager[Any]) -> tuple[nn.Module, str]:
+        with quiet(), context:
+            module = make()
+        return _faked(module, mode), how if _has_no_data(module) else "real"
+
     for how, context in (("fake", mode), ("meta", torch.device("meta"))):
         # Code that fails without data may run with it, so real weights are the last resort.
-        with contextlib.suppress(Exception):
-            with quiet(), context:
-                module = make()
-            return _faked(module, mode), how if _has_no_data(module) else "real"
+        found = foreign.attempt(functools.partial(without_data, how, context))
+        if found is not None:
+            return found
     return _faked(make(), mode), "real"
 
 
@@ -160,8 +167,12 @@ def writes(subject: Subject, mode: FakeTensorMode) -> list[str]:
     parameters = dict(module.named_parameters())
     states = {**dict(module.named_buffers()), **dict(zip(subject.eager.names, tensors, strict=True))}
     versions = {name: version(tensor) for name, tensor in (parameters | states).items()}
-    with contextlib.suppress(Exception), quiet(), torch.no_grad(), functions.dynamic(module), mode:
-        module(*args, **kwargs)  # a failure is already in the notes
+
+    def run() -> None:
+        with quiet(), torch.no_grad(), functions.dynamic(module), mode:
+            module(*args, **kwargs)
+
+    foreign.attempt(run)  # a failure is already in the notes
     now = states | dict(module.named_buffers())
     changed = [name for name in states if now[name] is not states[name] or version(now[name]) != versions[name]]
     notes = [

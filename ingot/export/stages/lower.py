@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.lower import aoti, partition
 from ingot.export.lower import onnx as lower_onnx
@@ -58,6 +58,7 @@ def lower_to_target(context: Context, program: Program) -> Packed:
     with journal.stage("lower", f"Translating to {options.target}"):
         packed = TARGETS[options.target](program, context.blobs, options)
     # The report also lists what ONNX would lack, which cannot be found for every program.
-    with contextlib.suppress(Exception):
-        journal.outside_opset = lower_onnx.outside(program, options.opset, TRANSLATIONS)
+    missing = foreign.attempt(lambda: lower_onnx.outside(program, options.opset, TRANSLATIONS))
+    if missing is not None:
+        journal.outside_opset = missing
     return packed
