@@ -58,7 +58,7 @@ def test_data_that_is_cut_is_refused(array: Array, data: st.DataObject) -> None:
 
 
 @given(tensors(), st.binary(min_size=1, max_size=9))
-def test_data_that_goes_on_is_refused(array: Array, more: bytes) -> None:
+def test_trailing_data_is_refused(array: Array, more: bytes) -> None:
     with pytest.raises(InvalidArgument, match="tensor 'x'"):
         from_bytes("x", DType.of(array), array.shape, to_bytes(array) + more)
 
@@ -112,7 +112,7 @@ def test_a_boolean_is_zero_or_one() -> None:
         from_bytes("x", DType.BOOL, [3], b"\x00\x01\x02")
 
 
-def test_the_message_says_what_the_shape_takes() -> None:
+def test_the_message_says_how_many_bytes_the_shape_needs() -> None:
     with pytest.raises(InvalidArgument, match=r"has 7 bytes of data, but FP32 \[1, 2\] takes 8"):
         from_bytes("x", DType.FP32, [1, 2], b"1234567")
 
@@ -120,7 +120,7 @@ def test_the_message_says_what_the_shape_takes() -> None:
 @pytest.mark.parametrize(
     "shape", [None, 3, "33", {}, [1.0], ["1"], [True], [None], [-1], [1 << 40], [1] * 33, [0, 1 << 39, 1 << 39]]
 )
-def test_what_is_no_shape_is_refused(shape: object) -> None:
+def test_a_malformed_shape_is_refused(shape: object) -> None:
     with pytest.raises(InvalidArgument, match="tensor 'x'"):
         check_shape("x", shape)
 

@@ -58,7 +58,7 @@ def test_every_pattern_has_examples() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_pattern_catches_what_it_is_for_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_a_pattern_catches_only_its_wording(name: str, tmp_path: Path) -> None:
     caught, passed = EXAMPLES[name]
     for text in caught:
         assert name in {finding.pattern.name for finding in write(tmp_path, text)}, text

@@ -171,7 +171,7 @@ def test_each_way_to_be_wrong_has_its_message(given: dict[str, Array], message: 
         ("x:float32[n=..:8]", 9, "dimension 0 ('n') of input 'x' is 9, the model takes 8 or more, in multiples of 8"),
     ],
 )
-def test_a_size_out_of_range_is_told_with_the_range(text: str, size: int, says: str) -> None:
+def test_a_size_out_of_range_is_reported_with_the_range(text: str, size: int, says: str) -> None:
     spec, ranges = parse_spec(text)
     with pytest.raises(InvalidArgument) as caught:
         check_inputs(Signature((spec,), (), ranges=ranges), {"x": np.zeros(size, np.float32)})

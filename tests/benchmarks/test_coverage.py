@@ -42,7 +42,7 @@ def test_the_zoo_is_as_large_as_promised_and_every_name_is_one_case() -> None:
     assert len({case.name for case in zoo.CASES}) == len(zoo.CASES)
 
 
-def test_what_is_judged_has_no_size_of_the_example() -> None:
+def test_judged_inputs_never_have_the_example_sizes() -> None:
     for case in zoo.CASES:
         for sizes in case.unseen_sizes:
             assert all(size != case.example_sizes[symbol] for symbol, size in sizes.items()), case.name
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert table.read(tmp_path) == [verdict]
 
 
-def test_the_page_gives_the_time_over_that_of_plain() -> None:
+def test_the_page_shows_time_relative_to_plain() -> None:
     times = {("a", "plain"): 2.0, ("a", "ingot"): 3.0, ("b", "plain"): 1.0, ("b", "ingot"): 4.0, ("c", "plain"): 1.0}
     verdicts = [Verdict(name, "own", exporter, "correct", cpu=cpu) for (name, exporter), cpu in times.items()]
     assert "CPU seconds over plain's: ingot 2.8 in the median, 4.0 at worst (b), of 2 cases." in table.markdown(
@@ -104,7 +104,7 @@ def test_the_page_gives_the_time_over_that_of_plain() -> None:
     )
 
 
-def test_the_page_counts_each_exporter_and_gives_the_message_of_every_failure() -> None:
+def test_the_page_counts_each_exporter_and_shows_every_failure() -> None:
     verdicts = [
         Verdict("net", "own", "plain", "wrong", True, True, message="a | b"),
         Verdict("net", "own", "ingot", "correct", True, True, 1e-6, 3.0),

@@ -48,7 +48,7 @@ def test_a_worker_of_each_way_answers_as_the_file_does(bench: load.Bench) -> Non
             assert worker.time(8) > 0
 
 
-def test_a_load_that_found_no_cache_is_not_taken_for_one_that_did(bench: load.Bench) -> None:
+def test_a_load_without_a_cache_is_not_reported_as_cached(bench: load.Bench) -> None:
     bench.empty_cache()
     with pytest.raises(SystemExit, match="had 'built' where 'hit'"):
         bench.start("ingot")
@@ -60,7 +60,7 @@ def test_a_wrong_answer_ends_the_benchmark(bench: load.Bench) -> None:
         check(worker, bench.expected + 1, None)
 
 
-def test_the_page_of_loads_tells_shares_round_by_round() -> None:
+def test_the_page_of_loads_shows_ratios_per_round() -> None:
     lines = load.markdown({SMALL: _found()}, "machine").splitlines()
     assert "| archive | 0.50 (0.10-1.00) | 0.50 (0.10-1.00) | 0.50 (0.10-1.00) |" in lines
     assert "| archive, until packed weights serve | 2.00 | 2.00 | 2.00 | 2.00 |" in lines
@@ -84,7 +84,7 @@ def test_the_page_that_is_kept_is_of_the_form_that_is_written(name: str) -> None
     assert kept[: len(expected)] == expected
 
 
-def test_the_page_of_transfers_tells_shares_round_by_round() -> None:
+def test_the_page_of_transfers_shows_ratios_per_round() -> None:
     times = {way: [1.0, 4.0] for way in transfer.WAYS} | {"ingot pull": [2.0, 2.0]}
     moved = {"skopeo": [(0.06, 0.05)], "ingot": [(0.05, 0.05), (0.07, 0.05)]}
     lines = transfer.markdown(times, moved, 300, "machine").splitlines()
@@ -108,7 +108,7 @@ def test_the_proxy_counts_what_clients_send() -> None:
     assert (sent, wire.received) == ([5], 9)
 
 
-def test_only_a_run_that_is_told_so_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish("a page", "x.md", None)
     assert capsys.readouterr().out == "a page\n"
     finish("a page", "x.md", tmp_path / "results")

@@ -77,9 +77,7 @@ def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path, req
 
 
 @pytest.mark.matrix
-def test_h2load_is_checked_by_a_client_beside_it(
-    build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool
-) -> None:
+def test_a_second_client_checks_h2load(build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool) -> None:
     require_tool("h2load")
     with serving(contestants()["ingot"], tiny, "grpc", build) as server:
         assert (

@@ -107,14 +107,14 @@ class TestRefusedExports:
         message = refused(run_ingot("export", "nowhere:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot"))
         assert message.startswith("there is no Python module 'nowhere' here")
 
-    def test_a_place_that_cannot_be_written_is_told_before_the_work(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+    def test_an_unwritable_output_is_refused_before_the_work(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
         for out, why in (("nowhere/x.ingot", "there is no folder nowhere"), ("folder", "it is a folder; name a file")):
             assert why in refused(run_ingot("export", "nowhere:Net", "-o", out))
             assert why in refused(run_ingot("quantize", "x.ingot", "--calibrate", "x.npz", "-o", out))
 
 
-def test_a_folder_that_takes_no_files(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable(run_ingot: RunIngot, tmp_path: Path) -> None:
     onnx_models.affine(tmp_path)
     assert "cannot write /proc/x.ingot" in refused(run_ingot("export", "affine.onnx", "-o", "/proc/x.ingot"))
 

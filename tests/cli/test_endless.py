@@ -87,7 +87,7 @@ def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: End
     assert not list(scratch.glob("ingot-*"))
 
 
-def test_a_limit_that_is_no_time_is_refused(run_ingot: RunIngot) -> None:
+def test_a_limit_that_is_not_a_duration_is_refused(run_ingot: RunIngot) -> None:
     assert "--load-timeout is 'soon'" in refused(
         run_ingot("export", "a.onnx", "-o", "a.ingot", "--load-timeout", "soon")
     )

@@ -38,7 +38,7 @@ def test_the_report_travels_in_the_archive(run_ingot: RunIngot, tmp_path: Path) 
     assert "aten.linear.default" in (tmp_path / "net.txt").read_text()
 
 
-def test_labels_beside_the_example_inputs_are_named_and_not_used(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_labels_among_the_example_inputs_are_named_and_not_used(run_ingot: RunIngot, tmp_path: Path) -> None:
     """The same file goes to ``ingot quantize --calibrate``."""
     data = tmp_path / "data.npz"
     np.savez(data, x=np.ones((6, 4), np.float32), labels=np.arange(6), weight=np.float32(1))
@@ -105,7 +105,7 @@ def test_nothing_of_a_hostile_report_reaches_the_file_as_it_is(run_ingot: RunIng
         ({"json": b" " * (16 << 20) + b"{}"}, "the report.json of variant 'fp32' is larger than 16 MiB"),
     ],
 )
-def test_what_is_no_report_leaves_the_file_as_it_was(
+def test_an_invalid_report_leaves_the_file_unchanged(
     run_ingot: RunIngot, tmp_path: Path, documents: dict[str, bytes], message: str
 ) -> None:
     (tmp_path / "a.html").write_text("before")

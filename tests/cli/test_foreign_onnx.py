@@ -74,7 +74,7 @@ def shown(archive: Archive) -> list[str]:
     return list(map(str, (*archive.signature.inputs, *archive.signature.outputs)))
 
 
-def test_a_served_file_takes_any_sizes_where_it_calls_two_dimensions_alike(tmp_path: Path) -> None:
+def test_a_served_file_accepts_any_sizes_of_dimensions_with_one_name(tmp_path: Path) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3, 2, 4], "data": [[1.0] * 8] * 3}]}
     with ingot.serve(str(paddle(tmp_path)), http_port=0, grpc_port=0) as server:
         answer = httpx.post(f"{server.http_url}/v2/models/paddle/infer", json=body, trust_env=False)
@@ -82,7 +82,7 @@ def test_a_served_file_takes_any_sizes_where_it_calls_two_dimensions_alike(tmp_p
     assert answer.json()["outputs"][0]["data"] == [1, 1, 1]
 
 
-def test_an_export_of_such_a_file_has_dimensions_of_its_own_and_a_batch(tmp_path: Path) -> None:
+def test_an_export_of_such_a_file_gets_distinct_dimensions_and_a_batch(tmp_path: Path) -> None:
     archive = export_model(paddle(tmp_path))
     assert archive.signature.batch == "batch"
     assert shown(archive) == ["x:float32[batch,3,x_2,x_3]", "y:float32[batch,3]"]

@@ -181,9 +181,7 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
         assert message in refused(*arguments)
 
 
-def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_runs_only_by_consent_of_an_option_or_a_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mar(here / "net.mar", {"net.pt2": torch_file(*PROGRAM)}, serializedFile="net.pt2")
     (here / "net.pt2").write_bytes(torch_file(*PROGRAM))
     for command in (["import", "net.mar"], ["export", "net.pt2", "-o", "net.ingot"]):
@@ -196,7 +194,7 @@ def test_code_is_run_by_consent_alone_and_the_variable_gives_it_too(
         assert "contain an exported program" in str(CliRunner().invoke(app, command).exception)
 
 
-def test_versions_that_are_no_tags(run_ingot: RunIngot, here: Path) -> None:
+def test_versions_that_are_not_tags(run_ingot: RunIngot, here: Path) -> None:
     mar(here / "net.mar", {}, modelVersion="1 final\x1b")
     result = run_ingot("import", "net.mar")
     assert (

@@ -43,14 +43,14 @@ def test_parameters_are_sent_as_numbers_flags_and_text(run_ingot: RunIngot, url:
         (("a=Infinity",), "parameter 'a' is inf"),
     ],
 )
-def test_parameters_that_are_none_are_refused(
+def test_malformed_parameters_are_refused(
     run_ingot: RunIngot, server: RunningServer, options: tuple[str, ...], says: str
 ) -> None:
     command = [part for text in options for part in ("--parameter", text)]
     assert says in refused(run_ingot("infer", server.http_url, *INPUT, *command))
 
 
-def test_an_address_that_ends_in_v2_is_told(run_ingot: RunIngot, server: RunningServer) -> None:
+def test_an_address_that_ends_in_v2_is_explained(run_ingot: RunIngot, server: RunningServer) -> None:
     assert "the client adds /v2 itself" in refused(run_ingot("infer", f"{server.http_url}/v2", *INPUT))
 
 

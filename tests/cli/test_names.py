@@ -65,7 +65,7 @@ def test_the_name_of_a_served_model_is_the_one_in_the_command(run_ingot: RunIngo
         assert "y float32 [1, 256]" in succeeded(asked)
 
 
-def test_both_spellings_find_what_is_stored(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_both_spellings_find_the_stored_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
     succeeded(run_ingot("load", "x.ingot", "MyNet:1"))
     succeeded(run_ingot("promote", "MyNet:1", "Prod"))

@@ -175,7 +175,7 @@ class TestSearch:
         assert "2.00 times as fast" in found["reason"]
         assert found["digest"] == Archive.open(tmp_path / "q.ingot").digest == before
 
-    def test_a_second_run_over_what_is_there(self, quantize: Quantize, tmp_path: Path) -> None:
+    def test_a_second_run_over_existing_output(self, quantize: Quantize, tmp_path: Path) -> None:
         (tmp_path / "q.ingot").write_text("something else")
         succeeded(quantize("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot"))
         assert len(Archive.open(tmp_path / "q.ingot").variants) == 2
@@ -236,7 +236,7 @@ class TestPairedRows:
         assert "after, on 160 held-out samples" in result.stderr
         assert "note: the metric scores:recall has no 95 % interval" in result.stderr
 
-    def test_a_value_a_unit_gives_the_interval_of_their_mean(self, quantize: Quantize, tmp_path: Path) -> None:
+    def test_values_per_unit_yield_the_interval_of_their_mean(self, quantize: Quantize, tmp_path: Path) -> None:
         data = ("--calibrate", "data.npz", "--validate", "pairs.npz", "--metric", "scores:hits", "--max-drop", "1")
         result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
         succeeded(result)
@@ -290,7 +290,7 @@ class TestRecipes:
 class TestInterrupted:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     @pytest.mark.one_case
-    def test_the_same_command_goes_on(self, quantize: Quantize, tmp_path: Path, number: int, code: int) -> None:
+    def test_the_same_command_resumes(self, quantize: Quantize, tmp_path: Path, number: int, code: int) -> None:
         args = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
         temporary = tmp_path / "temporary"
         temporary.mkdir()

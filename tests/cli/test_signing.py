@@ -64,7 +64,7 @@ def test_other_signatures_are_dropped_on_demand(run_ingot: RunIngot, store: Stor
         assert [claim["keyid"] for claim in signatures] == [new]
 
 
-def test_what_is_not_trusted_is_told_as_data_too(
+def test_untrusted_archives_are_reported_in_json_too(
     run_ingot: RunIngot, store: Store, keyid: str, policy: Path, tmp_path: Path
 ) -> None:
     succeeded(run_ingot("keygen", "--out", "other"))
@@ -152,7 +152,9 @@ def test_the_policy_can_come_from_the_environment(
     succeeded(run_ingot("verify", "team/tiny:1", "--key", "ingot.pub"))
 
 
-def test_what_a_policy_lets_in_unsigned_is_told_as_such(run_ingot: RunIngot, store: Store, policy: Path) -> None:
+def test_an_archive_that_a_policy_accepts_unsigned_is_reported_as_such(
+    run_ingot: RunIngot, store: Store, policy: Path
+) -> None:
     policy.write_text("require_signature = false\n")
     assert "unsigned, which the policy allows" in succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
 
@@ -169,7 +171,7 @@ def test_what_cannot_be_done_is_refused(run_ingot: RunIngot, store: Store, keyid
     assert "is a private key, not a public key" in refused(run_ingot("verify", "team/tiny:1", "--key", "ingot.key"))
 
 
-def test_what_is_in_a_registry_is_signed_there_and_travels_with_its_signature(
+def test_an_archive_in_a_registry_is_signed_there_and_keeps_its_signature(
     run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
 ) -> None:
     remote = f"{registry}/team/tiny:1"
@@ -198,7 +200,7 @@ def test_a_policy_holds_for_pushed_and_saved_archives_too(
         succeeded(run_ingot(*command))
 
 
-def test_with_a_policy_what_is_there_already_is_read_and_mended(
+def test_with_a_policy_existing_archives_are_read_and_repaired(
     run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
 ) -> None:
     remote = f"{registry}/team/rechecked/tiny:1"

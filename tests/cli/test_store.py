@@ -75,7 +75,7 @@ def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
 
 
 @pytest.mark.usefixtures("pushed")
-def test_damage_is_told_put_aside_and_mended(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_damage_is_reported_quarantined_and_repaired(run_ingot: RunIngot, tmp_path: Path) -> None:
     (path,) = (tmp_path / "home" / "blobs" / "sha256").glob(FIRST.variant().graph.hex)
     path.chmod(0o644)
     path.write_bytes(bytes(path.stat().st_size))
@@ -119,7 +119,7 @@ def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert "; there are: team/tiny, tiny" in refused(run_ingot("list", "none"))
 
 
-def test_a_store_that_is_not_there_is_told(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_a_missing_store_is_reported(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot("list")
     assert succeeded(result) == ""
     assert f"there is no store at {tmp_path / 'home'} yet" in result.stderr
@@ -131,7 +131,7 @@ def test_a_store_that_is_not_there_is_told(run_ingot: RunIngot, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("pushed")
-def test_what_is_in_a_registry_is_called_by_its_whole_name(run_ingot: RunIngot, registry: str) -> None:
+def test_archives_in_a_registry_are_listed_by_full_name(run_ingot: RunIngot, registry: str) -> None:
     model = f"{registry}/named/tiny"
     assert succeeded(run_ingot("push", "tiny:1", f"{model}:1")) == f"{model}:1  {FIRST.digest}\n"
     promoted = run_ingot("promote", f"{model}:1", "prod")
@@ -178,7 +178,7 @@ def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: 
 
 
 @pytest.mark.usefixtures("pushed")
-def test_every_command_takes_what_the_others_take(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_all_commands_accept_the_same_references(run_ingot: RunIngot, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     succeeded(run_ingot("keygen"))
     address = f"file://{tmp_path}/1.ingot"
@@ -236,7 +236,7 @@ class TestRefused:
 
 @pytest.mark.usefixtures("pushed")
 @pytest.mark.parametrize("command", ["push", "load"])
-def test_a_damaged_file_is_told_where_the_store_has_its_blobs(
+def test_a_damaged_file_is_reported_although_the_store_has_its_blobs(
     run_ingot: RunIngot, tmp_path: Path, command: str
 ) -> None:
     path = tmp_path / "1.ingot"

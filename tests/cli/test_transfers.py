@@ -33,7 +33,7 @@ def test_the_bar_has_the_units_of_all_that_is_printed(screen: io.StringIO) -> No
     assert "1 MiB of 2 MiB" in screen.getvalue()
 
 
-def test_there_is_no_bar_where_nothing_is_moved(screen: io.StringIO) -> None:
+def test_a_transfer_without_bytes_draws_no_bar(screen: io.StringIO) -> None:
     with transfers.transferring("Copying") as transfer:
         transfer.expect(1 << 20)
         transfer.skip(1 << 20)

@@ -98,7 +98,7 @@ def test_an_optional_input_that_is_left_out_is_not_in_the_graph() -> None:
     assert [spec.name for spec in archive.signature.inputs] == ["batch.tokens"]
 
 
-def test_a_dataclass_in_the_output_gives_its_fields() -> None:
+def test_a_dataclass_in_the_output_is_split_into_its_fields() -> None:
     @dataclass
     class Both:
         left: torch.Tensor
@@ -128,7 +128,7 @@ def test_names_that_do_not_fit(names: list[str], constants: dict[str, Any], mess
         from_names(Decoder(), names, constants)
 
 
-def test_objects_that_are_no_tensors_are_refused_in_the_output() -> None:
+def test_objects_other_than_tensors_are_refused_in_the_output() -> None:
     class Cache:
         pass
 

@@ -301,7 +301,7 @@ class TestDimensions:
             (["return x[: x.shape[0] // 2] if x.shape[0] < 9 else x"], (5, 4), "narrower range, such as batch=4..7"),
         ],
     )
-    def test_a_limit_is_told_in_the_syntax_of_inputs(
+    def test_a_limit_is_shown_in_the_syntax_of_inputs(
         self, bench: Workbench, lines: list[str], shape: tuple[int, ...], expected: str
     ) -> None:
         assert expected in str(why(bench.load(net(*lines))[0], [torch.ones(shape)]))
@@ -403,7 +403,7 @@ class TestPlaces:
         assert "graph(" not in str(caught.value)
         assert "(at" not in str(caught.value)
 
-    def test_code_that_is_no_file_is_no_obstacle(self) -> None:
+    def test_code_without_a_file_is_explained_too(self) -> None:
         scope: dict[str, Any] = {}
         exec("def decide(x):\n    return x if x.sum() > 0 else -x", scope)
 
@@ -539,7 +539,7 @@ class TestDeep:
         with pytest.raises(ProcessLookupError):
             os.kill(int(started.read_text()), 0)
 
-    def test_a_crash_is_told(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_crash_is_reported(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         python = here / "python"
         python.write_text("#!/bin/sh\necho no luck >&2\nexit 7\n", encoding="utf-8")
         python.chmod(0o755)
@@ -547,7 +547,7 @@ class TestDeep:
         with pytest.raises(ExportError, match=r"crashed \(exit status 7\): no luck"):
             explain_deep(Recipe("any_net:Net", ("x:float32[batch,4]",)), limit=300)
 
-    def test_a_refusal_is_told(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_refusal_is_reported(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (here / deep.REQUEST).write_text(json.dumps({"source": "absent_net:Net"}), encoding="utf-8")
         monkeypatch.setattr(sys, "argv", ["draft", str(here)])
         draft.main()

@@ -83,7 +83,7 @@ class TestOneModel:
         assert all(part.training for part in module.modules())
         assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
-    def test_the_steps_are_told(self) -> None:
+    def test_the_steps_are_reported(self) -> None:
         steps: list[str] = []
         export_model(models.net, inputs=ROWS, progress=steps.append)
         assert len(steps) >= 4
@@ -264,7 +264,7 @@ class TestTypes:
 
 
 class TestRefusals:
-    def test_nothing_says_what_it_takes(self) -> None:
+    def test_inputs_without_a_description_are_refused(self) -> None:
         with pytest.raises(InvalidArgument, match="the model's inputs are not described; pass inputs"):
             export_model(models.net)
 
@@ -332,7 +332,7 @@ class TestRefusals:
         with pytest.raises(ExportError, match="cannot be expressed in opset 99"):
             export_model(models.net, inputs=ROWS, opset=99)
 
-    def test_a_name_that_no_registry_takes(self) -> None:
+    def test_a_name_that_registries_refuse(self) -> None:
         with pytest.raises(InvalidArgument, match="'My Net' cannot name a model"):
             export_model(models.net, inputs=ROWS, name="My Net")
 
@@ -356,7 +356,7 @@ class TestRefusals:
             export_model(models.net, inputs=ROWS)
 
 
-def test_large_weights_lie_beside_the_graph() -> None:
+def test_large_weights_are_stored_next_to_the_graph() -> None:
     module = nn.Linear(600, 600)
     archive = export_model(module, inputs=["input:float32[batch,600]"])
     variant = archive.variant()
@@ -375,7 +375,7 @@ def test_a_torchscript_file_is_exported_by_the_names_of_its_inputs(tmp_path: Pat
     assert np.allclose(ask(archive, x=x)["output"], torch_answer(module, x), atol=1e-5)
 
 
-def test_a_torchscript_model_takes_its_inputs_in_any_order(tmp_path: Path) -> None:
+def test_a_torchscript_model_accepts_inputs_in_any_order(tmp_path: Path) -> None:
     module = load_source(str(torchscript(models.Pair(), tmp_path / "pair.pt")))
     assert isinstance(module, nn.Module)
     archive = export_model(module, inputs=["left:float32[batch,3]", "right:float32[batch,5]"], name="pair")

@@ -178,7 +178,7 @@ class TestObstacles:
         assert all("models.py" in route.obstacle for route in found.routes)
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 
-    def test_an_obstacle_that_all_routes_have_is_told_once(self) -> None:
+    def test_an_obstacle_of_all_routes_is_reported_once(self) -> None:
         shown = "\n".join(lines(plan(models.Branch, inputs=X4)))
         assert shown.partition("\nCapture\n")[2].count("its code branches on the values") == 2  # the other is a note
         assert "\n  strict: the same as export\n" in shown

@@ -174,7 +174,7 @@ def test_what_differs_at_extreme_values_is_reported() -> None:
 @pytest.mark.parametrize(
     "function", [lambda x: torch.log1p(x.abs() * 1e-8), lambda x: torch.atan2(torch.zeros_like(x), x) * 1e-7]
 )
-def test_tiny_answers_are_held_against_their_own_size(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_tiny_answers_are_compared_relative_to_their_size(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     try:
         archive = export_model(Function(function), inputs="x:float32[batch,3]")
     except ParityError:
@@ -201,7 +201,7 @@ def test_lengths_that_the_example_has_alike_are_varied() -> None:
         export_model(Leaky().eval(), example, inputs=["x:float32[batch,7,4]", "lengths:int64[batch]"])
 
 
-def test_an_example_that_takes_no_other_values_is_proved_with_its_own() -> None:
+def test_an_example_that_permits_no_other_values_is_proved_with_its_own() -> None:
     class Width(nn.Module):
         def __init__(self) -> None:
             super().__init__()

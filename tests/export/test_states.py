@@ -87,7 +87,7 @@ def test_without_the_option_it_is_refused_by_name() -> None:
         export_model(Average(), inputs=ROWS)
 
 
-def test_a_state_that_is_no_buffer_is_named() -> None:
+def test_a_state_outside_of_buffers_is_named() -> None:
     with pytest.raises(ParityError, match="attribute 'calls' changes at each call; register it as a buffer"):
         export_model(Attribute(), inputs=ROWS, lift_state=True)
 

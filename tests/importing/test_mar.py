@@ -105,7 +105,7 @@ class TestCode:
         ("model", "code"),
         [({}, "which --allow-code lets run"), ({"modelFile": "model.py"}, "'model.py'; .*allow it with --allow-code")],
     )
-    def test_all_that_it_needs_is_told_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
+    def test_all_requirements_are_reported_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
         script_mar(path, {"h.py": b"", "model.py": b""}, handler="h.py", **model)
         with pytest.raises(InvalidArgument, match=rf"--without-handler .*{code}.*; also, --input must describe"):
             read(path, allow_code=False)
@@ -143,7 +143,7 @@ class TestCode:
         assert read(path, allow_code=True).format == "pt2"
 
     @pytest.mark.parametrize("name", ["a.pt2", "a.so"])
-    def test_native_code_is_no_model(self, path: Path, name: str) -> None:
+    def test_native_code_is_not_a_model(self, path: Path, name: str) -> None:
         mar(path, {name: torch_file(*COMPILED)}, serializedFile=name)
         with pytest.raises(InvalidArgument, match=r"is compiled.* native code without its source model"):
             read(path, allow_code=True)
@@ -222,7 +222,7 @@ class TestWhatIsRefused:
             ("a.mar", b"", "cannot be imported: expected"),
         ],
     )
-    def test_a_file_that_is_no_source(self, tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    def test_a_file_that_is_not_a_source(self, tmp_path: Path, name: str, content: bytes, message: str) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InvalidArgument, match=message):
             read(tmp_path / name)

@@ -107,7 +107,7 @@ def test_an_exported_program(tmp_path: Path, module: Net) -> None:
     assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)
 
 
-def test_an_onnx_graph_keeps_its_dimensions_and_takes_its_examples(tmp_path: Path) -> None:
+def test_an_onnx_graph_keeps_its_dimensions_and_its_examples(tmp_path: Path) -> None:
     archive = ingot.import_model(onnx_models.affine(tmp_path), {"x": X[:, :3]})
     assert archive.name == "affine"
     assert np.allclose(answers(archive, {"x": X[:, :3]})[0], 2 * X[:, :3] + 1)

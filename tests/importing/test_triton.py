@@ -80,7 +80,7 @@ class TestWhatIsFound:
         found = only(triton(tmp_path / "a", config))
         assert [str(spec) for spec in specs(found.inputs)] == ["bä:string[batch,1,15,b__3]"]
 
-    def test_torchscript_takes_inputs_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
+    def test_torchscript_inputs_are_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
         found = only(triton(tmp_path / "a", TORCH, {"1/model.pt": torch_file(*SCRIPT)}))
         assert [str(spec) for spec in specs(found.inputs)] == ["INPUT__0:float16[3]", "INPUT__1:int64[INPUT__1_0]"]
         assert found.outputs == ("OUTPUT__0", "OUTPUT__1")

@@ -67,18 +67,18 @@ class TestFind:
         assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
 
     @pytest.mark.parametrize("suffix", [":2", f"@{NOWHERE}"])
-    def test_what_is_not_there_is_told_with_what_is(self, place: Place, name: str, suffix: str) -> None:
+    def test_a_missing_name_is_reported_with_existing_ones(self, place: Place, name: str, suffix: str) -> None:
         place.push(FIRST, f"{name}:1")
         with pytest.raises(NotFound, match=f"has no '.*{name}{suffix}'; '{name}' has: 1$"):
             place.find(f"{name}{suffix}")
 
-    def test_a_tag_that_moved_on_is_told_with_what_it_is_now(self, place: Place, name: str) -> None:
+    def test_a_moved_tag_is_reported_with_its_current_digest(self, place: Place, name: str) -> None:
         place.push(FIRST, f"{name}:prod")
         place.push(SECOND, f"{name}:prod")
         with pytest.raises(NotFound, match=f"'{name}:prod' is {SECOND.digest} now; a digest without a tag"):
             place.find(f"{name}:prod@{FIRST.digest}")
 
-    def test_a_model_that_is_not_there_is_told(self, place: Place) -> None:
+    def test_a_missing_model_is_reported(self, place: Place) -> None:
         with pytest.raises(NotFound, match="has no model 'places/none'"):
             place.find("places/none:1")
 
@@ -97,9 +97,7 @@ class TestPush:
         assert place.tags(name) == {"prod": SECOND.digest}
 
     @pytest.mark.parametrize("expect", [NOWHERE, "none"])
-    def test_a_tag_that_is_not_as_expected_is_told_before_anything_is_copied(
-        self, place: Place, name: str, expect: str
-    ) -> None:
+    def test_an_unexpected_tag_is_reported_before_copying(self, place: Place, name: str, expect: str) -> None:
         place.push(FIRST, f"{name}:prod")
         transfer = Transfer()
         with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {expect}: it was moved"):
@@ -114,7 +112,7 @@ class TestPush:
         with pytest.raises(InvalidArgument, match=f"cannot be pushed to; write name:tag, such as {name}:1"):
             place.push(FIRST, f"{name}{suffix}")
 
-    def test_what_is_attached_comes_along(self, place: Place, name: str) -> None:
+    def test_attachments_are_copied_too(self, place: Place, name: str) -> None:
         place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
         place.attach(place.find(f"{name}:1")[0].with_signature(b"{2}"), name)
         assert sorted(place.find(f"{name}:1")[0].signatures()) == [b"{1}", b"{2}"]
@@ -150,7 +148,7 @@ class TestDigestOf:
         assert (place.digest_of(name, "prod"), place.digest_of(name, "1")) == (FIRST.digest, None)
 
     @pytest.mark.parametrize("tag", ["a/../b", f"prod@{NOWHERE}", ""])
-    def test_what_is_no_tag_has_none(self, place: Place, name: str, tag: str) -> None:
+    def test_a_malformed_tag_has_no_digest(self, place: Place, name: str, tag: str) -> None:
         with pytest.raises(InvalidArgument, match="is not a tag"):
             place.digest_of(name, tag)
 
@@ -159,7 +157,7 @@ class TestAttach:
     def signed(self, key: PrivateKey) -> Archive:
         return FIRST.with_signature(signing.sign(FIRST, "tiny", key))
 
-    def test_what_is_attached_comes_beside_or_instead_of_what_was(self, place: Place, name: str) -> None:
+    def test_attachments_are_added_or_replaced(self, place: Place, name: str) -> None:
         place.push(self.signed(KEY), f"{name}:1")
         place.attach(self.signed(OTHER), name)
         assert {claim.keyid for claim in signing.describe(place.find(f"{name}:1")[0])} == {
@@ -170,7 +168,7 @@ class TestAttach:
         (claim,) = signing.describe(place.find(f"{name}:1")[0])
         assert claim.keyid == OTHER.public.keyid
 
-    def test_what_is_not_there_cannot_be_signed(self, place: Place, name: str) -> None:
+    def test_a_missing_archive_cannot_be_signed(self, place: Place, name: str) -> None:
         place.push(SECOND, f"{name}:1")
         with pytest.raises(NotFound, match="has no"):
             place.attach(self.signed(KEY), name, replace=True)
@@ -184,7 +182,7 @@ class TestRemove:
         assert (removed.tag, removed.digest) == ("1", FIRST.digest)
         assert place.tags(name) == {"2": SECOND.digest}
 
-    def test_both_the_digest_and_what_is_expected_must_hold(self, place: Place, name: str) -> None:
+    def test_both_the_digest_and_the_expectation_must_hold(self, place: Place, name: str) -> None:
         place.push(FIRST, f"{name}:prod")
         with pytest.raises(TagMoved, match=f"'{name}:prod' is {FIRST.digest}, not {NOWHERE}"):
             place.remove(f"{name}:prod@{FIRST.digest}", expect=NOWHERE)
@@ -192,7 +190,7 @@ class TestRemove:
             place.remove(f"{name}:prod@{NOWHERE}", expect=FIRST.digest)
         assert place.tags(name) == {"prod": FIRST.digest}
 
-    def test_what_is_no_tag_is_refused(self, place: Place, name: str) -> None:
+    def test_a_reference_without_a_tag_is_refused(self, place: Place, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         for suffix in ("", ":1#int8"):
             with pytest.raises(InvalidArgument, match=f"cannot be removed; name a tag, such as {name}:1"):
@@ -257,7 +255,7 @@ class TestLocate:
             assert (located.path, located.url, located.variant) == (None, None, "int8")
             assert str(located.reference) == f"oci://registry.local/{name}#int8"
 
-    def test_what_is_taken_whole_has_no_variant(self, store: Store) -> None:
+    def test_a_variant_of_a_whole_archive_is_refused(self, store: Store) -> None:
         assert locate("tiny:1", store).whole().open().digest == FIRST.digest
         with pytest.raises(InvalidArgument, match="'tiny:1' is used with all its variants here; leave #int8 out"):
             locate("tiny:1#int8", store).whole()
@@ -270,7 +268,7 @@ class TestLocate:
         with pytest.raises(InvalidArchive):
             locate(f"./{text}", store).open()
 
-    def test_an_onnx_file_is_no_archive(self, store: Store, file: Path) -> None:
+    def test_an_onnx_file_is_not_an_archive(self, store: Store, file: Path) -> None:
         (file.parent / "tiny.onnx").write_bytes(b"a model")
         with pytest.raises(InvalidArgument, match=r"tiny.onnx is an ONNX model, not an archive; ingot export converts"):
             locate("tiny.onnx", store).open()
@@ -290,6 +288,6 @@ class TestLocate:
             ("tiny\0.ingot", "cannot be the name of a file"),
         ],
     )
-    def test_what_names_nothing_is_told(self, store: Store, text: str, message: str) -> None:
+    def test_a_name_of_nothing_is_reported(self, store: Store, text: str, message: str) -> None:
         with pytest.raises((InvalidArgument, NotFound), match=message):
             locate(text, store).open()

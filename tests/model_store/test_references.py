@@ -62,12 +62,12 @@ def test_a_reference_is_parsed_and_shown_alike(text: str, reference: Reference) 
         "d\u00efgits",
     ],
 )
-def test_what_is_no_reference_is_refused_with_an_example(text: str) -> None:
+def test_a_malformed_reference_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidArgument, match="such as digits:1"):
         Reference.parse(text)
 
 
-def test_versions_are_told_from_aliases() -> None:
+def test_versions_are_distinguished_from_aliases() -> None:
     for version in ("1", "10", "v2", "1.2.3", "1.0-rc1", "2024-01-31", "1_b"):
         assert is_version(version)
     for alias in ("prod", "latest", "vision", "rc1", "_1"):
@@ -80,7 +80,7 @@ def test_versions_sort_as_people_read_them() -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_identifier_gives_a_valid_name(text: str) -> None:
+def test_any_identifier_maps_to_a_valid_name(text: str) -> None:
     assert valid_name(name_from(text)) == name_from(text)
 
 
@@ -146,6 +146,6 @@ def test_a_registry_leads_by_plain_http_nowhere_that_was_not_meant(
         ("oci://a..b", "oci/x_612e2e62__443/team/tiny"),
     ],
 )
-def test_each_registry_has_names_of_its_own_in_a_store(registry: str, name: str) -> None:
+def test_each_registry_has_separate_names_in_a_store(registry: str, name: str) -> None:
     assert pulled_name(RegistryAddress.parse(registry), "team/tiny") == name
     assert Reference.parse(f"{name}:1").name == name

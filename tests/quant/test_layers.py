@@ -40,7 +40,7 @@ class TestFind:
         assert [layer.operator for layer in found] == ["Conv", "Conv", "MatMul", "MatMul"]
         assert [layer.axis for layer in found] == [0, 0, 1, 1]
 
-    def test_a_weight_of_two_layers_gives_them_two_names(self) -> None:
+    def test_layers_that_share_a_weight_have_two_names(self) -> None:
         text = "(float[n,4] x) => (float[n,4] y) { h = MatMul(x, w) y = MatMul(h, w) }"
         source = graphs.source_of(graphs.graph(text, {"w": random(4, 4)}, paths={"w": "fc.weight"}))
         assert source.names == ("fc", "fc#2")
@@ -49,7 +49,7 @@ class TestFind:
     def test_a_layer_without_any_name_has_that_of_its_output(self) -> None:
         assert [layer.name for layer in layers.find(NETWORKS["matmul"].model())] == ["MatMul_y"]
 
-    def test_what_has_no_constant_weight_of_floats_is_no_layer(self) -> None:
+    def test_a_node_without_constant_float_weights_is_not_a_layer(self) -> None:
         model = graphs.graph(
             """(float[n,4] x, float[4,4] given, int32[n,4] whole) => (float[n,4] a, float[n,4] b, int32[n,4] c) {
                 a = MatMul(x, given) b = MatMul(x, default) c = MatMul(whole, integers) }""",
@@ -57,11 +57,11 @@ class TestFind:
         )
         assert [layer.name for layer in layers.find(model)] == ["MatMul_b"]
 
-    def test_a_default_that_callers_can_override_is_no_constant(self) -> None:
+    def test_a_default_that_callers_can_override_is_not_constant(self) -> None:
         text = "(float[n,4] x, float[4,4] w) => (float[n,4] y) { y = MatMul(x, w) }"
         assert layers.find(graphs.graph(text, {"w": random(4, 4)})) == ()
 
-    def test_a_weight_without_values_is_no_layer(self) -> None:
+    def test_a_weight_without_values_is_not_a_layer(self) -> None:
         text = "(float[n,0] x) => (float[n,4] y) { y = MatMul(x, w) }"
         assert layers.find(graphs.graph(text, {"w": np.zeros((0, 4), np.float32)})) == ()
 
@@ -106,7 +106,7 @@ class TestChoose:
             ("zzz", r"nearest are: encoder\.0\.attention\.query, "),
         ],
     )
-    def test_the_nearest_names_are_told(self, wanted: str, message: str) -> None:
+    def test_the_nearest_names_are_suggested(self, wanted: str, message: str) -> None:
         with pytest.raises(InvalidArgument, match=message):
             layers.choose(NAMES, [wanted])
 

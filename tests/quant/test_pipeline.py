@@ -71,7 +71,7 @@ class TestVerdicts:
         with pytest.raises(QuantizationError, match=told):
             quantize(small_models.classifier(np.float64), data, config=StaticInt8())
 
-    def test_an_original_that_knows_nothing_of_the_labels_is_told_of(self, classifier: Archive) -> None:
+    def test_an_original_unrelated_to_the_labels_is_reported(self, classifier: Archive) -> None:
         labels = np.random.default_rng(0).permutation(np.arange(200) % 5 == 0).astype(np.int64)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=1)
         report = quantize(classifier, validate={"x": rows(200), "y": labels}, config=config).report
@@ -113,7 +113,7 @@ class TestVerdicts:
         assert len(result.report.candidates) == 1  # the second was given up
         assert "the time for the search was up before it was done" in result.report.notes
 
-    def test_only_what_is_not_faster_is_said_to_be_so(
+    def test_only_slower_batches_are_reported_as_slower(
         self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All are three times as fast at batch 1, and a bit slower at batch 8."""
@@ -213,7 +213,7 @@ class TestFailures:
 
 
 class TestJournal:
-    def test_an_interrupted_search_goes_on(
+    def test_an_interrupted_search_resumes(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make_faster(monkeypatch)
@@ -278,7 +278,7 @@ class TestJournal:
         ingot.quantize(classifier, {"x": rows()}, journal=journal)
         assert not journal.exists()
 
-    def test_a_metric_that_was_edited_begins_anew(
+    def test_an_edited_metric_starts_over(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make_faster(monkeypatch)

@@ -272,7 +272,7 @@ class TestRecipes:
 
 
 class TestData:
-    def test_the_rows_of_the_metric_are_none_that_ranges_were_learnt_from(self, classifier: Archive) -> None:
+    def test_the_rows_of_the_metric_are_not_used_for_ranges(self, classifier: Archive) -> None:
         """A row far out of the others' range shows in which part it is."""
         x = rows(100)
         x[7] = 1000
@@ -284,7 +284,7 @@ class TestData:
         assert not (measured_on_it and learnt_from_it)
         assert not static or measured_on_it or learnt_from_it
 
-    def test_the_same_seed_gives_the_same_split(self, classifier: Archive) -> None:
+    def test_the_split_depends_on_the_seed_alone(self, classifier: Archive) -> None:
         digests = [
             quantize(classifier, {"x": rows(100)}, config=QuantConfig(DynamicInt8(), seed=seed)).report.data.digest
             for seed in (0, 0, 1)
@@ -370,7 +370,7 @@ class TestMetric:
         assert 0 < report.drop.value < 0.1
 
 
-def test_a_result_that_gives_nan_is_never_packed(classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_with_nan_is_never_packed(classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.quant.measure.trial import Built
 
     load = Built.load

@@ -135,13 +135,13 @@ def test_records_survive_json() -> None:
         {"schema_version": 2},
     ],
 )
-def test_what_cannot_be_computed_with_is_no_report(damage: dict[str, Any]) -> None:
+def test_unusable_figures_are_refused(damage: dict[str, Any]) -> None:
     raw = json.dumps({"model": "m", **damage}).encode()
     with pytest.raises(InvalidArchive, match="the report is not valid at"):
         manifest.decode(Report, raw, "the report")
 
 
-def test_a_score_without_a_value_is_none_and_one_without_an_interval_has_its_value() -> None:
+def test_a_score_without_a_value_is_blank_and_one_without_an_interval_is_a_number() -> None:
     nan = float("nan")
     assert Score.of(metric.Score(nan, 0, 1)) is None
     assert Score.of(metric.Score(0.5, nan, 1)) == Score(value=0.5, low=0.5, high=1)
@@ -165,7 +165,7 @@ def test_what_was_measured_is_shown(shown: str) -> None:
     assert [part for parts in SAID for part in parts if part not in shown] == []
 
 
-def test_one_sentence_tells_what_was_chosen_and_why() -> None:
+def test_one_sentence_explains_the_choice() -> None:
     sentence = (
         "static-kept is the fastest of 5 candidates that keeps within the budget: 3.00 times as fast as the original "
         "(geometric mean over the batches 1, 8, 32); 1 MiB instead of 4 MiB; accuracy:labels=y is 0.0030 worse "
@@ -226,7 +226,7 @@ def test_a_report_from_before_there_were_verdicts_is_of_a_variant() -> None:
     assert manifest.decode(Report, json.dumps(older).encode(), "quantization.json").verdict == "quantized"
 
 
-def test_the_frontier_tells_the_chosen_from_the_refused() -> None:
+def test_the_frontier_distinguishes_chosen_and_refused() -> None:
     page = Page(html(REPORT))
     assert page.count("circle", "chosen") == 1 + 4  # the frontier; three batches of the latency curve and its legend
     assert page.count("circle", "held") == 1
@@ -353,7 +353,7 @@ def test_hostile_names_stay_text(clean: str, dirty: str) -> None:
     assert not any("onerror" in attributes for _, attributes in page.seen)
 
 
-def test_the_page_needs_nothing_else() -> None:
+def test_the_page_is_self_contained() -> None:
     for page in (html(REPORT), comparison.html(COMPARISON)):
         assert not re.search(r"https?:|url\(|@import|src=|href=", page)
         policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}

@@ -10,7 +10,7 @@ from ingot.report.charts import Curve
 
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("count", [2, 10])
-def test_a_chart_is_a_file_of_its_own(log: bool, count: int) -> None:
+def test_a_chart_is_a_standalone_file(log: bool, count: int) -> None:
     lines = [Curve(f"server <{n}>", ((1.0, n + 1.0), (8.0, n + 2.0), (32.0, n + 9.0)), n) for n in range(count)]
     image = charts.image(charts.curves(lines, ("requests/s", "p50, ms"), log=log), "a & b")
     root = ElementTree.fromstring(image)
@@ -21,5 +21,5 @@ def test_a_chart_is_a_file_of_its_own(log: bool, count: int) -> None:
     assert [curve.attrib["class"] for curve in curves] == [f"curve c{n}" for n in range(count)]
 
 
-def test_nothing_to_draw_is_no_chart() -> None:
+def test_without_data_there_is_no_chart() -> None:
     assert charts.curves([Curve("empty", (), 0)], ("x", "y")) == ""

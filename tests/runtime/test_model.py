@@ -107,7 +107,7 @@ def test_requests_that_wait_form_one_batch(monkeypatch: pytest.MonkeyPatch) -> N
     run(work())
 
 
-def test_a_client_that_leaves_is_skipped_and_hurts_nobody() -> None:
+def test_a_disconnected_client_is_skipped_without_harm_to_others() -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
@@ -231,7 +231,7 @@ def test_inputs_are_checked_before_they_wait(inputs: dict[str, Array], says: str
     run(work())
 
 
-def test_an_engine_that_ends_its_thread_takes_nobody_along() -> None:
+def test_an_engine_that_ends_its_thread_fails_only_its_calls() -> None:
     def leave(inputs: Any) -> Any:
         raise SystemExit
 

@@ -49,7 +49,7 @@ def test_errors_are_of_the_kind_the_server_means(url: str) -> None:
             client.infer("affine", {"x": np.zeros((1 << 20, 3), np.float32)})
 
 
-def test_nobody_there() -> None:
+def test_an_address_without_a_listener() -> None:
     with socket.socket() as held:  # bound, so that no other process gets the port, and not listening
         held.bind(("127.0.0.1", 0))
         for scheme in ("http", "grpc"):
@@ -59,7 +59,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_other_protocols_port_and_tls_without_tls_are_told(server: RunningServer, protocol: str) -> None:
+def test_the_other_protocols_port_and_tls_without_tls_are_explained(server: RunningServer, protocol: str) -> None:
     ports = {name: getattr(server, f"{name}_url").rpartition(":")[2] for name in ("http", "grpc")}
     other = {"http": "gRPC", "grpc": "HTTP"}[protocol]
     for scheme, name in ((f"{protocol}s", protocol), (protocol, other.lower())):
@@ -75,7 +75,7 @@ def test_the_other_protocols_port_and_tls_without_tls_are_told(server: RunningSe
 @pytest.mark.parametrize(
     "text", ["127.0.0.1:8000", "ftp://x", "http://", "", "http://x:port", "http://[::1", "http://:1"]
 )
-def test_addresses_that_are_none(text: str) -> None:
+def test_malformed_addresses(text: str) -> None:
     with pytest.raises(InvalidArgument, match="http://host:port"):
         ingot.Client(text)
 
@@ -88,7 +88,7 @@ def test_an_address_is_text_and_one_of_grpc_names_its_port() -> None:
             ingot.Client(f"{scheme}://127.0.0.1")
 
 
-def test_an_address_that_ends_in_v2_is_told_where_nothing_is_found_below_it(server: RunningServer) -> None:
+def test_an_address_that_ends_in_v2_is_explained_where_nothing_is_found_below_it(server: RunningServer) -> None:
     with ingot.Client(f"{server.http_url}/v2/") as client:
         with pytest.raises(NotFound, match=rf"give the address as {server.http_url}$"):
             client.infer("affine", {"x": np.zeros((1, 3), np.float32)})

@@ -66,13 +66,13 @@ def test_a_bare_number_that_may_be_milliseconds_needs_a_unit() -> None:
         ("drain_timeout", "-1s", "drain_timeout is '-1s': it must be at least 0"),
     ],
 )
-def test_a_time_out_of_its_limits_is_told_as_given_with_them(name: str, given: Any, says: str) -> None:
+def test_a_duration_out_of_its_limits_is_shown_as_written_with_them(name: str, given: Any, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         ServerConfig.of({name: given})
     assert str(caught.value) == says
 
 
-def test_both_protocols_need_ports_of_their_own() -> None:
+def test_both_protocols_need_separate_ports() -> None:
     with pytest.raises(InvalidArgument, match=r"^http_port and grpc_port are both 8000"):
         ServerConfig.of({"http_port": 8000, "grpc_port": 8000})
     with pytest.raises(InvalidArgument, match=r"^--http-port and --grpc-port are both 8000"):
@@ -89,7 +89,7 @@ def test_both_protocols_need_ports_of_their_own() -> None:
         ({"ready_delay": "5m", "choice_time": "50us"}, "ready_delay 5m, choice_time 50us"),
     ],
 )
-def test_what_is_not_the_default_is_told(settings: dict[str, Any], told: str) -> None:
+def test_settings_other_than_defaults_are_reported(settings: dict[str, Any], told: str) -> None:
     assert ServerConfig.of(settings).summary == told
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_the_default_is_told(settings: dict[str, Any], told: str) ->
         ("variant_choice", "any", "is 'any': it must be measured or preferred"),
     ],
 )
-def test_a_variable_is_told_with_what_it_takes(
+def test_a_wrong_variable_is_reported_with_its_valid_values(
     monkeypatch: pytest.MonkeyPatch, name: str, given: str, says: str
 ) -> None:
     monkeypatch.setenv(f"INGOT_{name.upper()}", given)
@@ -161,7 +161,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, nam
     ServerConfig.of({})
 
 
-def test_a_port_of_kubernetes_is_told_by_the_host_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_of_kubernetes_is_recognized_by_the_host_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_GATEWAY_PORT", "9000")
     with pytest.raises(InvalidArgument, match="INGOT_GATEWAY_PORT"):
         ServerConfig.of({})

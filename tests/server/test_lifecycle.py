@@ -173,7 +173,7 @@ def test_the_environment_sets_options_and_bad_ones_are_named(folder: Path) -> No
         assert "Traceback" not in result.stderr
 
 
-def test_sources_that_are_none_are_told_with_the_remedy(folder: Path) -> None:
+def test_invalid_sources_are_reported_with_the_remedy(folder: Path) -> None:
     module = type("Module", (), {"__module__": "torch.nn.modules.module"})
     for source, says in (
         (
@@ -211,7 +211,7 @@ def test_names_versions_and_sources(folder: Path) -> None:
         ingot.serve("nowhere:1", store=ingot.Store(folder / "store"), http_port=0, grpc_port=0)
 
 
-def test_a_file_that_is_no_model(folder: Path) -> None:
+def test_a_file_that_is_not_a_model(folder: Path) -> None:
     broken = folder / "broken.onnx"
     broken.write_bytes(b"not a model")
     with pytest.raises(IngotError, match="cannot load"):
@@ -274,7 +274,7 @@ def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path, gate: Gat
         assert process.wait(60) == 0
 
 
-def test_settings_that_are_none(folder: Path) -> None:
+def test_invalid_settings(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with pytest.raises(InvalidArgument, match="no setting 'http_prot'"):
         ingot.serve(model, http_prot=0)
@@ -282,7 +282,7 @@ def test_settings_that_are_none(folder: Path) -> None:
         ingot.serve(model, http_port=70000)
 
 
-def test_what_is_set_is_told_at_the_start(folder: Path) -> None:
+def test_settings_are_logged_at_the_start(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--slo", "50ms", "--drain-timeout", "5s", home=folder) as (_, told):
         assert told["settings"] == {"slo": 0.05, "drain_timeout": 5}
@@ -302,7 +302,7 @@ def test_files_that_cannot_be_served_say_what_can(folder: Path, name: str, monke
         ingot.serve(name, http_port=0, grpc_port=0)
 
 
-def test_a_server_that_is_not_ready_any_more_goes_on_answering_for_a_while(folder: Path) -> None:
+def test_a_server_that_is_not_ready_any_more_still_answers_for_a_while(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     x = np.ones((1, 3), np.float32)
     with running(model, "--ready-delay", "60s", home=folder) as (process, addresses):

@@ -118,7 +118,7 @@ def test_the_limits_hold_for_each_model_and_over_several_runs(tmp_path: Path) ->
     assert len(cases(tmp_path / "large" / "1")) == 5
 
 
-def test_a_slow_disk_delays_nobody_and_what_is_too_much_is_dropped(
+def test_a_slow_disk_delays_no_request_and_excess_records_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, encode = threading.Event(), goldens.encode

@@ -136,7 +136,7 @@ def test_what_the_registry_does_not_have_is_not_served_from_an_earlier_pull(regi
         serve(f"{registry}/served/gone:1", store)
 
 
-def test_the_command_tells_that_it_pulls(registry: str, tmp_path: Path) -> None:
+def test_the_command_reports_that_it_pulls(registry: str, tmp_path: Path) -> None:
     name = f"{registry}/served/pulled:1"
     push(registry, "served/pulled:1", ONE)
     command = [sys.executable, "-m", "ingot", "serve", name, "--store", str(tmp_path / "store")]

@@ -96,7 +96,7 @@ def test_any_bytes_in_the_place_of_values_mean_the_same(before: bytes, after: by
         b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [7]}], "outputs": [{"name": "y"}]}',
     ],
 )
-def test_only_the_values_themselves_are_read_anew(first: bytes) -> None:
+def test_only_the_values_are_parsed_again(first: bytes) -> None:
     """The same bytes may stand in a name, or be said twice."""
     values = (b"9", b"true", b"1, 2", b"]", b"9.5", b"-0.0")
     check_alike(text_decoder, first, *(first.replace(old, new) for old in (b"7", b"8") for new in values))
@@ -107,7 +107,7 @@ def test_deep_json_means_the_same_each_time(depth: int) -> None:
     check_alike(text_decoder, body([1, 2, 3])[:-1] + b', "extra": ' + b"[" * depth + b"]" * depth + b"}")
 
 
-def test_what_takes_much_more_memory_than_its_bytes_is_not_remembered() -> None:
+def test_a_body_that_needs_much_more_memory_than_its_bytes_is_not_remembered() -> None:
     many = {f"p{number}": number for number in range(65)}
     some: list[dict[str, Any]] = [{"trace": [[]] * 100}, {"trace": {"a": 1}}, {**many}]
     for parameters in some:

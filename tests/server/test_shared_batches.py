@@ -158,7 +158,7 @@ def test_the_last_part_shares_its_batch_with_others(gated: Gated, protocol: str)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_part_that_fails_fails_the_request_and_nobody_else(gated: Gated, protocol: str) -> None:
+def test_a_part_that_fails_fails_only_its_request(gated: Gated, protocol: str) -> None:
     x = rows(12)
     x[5] = REFUSED
     first = gated.close_gate()
@@ -196,7 +196,7 @@ def test_parts_whose_client_left_are_left_out(gated: Gated) -> None:
     assert gated.engine.calls == [1, 1]
 
 
-def test_a_full_queue_takes_no_request_and_a_large_one_is_queued_a_few_parts_at_a_time(
+def test_a_full_queue_refuses_requests_and_a_large_one_is_queued_a_few_parts_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()

@@ -86,7 +86,7 @@ def test_what_comes_too_late_is_a_failure(own: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_without_a_name_all_models_are_told_of(own: RunningServer, protocol: str) -> None:
+def test_without_a_name_all_models_are_listed(own: RunningServer, protocol: str) -> None:
     assert {item["name"] for item in statistics(own, protocol)} == {"affine", "embedding", "unbatched"}
     assert [item["name"] for item in statistics(own, protocol, "affine", "1")] == ["affine"]
 
@@ -98,7 +98,7 @@ def test_a_model_that_is_not_there_has_no_statistics(own: RunningServer, protoco
         statistics(own, protocol, *name)
 
 
-def test_what_the_scheduler_goes_by_is_told(own: RunningServer) -> None:
+def test_the_schedulers_estimates_are_reported(own: RunningServer) -> None:
     (found,) = statistics(own, "http", "affine")
     described = found["ingot"]
     assert described["max_batch"] == 8
@@ -109,7 +109,7 @@ def test_what_the_scheduler_goes_by_is_told(own: RunningServer) -> None:
     assert "padding" not in described
 
 
-def test_what_was_learnt_of_rows_of_each_weight_is_told(tmp_path: Path) -> None:
+def test_learnt_times_by_row_size_are_reported(tmp_path: Path) -> None:
     with ingot.serve(str(onnx_models.pair(tmp_path)), http_port=0, grpc_port=0) as server:
         with ingot.Client(server.http_url) as client:
             for elements in (4, 4000):
@@ -123,7 +123,7 @@ def test_what_was_learnt_of_rows_of_each_weight_is_told(tmp_path: Path) -> None:
     assert found["ingot"]["latency"] in learnt.values()
 
 
-def test_the_waste_of_padding_is_told(tmp_path: Path) -> None:
+def test_the_waste_of_padding_is_reported(tmp_path: Path) -> None:
     with ingot.serve(masked_sum(tmp_path), http_port=0, grpc_port=0) as server:
 
         def ask(length: int) -> None:

@@ -73,7 +73,7 @@ def encrypted(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_both_protocols_answer_those_who_trust_the_certificate(
+def test_both_protocols_answer_clients_that_trust_the_certificate(
     encrypted: RunningServer, files: tuple[Path, Path], protocol: str
 ) -> None:
     url = getattr(encrypted, f"{protocol}_url")
@@ -84,7 +84,7 @@ def test_both_protocols_answer_those_who_trust_the_certificate(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_those_who_do_not_trust_it_or_do_not_encrypt_get_nothing(encrypted: RunningServer, protocol: str) -> None:
+def test_clients_without_trust_or_without_tls_are_refused(encrypted: RunningServer, protocol: str) -> None:
     url: str = getattr(encrypted, f"{protocol}_url")
     plain = url.replace("https", "http").replace("grpcs", "grpc")
     for wrong, remedy in ((url, "--ca-file"), (plain, "is TLS as the server has it")):
@@ -93,7 +93,7 @@ def test_those_who_do_not_trust_it_or_do_not_encrypt_get_nothing(encrypted: Runn
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_name_that_the_certificate_does_not_have_is_told(
+def test_a_name_missing_from_the_certificate_is_reported(
     encrypted: RunningServer, files: tuple[Path, Path], protocol: str
 ) -> None:
     url: str = getattr(encrypted, f"{protocol}_url").replace("127.0.0.1", "localhost")

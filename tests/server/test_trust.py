@@ -63,7 +63,7 @@ def tamper(path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_what_is_signed_is_served_and_clients_are_told_by_whom(store: Store, policy: Path, protocol: str) -> None:
+def test_signed_models_are_served_and_clients_see_the_signer(store: Store, policy: Path, protocol: str) -> None:
     with ingot.serve("team/double:1", store=store, trust=policy, **FREE) as server:
         with Client(server.http_url if protocol == "http" else server.grpc_url) as client:
             assert client.metadata("double")["properties"]["signed_by"] == KEY.public.keyid
@@ -104,7 +104,7 @@ def test_a_file_does_not_choose_the_rule_that_asks_for_no_signature(policy: Path
         assert server.models == ["double"]
 
 
-def test_an_archive_object_is_held_against_the_policy_too(policy: Path) -> None:
+def test_an_archive_object_is_checked_by_the_policy_too(policy: Path) -> None:
     with ingot.serve(signed(), trust=policy, **FREE):
         pass
     with pytest.raises(Untrusted, match="it is unsigned"):
@@ -144,7 +144,7 @@ def doubled_for_three(path: Path) -> Path:
     return other
 
 
-def test_what_no_signature_covers_is_not_served_under_a_policy(
+def test_unsigned_derived_files_are_not_served_under_a_policy(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The derived cache lies in the store, where an attacker may have put another model that passes the goldens."""
@@ -210,7 +210,7 @@ def test_a_bare_file_is_served_only_where_no_signature_is_asked_for(policy: Path
         ingot.serve(f"other={path}", trust=policy, **FREE)
 
 
-def test_what_is_let_in_unsigned_is_logged(policy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsigned_models_that_are_accepted_are_logged(policy: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy.write_text("require_signature = false\n")
     with ingot.serve(PLAIN, trust=policy, **FREE):
         pass
@@ -255,7 +255,7 @@ def test_a_policy_that_cannot_be_read_stops_the_server(policy: Path, monkeypatch
         ingot.serve(signed(), **FREE)
 
 
-def test_what_is_served_from_a_registry_is_held_against_the_rule_for_it_before_it_is_pulled(
+def test_a_model_in_a_registry_is_checked_by_its_rule_before_it_is_pulled(
     registry: str, store: Store, policy: Path, tmp_path: Path
 ) -> None:
     Registry(registry).push(signed(), "team/double:1")

@@ -106,7 +106,7 @@ def test_a_request_without_rows_is_not_joined_with_others(server: RunningServer,
         assert codec.decode_response(call.result())["y"].tolist() == (2 * x + 1).tolist()
 
 
-def test_contents_that_are_set_to_nothing_beside_raw_data(channel: grpc.Channel) -> None:
+def test_empty_typed_contents_with_raw_data(channel: grpc.Channel) -> None:
     x = np.array([[1, 2, 3]], np.float32)
     reply = over_grpc(channel, message("affine", {"x": x}, contents=True))
     assert codec.decode_response(reply)["y"].tolist() == [[3, 5, 7]]

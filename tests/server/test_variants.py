@@ -63,7 +63,7 @@ def served(saved: Path) -> Iterator[RunningServer]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 class TestBothProtocols:
-    def test_the_fastest_that_runs_here_is_served_and_told(self, served: RunningServer, protocol: str) -> None:
+    def test_the_fastest_that_runs_here_is_served_and_reported(self, served: RunningServer, protocol: str) -> None:
         with Client(served.http_url if protocol == "http" else served.grpc_url) as client:
             told = client.metadata("double")["properties"]
             assert np.allclose(client.infer("double", {"x": X})["y"], 2 * X)
@@ -80,7 +80,7 @@ class TestBothProtocols:
                 assert np.allclose(client.infer(name, {"x": X})["y"], 2 * X)
 
 
-def test_the_metrics_tell_it_too(served: RunningServer) -> None:
+def test_the_metrics_report_it_too(served: RunningServer) -> None:
     text = httpx.get(f"{served.http_url}/metrics", trust_env=False).text
     assert 'ingot_model_variant_info{model="double",reason="measured",variant="int8",version="1"} 1.0' in text
     assert 'ingot_model_variant_info{model="fp32",reason="requested",variant="fp32",version="1"} 1.0' in text
@@ -91,7 +91,7 @@ def test_a_bare_file_has_no_variant(http: httpx.Client) -> None:
     assert "ingot_model_variant_info{" not in http.get("/metrics").text
 
 
-def test_the_log_says_which_and_why_and_what_is_left_out(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_explains_the_choice_and_the_variants_left_out(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot"), ingot.serve(str(saved), **FREE):
         pass
     (line,) = [record.message for record in caplog.records if record.name == "ingot.runtime.loading.choice"]

@@ -44,7 +44,7 @@ def test_a_branch_on_sizes_is_refused_with_its_condition(
         export_model(module, inputs=SPEC, capture=capture)
 
 
-def test_a_branch_whose_sides_are_equal_is_no_obstacle() -> None:
+def test_a_branch_with_equal_sides_is_accepted() -> None:
     module = Function(lambda x: x + x if x.shape[0] * x.shape[1] > 1000 else x * 2)
     assert export_model(module, inputs=SPEC).signature.batch == "batch"
 
@@ -114,7 +114,7 @@ class TestSearch:
         assert self.broken(lambda a, b: (a, b) != (173, 91), a=Range(1, 200), b=Range(1, 200)) == [{"a": 173, "b": 91}]
         assert self.broken(lambda a, b: a % 4 == 0, a=Range(4, None, 4)) == []
 
-    def test_what_is_tried_whole_or_simple_is_sure(self) -> None:
+    def test_an_exhaustive_or_simple_check_is_certain(self) -> None:
         def unsure(high: int | None, simple: bool) -> int:
             holding = Assumption("", lambda sizes: True, ("a",), simple=simple)
             return len(search([holding], {"a": 3}, {"a": Range(1, high)})[1])

@@ -183,11 +183,11 @@ class TestCapture:
         exchange(broken.program, aten.add.Tensor, aten.sub.Tensor, 0)
         assert broken.found().operator == "aten.sub.Tensor"
 
-    def test_a_fault_that_no_output_feels_is_none(self) -> None:
+    def test_a_fault_without_effect_on_outputs_is_ignored(self) -> None:
         silent = case(models.Function(lambda x: x * 2 + torch.sin(x) * 0), "x:float32[batch,4]")
         assert silent.find(program=exchange(silent.program, aten.sin.default, aten.cos.default)) is None
 
-    def test_a_graph_that_was_captured_anew_still_tells_the_node(self, broken: Case) -> None:
+    def test_a_recaptured_graph_still_names_the_node(self, broken: Case) -> None:
         exchange(broken.program, aten.gelu.default, aten.relu.default)
         graph = broken.program.exported.module()
         for node in graph.graph.nodes:
@@ -265,7 +265,7 @@ class TestOnnx:
         assert (found.name, found.operator) == ("output_1", "Sin")
         assert len(found.last_good) == 1
 
-    def test_a_wrong_optimization_of_the_engine_is_told_from_a_wrong_graph(
+    def test_a_wrong_optimization_is_distinguished_from_a_wrong_graph(
         self, good: Case, model: ir.Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = intermediates.run_onnx

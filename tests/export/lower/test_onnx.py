@@ -49,7 +49,7 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
         lower(program)
 
 
-def test_what_is_translated_otherwise_is_not_listed() -> None:
+def test_operators_with_other_translations_are_not_listed() -> None:
     program = capture(lambda x: operators.scale(torch.special.airy_ai(x), 2.0))
     assert [item.split()[0] for item in outside(program)] == ["aten.special_airy_ai.default"]
     table = {torch.ops.aten.special_airy_ai.default: lambda x: onnx_ops.Cos(x)}

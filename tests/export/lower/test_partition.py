@@ -169,7 +169,7 @@ def test_what_crosses_the_border_arrives(middle: Callable[[Rows, torch.Tensor], 
     assert made.errors()
 
 
-def test_views_that_decomposition_breaks_are_mended() -> None:
+def test_views_that_decomposition_breaks_are_repaired() -> None:
     made = lowered(Attention(), "x:float32[batch,length,6]", "mask:float32[batch,length]")
     assert [segment.format for segment in plan(made).segments] == ["onnx", "pt2"]
     assert made.errors()
@@ -208,7 +208,7 @@ class TestWhatCannotBeCompiled:
             with pytest.raises(InvalidArgument, match=f"cannot be compiled for '{device}' here"):
                 aoti.lower(program, tmp_path / "model.pt2", device=device)
 
-    def test_an_operator_of_ones_own_that_is_no_graph_is_named(self, tmp_path: Path) -> None:
+    def test_a_custom_operator_without_a_graph_is_named(self, tmp_path: Path) -> None:
         @torch.library.custom_op("ingot_tests::reversed", mutates_args=())
         def reverse(x: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(x.numpy()[::-1].copy())

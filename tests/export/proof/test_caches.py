@@ -131,7 +131,7 @@ def test_what_the_first_values_set_is_a_state() -> None:
         export_model(Calibrated().eval(), inputs="x:float32[batch,seq,4]")
 
 
-def test_the_command_line_tells(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_the_command_line_reports_it(run_ingot: RunIngot, tmp_path: Path) -> None:
     source = "tests.export.proof.test_caches:Positions"
     result = run_ingot("export", source, "--input", "x:float32[batch,4,6,6]", "-o", tmp_path / "p.ingot")
     succeeded(result)
@@ -187,7 +187,7 @@ class Recalls(nn.Module):
         return x + self.state
 
 
-def test_a_torchscript_file_with_a_hidden_state_is_told_so(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_a_torchscript_file_with_hidden_state_is_refused(run_ingot: RunIngot, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated; people's files are still there
         torch.jit.save(torch.jit.script(Recalls().eval()), tmp_path / "recalls.pt")

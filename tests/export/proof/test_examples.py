@@ -15,7 +15,7 @@ def examples(*texts: str, **given: object) -> Examples:
     return Examples([spec for spec, _ in parsed], ranges, arrays or None)
 
 
-def test_named_dimensions_get_sizes_of_their_own() -> None:
+def test_named_dimensions_get_distinct_sizes() -> None:
     sizes = examples("a:float32[batch,seq,4]", "b:float32[batch,width]").default_sizes
     assert list(sizes) == ["batch", "seq", "width"]
     assert len(set(sizes.values())) == 3

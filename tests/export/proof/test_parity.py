@@ -77,7 +77,7 @@ def test_a_fault_at_one_batch_size_only_is_found() -> None:
         (lambda x: x * np.float32(np.inf), "became -?inf at"),
     ],
 )
-def test_other_shapes_types_and_nans_are_told(wrong: Callable[[Array], Array], message: str) -> None:
+def test_differing_shapes_types_and_nans_are_reported(wrong: Callable[[Array], Array], message: str) -> None:
     with pytest.raises(ParityError, match=message):
         compare(lambda x: x, wrong)
 
@@ -89,7 +89,7 @@ def test_integers_must_be_equal() -> None:
         compare(lambda x: x, lambda x: x + (x == x.max()), of)
 
 
-def test_a_model_that_answers_differently_each_time_is_told_apart() -> None:
+def test_a_nondeterministic_model_is_recognized() -> None:
     rng = np.random.default_rng()
 
     def noisy(x: Array) -> Array:
@@ -130,7 +130,7 @@ def test_rows_that_do_not_may_be() -> None:
     assert touch(lambda x: x - x.mean(1, keepdims=True)) is None
 
 
-def test_a_batch_of_never_more_than_one_is_none() -> None:
+def test_a_batch_of_at_most_one_is_not_dynamic() -> None:
     assert touch(lambda x: x, batch=Range(1, 1)) == "dimension 'batch' is never more than 1"
 
 

@@ -129,7 +129,7 @@ def test_every_field_is_shown(shown: str) -> None:
     assert missing == []
 
 
-def test_no_weights_beside_the_graph_have_no_size_and_the_text_ends_its_line() -> None:
+def test_no_external_weights_have_no_size_and_the_text_ends_its_line() -> None:
     shown = text(REPORT.model_copy(update={"sizes": {"graph": 2048, "weights": 0}}))
     assert "  graph  2 KiB\n" in shown
     assert "weights" not in shown
@@ -149,7 +149,7 @@ def test_the_text_is_short_unless_nodes_are_asked_for() -> None:
     assert any(re.fullmatch(r"  gelu +onnx +1x +rejected: ParityError: too far", line) for line in short)
 
 
-def test_what_is_empty_has_no_section() -> None:
+def test_empty_parts_have_no_section() -> None:
     report = Report(name="bare", source="here", created="now")
     assert text(report).split("\n") == [
         "bare, exported from here at now",
@@ -192,7 +192,7 @@ def test_hostile_names_stay_text() -> None:
     assert not any("onerror" in attributes for _, attributes in page.seen)
 
 
-def test_the_page_needs_nothing_else() -> None:
+def test_the_page_is_self_contained() -> None:
     page = html(REPORT)
     assert not re.search(r"https?:|url\(|@import|src=|href=", page)
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}

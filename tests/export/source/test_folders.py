@@ -84,7 +84,7 @@ class TestHub:
         with pytest.raises(NotFound, match=r"no entry point 'tripling'; it has: doubling, number"):
             load_source(f"{folder}:tripling")
 
-    def test_one_that_gives_no_module(self, folder: Path) -> None:
+    def test_a_callable_that_returns_no_module(self, folder: Path) -> None:
         with pytest.raises(InvalidArgument, match="returned a int, not a module"):
             load_source(f"{folder}:number")
 
@@ -120,7 +120,7 @@ def lightning_checkpoint(path: Path, **hyperparameters: Any) -> nn.Module:
 
 
 class TestLightning:
-    def test_its_checkpoint_tells_how_it_is_made_and_it_tells_its_input(self, tmp_path: Path) -> None:
+    def test_its_checkpoint_has_its_hyperparameters_and_its_example_input(self, tmp_path: Path) -> None:
         original = lightning_checkpoint(tmp_path / "last.ckpt", width=5, scale=3.0)
         module = load_source("tests.export.source.test_folders:Lit", tmp_path / "last.ckpt")
         assert isinstance(module, nn.Module)
@@ -157,7 +157,7 @@ class TestTransformers:
         transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
         return tmp_path
 
-    def test_a_saved_model_tells_its_inputs(self, folder: Path) -> None:
+    def test_a_saved_model_has_its_inputs(self, folder: Path) -> None:
         module = load_source(str(folder))
         assert isinstance(module, nn.Module)
         archive = export_model(module, name="bert")
@@ -235,7 +235,7 @@ class TestTransformers:
             load_source(str(tmp_path))
 
     @pytest.mark.parametrize("content", ["[]", "{"])
-    def test_a_configuration_that_is_none(self, tmp_path: Path, content: str) -> None:
+    def test_a_malformed_configuration(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(InvalidArgument, match=r"config\.json (is not a configuration|cannot be read)"):
             load_source(str(tmp_path))

@@ -43,9 +43,7 @@ class TestImportPath:
         assert isinstance(load_source(f"{HERE}:factory"), models.Net)
         assert load_source(f"{HERE}:net.body") is models.net.body
 
-    def test_what_could_be_exported_is_listed_and_nothing_else(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_exportable_names_are_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code = (
             "import torch\nfrom torch import nn\nfrom pathlib import Path\nfrom torch.nn import Linear\n"
             "class K(nn.Module): pass\nclass Options: pass\ndef make(): return K()\nlayer = Linear(2, 2)\nwidth = 3\n"
@@ -240,7 +238,7 @@ class TestCheckpoint:
         assert "Unexpected" not in str(caught.value)
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-    def test_torchscript_is_a_source_of_its_own(self, tmp_path: Path) -> None:
+    def test_torchscript_is_a_separate_source(self, tmp_path: Path) -> None:
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "model.pt")
         with pytest.raises(
             InvalidArgument, match=r"a TorchScript file, .* export it directly: ingot export .*model\.pt$"
@@ -311,7 +309,7 @@ class TestFiles:
         with pytest.raises(NotFound, match=f"there is no file {name}"):
             load_source(name)
 
-    def test_a_state_dict_gets_the_command_that_takes_it(
+    def test_a_state_dict_is_answered_with_the_command_that_accepts_it(
         self, weights: dict[str, torch.Tensor], tmp_path: Path
     ) -> None:
         torch.save(weights, tmp_path / "x.pth")
@@ -324,7 +322,7 @@ class TestFiles:
         with pytest.raises(InvalidArgument, match=r"x\.pt is truncated or damaged"):
             load_source(str(path))
 
-    def test_a_file_takes_no_checkpoint(self, tmp_path: Path) -> None:
+    def test_a_file_does_not_accept_a_checkpoint(self, tmp_path: Path) -> None:
         path = torchscript(models.Net(), tmp_path / "x.pt")
         with pytest.raises(InvalidArgument, match="contains its weights"):
             load_source(str(path), path)

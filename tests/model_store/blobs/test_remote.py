@@ -87,7 +87,7 @@ def denying() -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_bucket_that_lets_nobody_in(denying: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_denies_access(denying: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("AWS_ENDPOINT", f"http://127.0.0.1:{denying}"),
         ("AWS_ALLOW_HTTP", "true"),

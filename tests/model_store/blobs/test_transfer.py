@@ -98,7 +98,7 @@ def test_a_source_that_does_not_end_is_not_read_on(folder: BlobFolder, descripto
     assert folder.path(descriptor).read_bytes() == CONTENT
 
 
-def test_what_is_here_is_not_asked_for(folder: BlobFolder, descriptor: Descriptor) -> None:
+def test_blobs_that_exist_are_not_requested(folder: BlobFolder, descriptor: Descriptor) -> None:
     folder.copy(Source(), descriptor)
     source, transfer = Source(), Transfer()
     folder.copy(source, descriptor, transfer)

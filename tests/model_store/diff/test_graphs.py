@@ -65,7 +65,7 @@ class TestGraphs:
         assert (found.same_model, found.graph) == (False, None)
         assert found.notes == ("tensors and operators are compared for ONNX graphs only; the format is aoti",)
 
-    def test_without_onnx_ir_all_else_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_onnx_ir_the_rest_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, "ingot.model_store.diff.graphs", raising=False)
         monkeypatch.delattr("ingot.model_store.diff.graphs", raising=False)
         monkeypatch.setitem(sys.modules, "onnx_ir", None)
@@ -121,7 +121,7 @@ class TestHostileGraphs:
         assert str(caught.value).startswith("b.ingot: variant 'fp32': ")
         assert "\n" not in str(caught.value)
 
-    def test_what_is_no_graph(self) -> None:
+    def test_a_file_that_is_not_a_graph(self) -> None:
         with pytest.raises(InvalidArchive, match=r"^a: variant 'fp32': graph sha256:\w+ is not an ONNX graph: "):
             diff(one(b"some text"), one(graph()), labels=("a", "b"))
 

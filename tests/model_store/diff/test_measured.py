@@ -26,7 +26,7 @@ class TestMeasurements:
         assert "the metric was not measured on the same data" in found.notes
         assert [(item.what, item.after) for item in found.changes] == [("keeps its accuracy budget", "true")]
 
-    def test_a_number_that_is_none_is_left_out(self) -> None:
+    def test_a_non_finite_number_is_left_out(self) -> None:
         """Files can hold such: JSON's readers take NaN, and 1e999."""
         evidence = Evidence(parity=(ParityEvidence(tensor="y", error=float("inf"), tolerance=1e-3, cases=2),))
         assert [item.before for item in measured.measures(evidence, Evidence())] == [None]

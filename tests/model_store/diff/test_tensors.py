@@ -90,7 +90,7 @@ class TestTensors:
         before, after = (np.array(row, dtype=object) for row in (["a", "b", "ab"], ["a", "c", ""]))
         assert values(before, after) == Values(count=2)
 
-    def test_weights_that_are_no_finite_numbers(self) -> None:
+    def test_non_finite_weights(self) -> None:
         nan, inf = float("nan"), float("inf")
         before = np.array([nan, nan, inf, 1, 2], np.float32)
         after = np.array([nan, 0, -inf, 1, 3], np.float32)

@@ -38,7 +38,7 @@ class TestRoundTrip:
         (golden,) = opened.variant("fp32").goldens()
         assert np.array_equal(golden.inputs["x"], GOLDEN.inputs["x"])
 
-    def test_the_same_archive_gives_the_same_file(self, path: Path, tmp_path: Path) -> None:
+    def test_the_same_archive_is_written_as_the_same_file(self, path: Path, tmp_path: Path) -> None:
         archive().save(tmp_path / "again.ingot")
         Archive.open(path).save(tmp_path / "copied.ingot")
         assert path.read_bytes() == (tmp_path / "again.ingot").read_bytes() == (tmp_path / "copied.ingot").read_bytes()
@@ -137,12 +137,12 @@ class TestDamage:
                 use()
 
     @pytest.mark.parametrize("content", [b"", b"just some text\n" * 100, b"\x00" * 10240, b"PK\x03\x04" + b"x" * 600])
-    def test_another_kind_of_file_is_no_archive(self, path: Path, content: bytes) -> None:
+    def test_another_kind_of_file_is_refused(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
         with pytest.raises(InvalidArchive, match="is not an Ingot archive"):
             Archive.open(path)
 
-    def test_a_compressed_archive_is_none(self, path: Path) -> None:
+    def test_a_compressed_archive_is_refused(self, path: Path) -> None:
         subprocess.run(["gzip", path], check=True)
         path.with_suffix(".ingot.gz").rename(path)
         with pytest.raises(InvalidArchive, match="is not an Ingot archive"):
@@ -266,7 +266,7 @@ class TestHostileDocuments:
                 Archive.create(blobs, [first, add_variant(blobs, odd, graph, (), ())])
 
 
-def test_any_garbled_archive_gives_a_deliberate_error(path: Path) -> None:
+def test_any_garbled_archive_raises_a_deliberate_error(path: Path) -> None:
     """Overwrite, remove or double whole stretches: no other exception is raised."""
     good, chosen = path.read_bytes(), random.Random(1)
     refused = 0

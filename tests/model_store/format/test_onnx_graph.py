@@ -56,7 +56,7 @@ def test_a_large_tensor_is_a_blob_that_graphs_share(tmp_path: Path) -> None:
     assert blobs.path(first).read_bytes() == LARGE.tobytes()
 
 
-def test_weights_beside_the_source_file_come_along(tmp_path: Path) -> None:
+def test_external_weights_of_the_source_are_included(tmp_path: Path) -> None:
     """Even small ones: the archive must not need the folder that it was made from."""
     source = matmul(tmp_path / "model.onnx", 1.0, external=True)
     x = np.ones((1, SIZE), np.float32)
@@ -103,7 +103,7 @@ def test_notes_about_the_users_machine_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"text", b"\x00" * 100, b"\x08\x0a\xff\xff"])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_model_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(InvalidArgument, match=r"x\.onnx is not an ONNX model"):
         onnx_graph.load(tmp_path / "x.onnx")

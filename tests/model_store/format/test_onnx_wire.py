@@ -119,7 +119,7 @@ class TestEncodings:
         assert names(encoded(REST.replace(EXTERNAL, b""), SPOT)) == [NAME]
         assert names(encoded(REST, field(13, field(1, b"location")))) == [""]
 
-    def test_texts_that_look_like_names_of_files_are_none(self) -> None:
+    def test_text_that_looks_like_a_file_name_is_ignored(self) -> None:
         label = onnx.numpy_helper.from_array(np.array(["location", NAME], dtype=object), "w")
         made = model(helper.make_node("Identity", ["x"], ["y"], name=f"location {NAME}"), initializers=(label,))
         made.graph.doc_string = made.producer_name = f"location {NAME}"

@@ -61,7 +61,7 @@ class TestWhatIsRefused:
         "location",
         ["", HEX, "../blob", "/etc/hostname", "sub/OWN", "./OWN", "OWN/", "OWN ", "OWN\0", "OWN0", "STRAY", "UPPER"],
     )
-    def test_a_location_that_is_no_layer_of_its_own(
+    def test_a_location_outside_of_its_layers(
         self, blobs: BlobFolder, weight: Descriptor, location: str, tmp_path: Path
     ) -> None:
         other = blobs.put(forgeries.adding(forgeries.external("x")), manifest.WEIGHT).hex

@@ -109,7 +109,7 @@ class TestTokens:
         assert len(fake.given) > 2
 
     @pytest.mark.usefixtures("without_logins")
-    def test_nobody_needs_a_password_for_what_is_public(self, server: Server, fake: Tokens) -> None:
+    def test_public_archives_need_no_password(self, server: Server, fake: Tokens) -> None:
         fake.public = True
         Registry(server.address, retries=QUICK).find("tiny:1")[0].verify()
         assert not any("Basic" in item.headers.get("Authorization", "") for item in server.log)

@@ -104,7 +104,7 @@ def test_files_are_looked_into_in_order(tmp_path: Path, docker: Path, monkeypatc
         ({"credsStore": "../../bin/secret; x"}, "invalid name of a credential helper"),
     ],
 )
-def test_a_damaged_file_is_named_and_tells_nothing(docker: Path, content: object, fault: str) -> None:
+def test_a_damaged_file_is_named_without_its_content(docker: Path, content: object, fault: str) -> None:
     write(docker, content)
     with pytest.raises(InvalidArgument, match=fault) as caught:
         find(HOST, "x")
@@ -157,7 +157,7 @@ class TestHelpers:
             ("slow", "it did not answer within"),
         ],
     )
-    def test_one_that_fails_is_named_and_tells_nothing(
+    def test_a_failing_helper_is_named_without_its_output(
         self, docker: Path, helper: str, fault: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "HELPER_SECONDS", 1.0)

@@ -55,7 +55,7 @@ class TestDownload:
         Registry(registry).push(model, reference)
         return reference
 
-    def test_it_goes_on_where_the_connection_broke(
+    def test_a_download_resumes_where_the_connection_broke(
         self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
     ) -> None:
         proxy.faults = [Fault(f"GET .*{large(model)}", times=2, drop_received=1_200_000)]
@@ -110,7 +110,7 @@ class TestDownload:
         assert store.tags("tiny") == {}
         assert not store.blobs.has(model.variants[0].weights[0])
 
-    def test_a_corrupted_manifest_is_no_archive(self, place: Registry, proxy: Server, pushed: str) -> None:
+    def test_a_corrupted_manifest_is_refused(self, place: Registry, proxy: Server, pushed: str) -> None:
         proxy.faults = [Fault("GET .*/manifests/1$", corrupt=40)]
         with pytest.raises(InvalidArchive, match=r"blob sha256:.* is damaged"):
             place.find(pushed)
@@ -166,7 +166,7 @@ class TestUpload:
         assert transfer.moved + transfer.skipped == transfer.total
         assert [item.sent for item in proxy.asked("PUT .*/blobs/") if item.sent > 100_000] == [2_000_000, SIZE]
 
-    def test_chunks_go_on_where_the_registry_has_them(self, proxy: Server, model: Archive) -> None:
+    def test_chunks_resume_where_the_registry_ends(self, proxy: Server, model: Archive) -> None:
         place = Registry(proxy.address, retries=QUICK, chunk_bytes=1_000_000)
         proxy.faults = [Fault("PATCH", least=1_000_000, status=502)]
         transfer = Transfer()

@@ -197,7 +197,7 @@ class TestLists:
             place.tags("tiny")
 
     @pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"tags": 3}', b'{"nothing": []}', b"\xff", b"[" * 100_000])
-    def test_something_else_than_a_list_is_said_so(self, place: Registry, fake: Fake, content: bytes) -> None:
+    def test_a_tag_list_of_another_type_is_reported(self, place: Registry, fake: Fake, content: bytes) -> None:
         fake.before.append(lambda asked: Reply(200, body=content))
         with pytest.raises(InvalidArgument, match="something other than a list of tags"):
             place.tags("tiny")
@@ -298,7 +298,7 @@ def test_a_manifest_is_sent_again_when_its_blobs_are_not_visible_yet(place: Regi
     assert not refusals
 
 
-def test_a_blob_of_another_size_is_not_taken_for_ours(place: Registry, fake: Fake) -> None:
+def test_a_blob_of_another_size_is_refused(place: Registry, fake: Fake) -> None:
     fake.blobs[MODEL.variants[0].weights[0].digest] = b"short"
     with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, its manifest says 5000"):
         place.find("tiny:1")[0].verify()
@@ -313,7 +313,7 @@ def test_a_missing_blob_is_named(place: Registry, fake: Fake) -> None:
         place.find("tiny:1")[0].verify()
 
 
-def test_what_is_no_http_is_said_so() -> None:
+def test_an_answer_that_is_not_http_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
         place = Registry(f"oci://127.0.0.1:{listener.getsockname()[1]}", retries=Retries(tries=1))

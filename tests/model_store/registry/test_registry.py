@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 
 
 class TestPush:
-    def test_what_is_pushed_can_be_had_again(self, place: Registry, name: str, store: Store) -> None:
+    def test_a_pushed_archive_can_be_read_back(self, place: Registry, name: str, store: Store) -> None:
         pushed = place.push(FIRST, f"{name}:1")
         assert str(pushed) == f"{place.address}/{name}:1@{FIRST.digest}"
         got, found = place.find(f"{place.address}/{name}:1")
@@ -76,9 +76,7 @@ class TestPush:
         assert transfer.done == transfer.total
         assert transfer.skipped > 100_000 > transfer.moved
 
-    def test_another_repository_of_the_same_registry_gives_its_blobs_without_a_copy(
-        self, place: Registry, name: str
-    ) -> None:
+    def test_blobs_of_another_repository_are_mounted_without_a_copy(self, place: Registry, name: str) -> None:
         weights = (b"m" * 100_000,)
         place.push(archive(b"one", weights), f"{name}:1")
         transfer = Transfer()
@@ -187,7 +185,7 @@ class TestRemove:
             place.remove(f"{name}:prod")
         assert set(place.tags(name)) == {"1", "prod"}
 
-    def test_what_is_not_there_or_not_as_expected_is_not_removed(self, place: Registry, name: str) -> None:
+    def test_missing_or_unexpected_tags_are_not_removed(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         with pytest.raises(NotFound, match="has: 1"):
             place.remove(f"{name}:2")
@@ -210,7 +208,7 @@ class TestAttachments:
         store.push(got, "tiny:1")
         assert store.get("tiny:1").signatures() == (b"{1}",)
 
-    def test_they_are_added_to_what_is_there_and_are_no_tags(self, place: Registry, name: str) -> None:
+    def test_they_are_added_to_existing_ones_and_are_not_tags(self, place: Registry, name: str) -> None:
         place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
         for content in (b"{2}", b"{2}", b"{3}"):
             place.attach(place.find(f"{name}:1")[0].with_signature(content), name)
@@ -255,7 +253,7 @@ class TestPassword:
             place.find("tiny:1")
         assert "hunter2" not in f"{caught.value!r} {place!r} {Credentials(user, 'hunter2')!r}"
 
-    def test_a_wrong_one_in_a_file_is_told_with_the_file_and_what_it_was_for(
+    def test_wrong_credentials_in_a_file_are_reported_with_the_file_and_purpose(
         self, registry_with_password: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         address, user, _ = registry_with_password

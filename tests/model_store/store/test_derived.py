@@ -47,7 +47,7 @@ class TestBuild:
         assert leftovers(entry) == []
         entry.verify()
 
-    def test_what_is_there_is_not_built_again(self, entry: CacheEntry) -> None:
+    def test_an_existing_entry_is_not_built_again(self, entry: CacheEntry) -> None:
         entry.build(fill, 1)
         assert not entry.build(unused, 1)
 
@@ -188,7 +188,7 @@ class TestDamage:
 
 
 class TestRemoval:
-    def test_what_is_open_can_be_read_on(self, entry: CacheEntry) -> None:
+    def test_an_open_file_stays_readable(self, entry: CacheEntry) -> None:
         entry.build(fill, 1)
         with (entry.path / "graph").open("rb") as stream:
             entry.remove()
@@ -196,7 +196,7 @@ class TestRemoval:
         assert not entry.find()
         assert leftovers(entry) == []
 
-    def test_removing_what_is_not_there_changes_nothing(self, entry: CacheEntry) -> None:
+    def test_removing_a_missing_entry_changes_nothing(self, entry: CacheEntry) -> None:
         entry.remove()
         assert not entry.path.parent.exists()
 

@@ -43,7 +43,7 @@ def test_an_empty_store_is_clean(tmp_path: Path) -> None:
     assert check(Store(tmp_path / "none")).clean
 
 
-def test_a_damaged_blob_is_told_with_what_needs_it(store: Store) -> None:
+def test_a_damaged_blob_is_reported_with_its_users(store: Store) -> None:
     path = store.get("tiny:1").variant().path()
     overwrite(path, bytes(path.stat().st_size))
     (problem,) = check(store).problems
@@ -107,7 +107,7 @@ def test_a_tag_that_disagrees_with_its_digest(store: Store) -> None:
 
 
 @pytest.mark.parametrize("which", ["list", "manifest", "envelope"])
-def test_a_damaged_signature_is_told_and_a_push_brings_it_back(store: Store, which: str) -> None:
+def test_a_damaged_signature_is_reported_and_a_push_restores_it(store: Store, which: str) -> None:
     signed = store.get("tiny:1").with_signature(b"{}")
     store.attach(signed, "tiny")
     assert check(store).clean
@@ -124,7 +124,7 @@ def test_a_damaged_signature_is_told_and_a_push_brings_it_back(store: Store, whi
     assert store.get("tiny:1").signatures() == (b"{}",)
 
 
-def test_a_damaged_log_is_told_and_mended(store: Store) -> None:
+def test_a_damaged_log_is_reported_and_repaired(store: Store) -> None:
     for item in (FIRST, SECOND):
         store.push(item, "tiny:prod")
     log = store.of("tiny").reflog
@@ -139,7 +139,7 @@ def test_a_damaged_log_is_told_and_mended(store: Store) -> None:
     assert store.rollback("tiny:prod").digest == FIRST.digest
 
 
-def test_an_index_that_is_gone_is_told(store: Store) -> None:
+def test_a_missing_index_is_reported(store: Store) -> None:
     store.of("tiny").index.unlink()
     assert ("index", "tiny") in {(item.kind, item.subject) for item in check(store).problems}
     with pytest.raises(InvalidArchive, match="is missing, although tags were moved"):

@@ -53,7 +53,7 @@ def test_what_tags_need_stays(store: Store) -> None:
         store.get(f"tiny:{tag}").verify()
 
 
-def test_what_a_removed_tag_alone_needed_goes_and_what_is_shared_stays(store: Store) -> None:
+def test_blobs_of_a_removed_tag_alone_go_and_shared_ones_stay(store: Store) -> None:
     store.remove("tiny:2")
     size = sum(store.blobs.path(item).stat().st_size for item in SECOND.descriptors() if item.hex in own(SECOND, FIRST))
     would = collect(store, grace=NOW, dry_run=True)
@@ -122,7 +122,7 @@ def test_the_lease_of_a_dead_process_counts_for_nothing(store: Store) -> None:
     assert list((store.root / "leases").iterdir()) == []
 
 
-def test_what_interrupted_copies_left_goes_and_what_is_being_written_stays(store: Store) -> None:
+def test_parts_of_interrupted_copies_go_and_active_writes_stay(store: Store) -> None:
     (store.tmp / ("0" * 64 + ".part")).write_bytes(b"half")
     with store.blobs._private_file() as (_, path):
         living = path.name
@@ -143,7 +143,7 @@ def test_derived_files_go_with_their_archive(store: Store) -> None:
     assert not of_nothing.exists()
 
 
-def test_derived_files_that_nobody_uses_go_before_their_archive(store: Store) -> None:
+def test_unused_derived_files_go_before_their_archive(store: Store) -> None:
     cache = DerivedCache(store.root / "derived")
     used, unused = (cache.entry(FIRST.variant().descriptor.hex, key) for key in ("used", "unused"))
     for entry in (used, unused):
@@ -238,7 +238,7 @@ def test_a_file_that_goes_while_it_is_looked_at_is_passed_over(store: Store, mon
     assert not left.exists()
 
 
-def test_nothing_is_collected_while_it_is_unknown_what_is_needed(store: Store) -> None:
+def test_nothing_is_collected_while_needs_are_unknown(store: Store) -> None:
     store.remove("tiny:2")
     store.blobs.path(FIRST.variant().descriptor).unlink()
     before = sorted(store.blobs.folder.iterdir())
@@ -272,7 +272,7 @@ def test_a_damaged_archive_can_be_removed_and_then_collected(store: Store, which
     store.get("tiny:1").verify()
 
 
-def test_a_part_that_a_push_may_go_on_with_stays(store: Store) -> None:
+def test_a_part_that_a_push_may_resume_stays(store: Store) -> None:
     third = archive(b"three")
     part = store.tmp / f"{third.variant().graph.hex}.part"
     part.write_bytes(b"half")
@@ -300,7 +300,7 @@ def test_a_dry_run_of_a_store_that_is_not_there_makes_none(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("step", ["promote", "rollback"])
-def test_what_is_collected_between_a_look_and_a_move_is_not_pointed_to(
+def test_a_blob_collected_between_a_check_and_a_move_is_not_referenced(
     store: Store, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.promote("tiny:2", "prod")
@@ -374,7 +374,7 @@ class TestSharedStores:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_model_that_cannot_be_seen_is_not_taken_for_absent(store: Store) -> None:
+def test_an_unreadable_model_is_not_treated_as_absent(store: Store) -> None:
     store.push(FIRST, "team/tiny:1")
     (store.root / "repos" / "team").chmod(0)
     try:

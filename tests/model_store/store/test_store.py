@@ -30,7 +30,7 @@ def reflog(store: Store, name: str) -> list[dict[str, str | None]]:
 
 
 class TestPush:
-    def test_what_is_pushed_can_be_had_again(self, store: Store, tmp_path: Path) -> None:
+    def test_a_pushed_archive_can_be_read_back(self, store: Store, tmp_path: Path) -> None:
         FIRST.save(tmp_path / "a.ingot")
         pushed = store.push(Archive.open(tmp_path / "a.ingot"), "team/tiny:1")
         assert str(pushed) == f"team/tiny:1@{FIRST.digest}"
@@ -168,7 +168,7 @@ class TestRoot:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert Store().root == tmp_path / ".ingot"
 
-    def test_a_store_that_is_no_folder(self, tmp_path: Path) -> None:
+    def test_a_store_that_is_not_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("text")
         store = Store(tmp_path / "file")
         with pytest.raises(InvalidArgument, match="cannot be read: it is not a folder"):

@@ -41,7 +41,7 @@ class TestPromote:
     def test_without_a_tag_the_highest_version_is_promoted(self, store: Store) -> None:
         assert store.promote("tiny", "prod").digest == THIRD.digest
 
-    def test_what_is_expected_must_be_there(self, store: Store) -> None:
+    def test_an_expected_digest_must_match(self, store: Store) -> None:
         store.promote("tiny:1", "prod", expect="none")
         with pytest.raises(TagMoved, match=f"'tiny:prod' is {FIRST.digest}, not none"):
             store.promote("tiny:2", "prod", expect="none")
@@ -94,7 +94,7 @@ class TestRollback:
         digests = [store.rollback("tiny:prod").digest for _ in range(3)]
         assert digests == [FIRST.digest, SECOND.digest, FIRST.digest]
 
-    def test_somebody_else_was_faster(self, store: Store) -> None:
+    def test_a_concurrent_move_wins(self, store: Store) -> None:
         for tag in ("1", "2"):
             store.promote(f"tiny:{tag}", "prod")
         with pytest.raises(TagMoved):
@@ -131,7 +131,7 @@ class TestRemove:
         assert store.next_version("tiny") == "4"
         store.push(THIRD, "tiny:3")
 
-    def test_what_is_not_there_or_not_expected_is_not_removed(self, store: Store) -> None:
+    def test_missing_or_moved_tags_are_not_removed(self, store: Store) -> None:
         with pytest.raises(NotFound):
             store.remove("tiny:9")
         with pytest.raises(NotFound):
@@ -144,7 +144,7 @@ class TestRemove:
 
 
 class TestHistory:
-    def test_moves_are_told_with_time_action_and_user(self, store: Store) -> None:
+    def test_moves_are_logged_with_time_action_and_user(self, store: Store) -> None:
         store.promote("tiny:1", "prod")
         store.promote("tiny:2", "prod")
         store.rollback("tiny:prod")
@@ -196,7 +196,7 @@ class TestSignatures:
         store.push(archive(b"four").with_signature(b"{}"), "tiny:prod")
         assert seen == [(b"{}",)]
 
-    def test_junk_beside_a_signature_does_not_spoil_it(self, store: Store) -> None:
+    def test_junk_next_to_a_signature_is_ignored(self, store: Store) -> None:
         good = store.get("tiny:1").with_signature(b"good")
         junk = BlobFolder.scratch().put(b'{"schemaVersion": 2}', manifest.MANIFEST)
         junk = junk.model_copy(update={"artifact_type": attachments.SIGNATURE})
@@ -206,7 +206,7 @@ class TestSignatures:
         assert list(store.get("tiny:1").attached_descriptors())[-1] == good.attached[0]
         store.promote("tiny:1", "prod")
 
-    def test_what_others_write_beside_a_signature_is_dropped(self, store: Store) -> None:
+    def test_foreign_entries_next_to_a_signature_are_dropped(self, store: Store) -> None:
         signed = FIRST.with_signature(b"{}")
         noisy = [item.model_copy(update={"annotations": {"a": "b" * 3_000_000}}) for item in signed.attached]
         for _ in range(2):
@@ -240,9 +240,7 @@ class TestFaults:
         with pytest.raises(InvalidArchive, match="line 1 of"):
             store.history("tiny")
 
-    def test_somebody_who_promotes_during_a_rollback_is_not_overruled(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_promotion_during_a_rollback_is_kept(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         store.promote("tiny:1", "prod")
         store.promote("tiny:2", "prod")
         hold = store.leases.hold

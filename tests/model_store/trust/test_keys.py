@@ -75,7 +75,7 @@ class TestPrivateKey:
         with pytest.raises(InvalidArgument, match=f"^here .*{message}"):
             PrivateKey.parse(pem, "here", none)
 
-    def test_the_same_message_gives_the_same_signature(self) -> None:
+    def test_signatures_are_deterministic(self) -> None:
         assert KEY.sign(b"message") == KEY.sign(b"message")
 
     @pytest.mark.parametrize("kind", ["pkcs8", "ec"])
@@ -123,7 +123,7 @@ class TestPublicKey:
 
 
 class TestReadFile:
-    def test_what_is_no_small_file_is_refused(self, tmp_path: Path) -> None:
+    def test_other_than_a_small_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="there is no file"):
             read_file(tmp_path / "missing")
         with pytest.raises(InvalidArgument, match="is not a file"):

@@ -52,7 +52,7 @@ class TestCheck:
         assert (verdict.result, verdict.signed_by, verdict.allow_code) == ("valid", KEY.public.keyid, False)
         assert verdict.rule == "rule 1 (names = 'team/*')"
 
-    def test_the_refusal_of_the_unsigned_says_who_can_sign_it(self, load: LoadPolicy) -> None:
+    def test_the_refusal_of_an_unsigned_archive_names_accepted_keys(self, load: LoadPolicy) -> None:
         message = refusal(load(TEAM), "team/tiny:1", PLAIN)
         assert message == (
             f"'team/tiny:1@{PLAIN.digest}' is not trusted by trust.toml, rule 1 (names = 'team/*'): it is unsigned. "
@@ -154,7 +154,7 @@ class TestCheckCopy:
 
 
 class TestCheckSelfNamed:
-    def test_a_name_that_a_file_gave_itself_lets_in_nothing_unsigned(self, load: LoadPolicy) -> None:
+    def test_a_name_inside_a_file_does_not_admit_it_unsigned(self, load: LoadPolicy) -> None:
         free = archive(name="scratch/tiny")
         with pytest.raises(Untrusted, match=r"a\.ingot .* as 'prod', .* no rule names 'prod'"):
             load(WAIVED).check_self_named(free, "prod", file="a.ingot")

@@ -53,7 +53,7 @@ class TestSigning:
         assert first == signing.sign(FIRST, "tiny", KEY)
         assert check(first).created == "1970-01-02T00:00:00Z"
 
-    def test_a_time_that_is_none_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_malformed_time_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
         with pytest.raises(InvalidArgument, match="SOURCE_DATE_EPOCH"):
             signing.sign(FIRST, "tiny", KEY)
@@ -83,7 +83,7 @@ class TestSigning:
         store.push(Archive.open(tmp_path / "a.ingot"), "team/tiny:1")
         assert signing.check(store.get("team/tiny:1"), "team/tiny", KEYS).result == "valid"
 
-    def test_it_is_attached_to_what_is_in_a_store_already(self, tmp_path: Path) -> None:
+    def test_it_is_attached_to_a_stored_archive(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "store")
         store.push(FIRST, "tiny:1")
         store.push(SECOND, "tiny:2")
@@ -266,12 +266,12 @@ class TestSeveral:
 
 
 class TestDescribe:
-    def test_it_tells_what_is_claimed_and_by_whom(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_reports_claims_and_their_signers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
         signed = FIRST.with_signature(signing.sign(FIRST, "team/tiny", OTHER))
         assert signing.describe(signed) == [Claim(OTHER.public.keyid, "tiny", "1970-01-01T00:00:00Z")]
 
-    def test_one_that_cannot_be_read_is_told_too(self) -> None:
+    def test_an_unreadable_one_is_reported_too(self) -> None:
         (claim,) = signing.describe(FIRST.with_signature(b"\x1b[31m"))
         assert (claim.keyid, claim.name, claim.created) == ("", "", "")
         assert "is not valid JSON" in claim.fault

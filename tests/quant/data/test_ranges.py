@@ -100,7 +100,7 @@ def test_least_squares_is_nearly_the_best_share_of_the_whole_range(shape: str) -
         assert seen.range("mse")[1] > 1.9
 
 
-def test_entropy_leaves_out_a_lone_outlier_and_keeps_what_is_flat() -> None:
+def test_entropy_drops_a_lone_outlier_and_keeps_a_flat_range() -> None:
     rng = np.random.default_rng(0)
     lone = observation(np.append(rng.standard_normal(50_000), 100).astype(np.float32))
     low, high = lone.range("entropy")

@@ -153,7 +153,7 @@ class TestSizes:
         [("", 50, [32, 18]), ("=1..20", 50, [20, 20, 10]), ("=4..16:4", 30, [16, 12]), ("=6..8", 13, [6, 6]),
          ("=8..", 40, [32, 8])],
     )  # fmt: skip
-    def test_batches_are_such_as_the_model_takes(self, bounds: str, given: int, sizes: list[int]) -> None:
+    def test_batches_fit_the_model(self, bounds: str, given: int, sizes: list[int]) -> None:
         samples = Samples.read(signature(f"x:float32[batch{bounds},2]"), np.ones((given, 2), np.float32))
         assert [batch.rows for batch in samples.batches()] == sizes
         assert samples.rows == sum(sizes)
@@ -283,7 +283,7 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match="a transform is for a folder of images"):
             Samples.read(X, tmp_path, transform="crop=8")
 
-    def test_what_is_not_recorded_traffic(self, tmp_path: Path) -> None:
+    def test_files_that_are_not_recorded_traffic(self, tmp_path: Path) -> None:
         (tmp_path / "0.safetensors").write_bytes(b"nothing")
         with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic"):
             Samples.read(X, tmp_path)
@@ -367,7 +367,7 @@ class TestImages:
             ("x:float16[batch,3,4,6]", (3, 3, 4, 6)),
         ],
     )
-    def test_the_models_input_gives_the_layout(self, folder: Path, spec: str, shape: tuple[int, ...]) -> None:
+    def test_the_models_input_determines_the_layout(self, folder: Path, spec: str, shape: tuple[int, ...]) -> None:
         assert joined(Samples.read(signature(spec), folder)).shape == shape
 
     def test_bytes_are_fed_as_they_are(self, folder: Path) -> None:

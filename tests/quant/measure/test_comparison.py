@@ -119,7 +119,7 @@ def test_a_file_may_have_a_number_sign_in_its_name(tmp_path: Path, original: Arc
         ingot.compare(f"{path}#int8", original)
 
 
-def test_what_differs_is_told(tmp_path: Path, original: Archive, weight: Array) -> None:
+def test_differences_are_reported(tmp_path: Path, original: Archive, weight: Array) -> None:
     renamed = linear(tmp_path, "renamed", weight, out="z")
     with pytest.raises(InvalidArgument, match=r"the outputs of the one are y:float32\[batch,3\], .* z:float32"):
         ingot.compare(original, renamed)

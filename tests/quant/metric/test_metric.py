@@ -98,7 +98,7 @@ class TestAgreement:
         for useless in (np.full_like(before, 200000), np.full_like(before, 7), before - 200000, before * 2):
             assert compare(None, takes, {"y": before}, {"y": np.nan_to_num(useless)}).drop.value > 0.5
 
-    def test_rounding_is_no_answer(self) -> None:
+    def test_rounding_noise_is_not_an_answer(self) -> None:
         before = (1000 + RNG.standard_normal(ROWS) / 10000).astype(np.float32)
         assert compare(None, VALUE, {"y": before}, {"y": before[::-1]}).after.value == pytest.approx(1)
 
@@ -203,7 +203,7 @@ class TestLabels:
         labels, logits = answers()
         assert compare("accuracy", CLASSES, {"y": -logits}, {"y": logits}, labels=labels).drop.value < -0.5
 
-    def test_the_same_data_gives_the_same_interval(self) -> None:
+    def test_intervals_are_deterministic(self) -> None:
         labels, logits = answers()
         first, second = (compare("f1", CLASSES, {"y": logits}, {"y": logits / 2}, labels=labels) for _ in range(2))
         assert first == second
@@ -224,7 +224,7 @@ class TestLabels:
         assert (found.before.value, found.after.value) == (0.75, 0.25)
 
     @pytest.mark.parametrize(("metric", "right"), [("accuracy", 40), ("top5", 80)])
-    def test_an_original_at_chance_is_told_of(self, metric: str, right: int) -> None:
+    def test_an_original_at_chance_is_reported(self, metric: str, right: int) -> None:
         labels = np.repeat(np.arange(10), [40, 10, 10, 10, 10, 4, 4, 4, 4, 4])
         rows = samples(CLASSES, 100, labels=labels)
         chosen = parse_metric(metric, CLASSES)
@@ -320,13 +320,13 @@ class TestLabels:
 class TestBroken:
     @pytest.mark.parametrize("spec", [None, "cosine", "sqnr", "similarity", "top1", "accuracy", "top5", "f1", "mae"])
     @pytest.mark.parametrize("value", [np.nan, -np.inf, None])
-    def test_an_original_that_says_nothing_is_no_measure(self, spec: str | None, value: float | None) -> None:
+    def test_an_uninformative_original_is_refused(self, spec: str | None, value: float | None) -> None:
         takes = CLASSES if value is not None else signature("y:float32[batch,n]")
         said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
         with pytest.raises(InvalidArgument, match="the original has no finite value in 'y' for this data: nothing"):
             compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
 
-    def test_rows_without_a_value_are_told_of(self) -> None:
+    def test_rows_without_a_value_are_reported(self) -> None:
         _, logits = answers()
         logits[3:5] = np.nan
         logits[7, 2] = -np.inf
@@ -355,7 +355,7 @@ class TestBroken:
         with pytest.raises(QuantizationError, match="the quantized model returns NaN or infinity in 'y'"):
             compare(spec, CLASSES, {"y": logits}, {"y": other}, labels=logits)
 
-    def test_what_the_original_gives_too_is_left_out(self) -> None:
+    def test_nans_of_the_original_are_left_out(self) -> None:
         _, logits = answers()
         logits[:, 0] = -np.inf
         assert compare("cosine", CLASSES, {"y": logits}, {"y": logits}).after.value == pytest.approx(1)
@@ -458,7 +458,7 @@ class TestFunctions:
         width = narrow.before.high - narrow.before.low
         assert wide.before.high - wide.before.low == pytest.approx(2 * width, rel=0.3)
 
-    def test_groups_that_are_none(self) -> None:
+    def test_malformed_groups(self) -> None:
         _, logits = answers()
         with pytest.raises(
             InvalidArgument, match=r"metric _grouped needs its groups: .* has no array 'group'; it holds: only the "

@@ -151,7 +151,7 @@ class TestLstm:
         )
         assert noise(model, {"x": random(7, 3, 6, seed=4)}) > 38
 
-    def test_one_whose_weights_are_no_constants_is_left(self) -> None:
+    def test_a_layer_without_constant_weights_is_left(self) -> None:
         text = "(float[n,batch,5] x, float[1,24,6] r) => (float[n,1,batch,6] y) { y = LSTM<hidden_size=6>(x, w, r) }"
         source = graphs.source_of(graphs.graph(text, {"w": W}))
         assert [layer.operator for layer in source.layers] == ["LSTM"]

@@ -23,7 +23,7 @@ def check(model: ir.Model, **expected: object) -> None:
     assert np.allclose(answers["z"], expected.get("z", h))  # type: ignore[arg-type]
 
 
-def test_constants_get_names_of_their_own() -> None:
+def test_constants_get_distinct_names() -> None:
     model = graphs.graph(TEXT, {})
     first, second = (edit.constant(model.graph, "c", np.array([number], np.float32)) for number in (1, 2))
     assert (first.name, second.name) == ("c", "c_2")
@@ -74,7 +74,7 @@ def test_a_replaced_node_leaves_its_name_to_the_result() -> None:
     check(model, y=np.maximum(random(3, 4), 0))
 
 
-def test_redirection_spares_one_node_and_takes_the_graphs_output_along() -> None:
+def test_redirection_spares_one_node_and_includes_the_graphs_output() -> None:
     model = graphs.graph("(float[n,4] x) => (float[n,4] y, float[n,4] z) { y = Relu(x) z = Neg(y) }", {})
     y = value(model, "y")
     doubled = edit.insert_after(model.graph, y, Operation("Add", (y, y), "d", ir.DataType.FLOAT))

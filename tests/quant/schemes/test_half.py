@@ -137,7 +137,7 @@ def test_embeddings_are_converted() -> None:
     assert run(model, np.zeros((2, 4), np.float32)).shape == (2, 4)
 
 
-def test_bodies_stay_in_float32_and_may_use_what_is_outside() -> None:
+def test_bodies_stay_in_float32_and_may_use_outer_values() -> None:
     body = """a = MatMul(x, w) r = Relu(a) s = ReduceSum<keepdims = 0>(a) z = Constant<value_float = 0.0>()
         g = Greater(s, z)
         y = If(g) <then_branch = t () => (float[b, n] u) { u = Mul(r, a) }, else_branch = f () => (float[b, n] v)

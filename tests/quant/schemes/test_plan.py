@@ -27,7 +27,7 @@ def test_what_a_plan_needs_and_how_precise_it_is() -> None:
     assert PLAN.but(["a"], "int4").precision == "int4"
 
 
-def test_the_key_is_of_what_is_made_and_not_of_the_name() -> None:
+def test_the_key_depends_on_the_plan_and_not_on_its_name() -> None:
     assert PLAN.key == Plan("other", {"c": "int8", "b": "dynamic", "a": "static"}).key
     assert PLAN.key != PLAN.keep(["a"]).key
     for change in ({"method": "mse"}, {"per_channel": False}, {"migrate": 0.5}, {"block": 64}, {"activations": "s8"}):
@@ -50,7 +50,7 @@ def test_a_plan_for_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["residual block", "attention", "perceptron", "embedding and pooling"])
-def test_a_scheme_of_its_own_for_each_layer(name: str) -> None:
+def test_a_separate_scheme_for_each_layer(name: str) -> None:
     network = NETWORKS[name]
     source = graphs.source_of(network.model())
     plan = Plan("mixed", {})

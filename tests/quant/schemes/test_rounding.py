@@ -31,7 +31,7 @@ def test_any_real_of_the_range_comes_back_within_half_a_step(
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_what_is_always_zero_has_a_scale_that_is_not(dtype: ir.DataType) -> None:
+def test_all_zero_values_have_a_nonzero_scale(dtype: ir.DataType) -> None:
     for kept in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         affine = Affine.of(0, 0, dtype, kept)
         assert np.array(affine.scale, kept.numpy()) > 0

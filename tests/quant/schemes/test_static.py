@@ -201,7 +201,7 @@ class TestGraph:
             for left, right in ((before.inputs, after.inputs), (before.outputs, after.outputs)):
                 assert [(value.name, value.dtype) for value in left] == [(value.name, value.dtype) for value in right]
 
-    def test_floating_point_weights_that_nothing_takes_are_gone(self) -> None:
+    def test_unused_floating_point_weights_are_removed(self) -> None:
         for name, network in TAKEN.items():
             if name in ("weight that is an output too", "conv before a branch", "embedding and pooling"):
                 continue

@@ -105,7 +105,7 @@ class TestEmbeddings:
     TEXT = "(int64[batch,n] ids) => (float[batch,n,16] y) { y = Gather(table, ids) }"
     IDS: Mapping[str, Array] = {"ids": np.array([[0, 1, -1], [4095, 2, 2]])}
 
-    def test_rows_are_exact_to_half_a_step_of_their_own(self) -> None:
+    def test_rows_are_exact_to_half_their_own_step(self) -> None:
         table = random(4096, 16) * np.exp(random(4096, 1, seed=1, scale=3))
         table[2] = 0
         result = quantized(graphs.graph(self.TEXT, {"table": table}))

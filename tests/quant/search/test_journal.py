@@ -56,7 +56,7 @@ def test_a_plan_is_known_by_what_it_makes(path: Path) -> None:
     assert found.speed == FIRST.speed == pytest.approx(2)
 
 
-def test_another_search_begins_anew(path: Path) -> None:
+def test_another_search_starts_over(path: Path) -> None:
     Journal(path, SEARCH).add(FIRST)
     other = Journal(path, {**SEARCH, "model": "sha256:b"})
     assert other.resumed == 0
@@ -125,7 +125,7 @@ def test_damaged_lines_are_left_out(path: Path, line: str) -> None:
     ],
     ids=str,
 )
-def test_a_result_that_is_none_is_not_known(path: Path, change: dict[str, object]) -> None:
+def test_a_malformed_result_is_ignored(path: Path, change: dict[str, object]) -> None:
     Journal(path, SEARCH).add(FIRST)
     head, line = path.read_text().splitlines()
     path.write_text(f"{head}\n{json.dumps({**json.loads(line), **change})}\n")
@@ -162,7 +162,7 @@ def test_no_regular_file(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC, errno.EROFS])
-def test_a_place_that_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_an_unwritable_journal(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     journal = Journal(path, SEARCH)
 
     def refuse(*arguments: object) -> int:

@@ -139,7 +139,7 @@ class TestChoice:
         found = run(FakeRunner(source, lambda plan: (1.5, 0), retimed=lambda plan: (1.0, 0)))
         assert found.chosen is None
 
-    def test_why_a_faster_one_was_not_chosen_is_told(self, source: Source) -> None:
+    def test_a_faster_candidate_that_was_not_chosen_is_explained(self, source: Source) -> None:
         worth = {"static int8": (2.0, 0), "dynamic int8": (2.2, 0.005), "int8 weights": (2.03, 0.009)}
         found = run(FakeRunner(source, lambda plan: worth.get(plan.name, (1.0, 0.5))))
         assert found.chosen is not None
@@ -226,7 +226,7 @@ class TestMending:
         assert not rankings
 
     @pytest.mark.parametrize("bad", range(LAYERS + 1))
-    def test_as_few_layers_as_it_takes_are_kept(self, source: Source, rankings: list[Plan], bad: int) -> None:
+    def test_as_few_layers_as_possible_are_kept(self, source: Source, rankings: list[Plan], bad: int) -> None:
         """Each layer kept in float costs some speed; the ``bad`` layers with the highest numbers break the budget."""
         spoiling = {f"MatMul_p{LAYERS - 1 - index}" for index in range(bad)}
 
@@ -245,7 +245,7 @@ class TestMending:
         if bad:
             assert {noise.layer for noise in found.noises} == set(source.names)
 
-    def test_each_plan_has_a_ranking_of_its_own(self, source: Source, rankings: list[Plan]) -> None:
+    def test_each_plan_has_a_separate_ranking(self, source: Source, rankings: list[Plan]) -> None:
         """Layers that static ranges spoil are not those that 4-bit weights spoil."""
 
         def worth(plan: Plan) -> tuple[float, float]:
@@ -261,7 +261,7 @@ class TestMending:
         assert len(found.chosen.plan.schemes) == 2
         assert found.noises
 
-    def test_a_plan_too_slow_to_win_is_not_mended(self, source: Source, rankings: list[Plan]) -> None:
+    def test_a_plan_too_slow_to_win_is_not_repaired(self, source: Source, rankings: list[Plan]) -> None:
         worth = {"dynamic int8": (3.0, 0.0)}
         runner = FakeRunner(source, lambda plan: worth.get(plan.name, (2.0, 0.5)))
         found = run(runner)
@@ -382,7 +382,7 @@ class TestJournal:
         assert "'static int8' loses 0.5, and by the journal 0" in caplog.text
         assert "'static int8, layers alone' failed, though the journal says otherwise" in caplog.text
 
-    def test_a_search_that_was_interrupted_goes_on(self, source: Source, rankings: list[Plan], tmp_path: Path) -> None:
+    def test_a_search_that_was_interrupted_resumes(self, source: Source, rankings: list[Plan], tmp_path: Path) -> None:
         def worth(plan: Plan) -> tuple[float, float]:
             return 1 + len(plan.schemes) / LAYERS, 0.004 * len(plan.schemes)
 

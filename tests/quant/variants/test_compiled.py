@@ -191,12 +191,12 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match="has no variant of format 'pt2': export the model with --to pt2"):
             quantize(graph, {"x": np.ones((20, 4), np.float32)}, config=config(PT2EInt8()))
 
-    def test_what_is_compiled_already(self, quantized: Archive, compile_at_once: None) -> None:
+    def test_an_existing_compiled_variant_is_refused(self, quantized: Archive, compile_at_once: None) -> None:
         with pytest.raises(InvalidArgument, match="has a variant 'int8-aoti' already"):
             quantize(quantized, {"image": IMAGES}, config=config(PT2EInt8()))
 
     @pytest.mark.usefixtures("compile_at_once")
-    def test_what_is_slower_or_worse_unless_it_is_forced(
+    def test_slower_or_worse_results_are_refused_unless_forced(
         self, program: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: dict[str, Any] = {"recipe": PT2EInt8(), "allow_code": True, "batches": (1, 4)}
@@ -220,7 +220,7 @@ class TestRace:
         assert [[item.rows for item in timed] for timed in latencies] == [[1, 4], [1, 4]]
         assert all(item.seconds > 0 for timed in latencies for item in timed)
 
-    def test_what_is_wrong_there_is_said_here(
+    def test_errors_of_the_timing_process_are_passed_on(
         self, program: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         missing = Race([(tmp_path / "none.onnx", "onnx")], program.signature, example={}, batches=(1,))

@@ -127,7 +127,7 @@ def test_pt2e_keeps_layers(case: Case, samples: Samples) -> None:
         pt2e.quantize(case.program, samples, keep=["third"])
 
 
-def test_pt2e_takes_ranges_from_each_call_for_linear_layers_alone(case: Case, samples: Samples) -> None:
+def test_pt2e_computes_ranges_per_call_only_for_linear_layers(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     made = pt2e.quantize(case.program, samples, dynamic=True)
     assert made.layers == ("head",)
@@ -144,7 +144,7 @@ def test_pt2e_refuses_to_have_done_nothing(case: Case, samples: Samples) -> None
 
 
 @pytest.mark.long
-def test_a_compiled_pt2e_model_takes_any_batch(case: Case, samples: Samples) -> None:
+def test_a_compiled_pt2e_model_accepts_any_batch(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     made = pt2e.quantize(case.program, samples)
     blobs = BlobFolder.scratch()

@@ -77,7 +77,7 @@ def test_one_that_came_alone_is_not_copied() -> None:
     assert engine.places == [entry.inputs["x"].ctypes.data]
 
 
-def test_an_engine_with_memory_of_its_own_gets_every_batch_in_it() -> None:
+def test_an_engine_with_its_own_memory_gets_every_batch_there() -> None:
     engine = Allocating()
     batcher = Batcher(engine, SIGNATURE)
     for values in ((1, 2), (3, 4), (5, 6, 7)):
@@ -85,7 +85,7 @@ def test_an_engine_with_memory_of_its_own_gets_every_batch_in_it() -> None:
     assert engine.allocated == [(20,), (30,)]
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     buffers = Buffers(FunctionEngine(), limit=3000)
     other = TensorSpec("z", DType.FP32, ("batch",))
     assert buffers.take(X, (5, 100)).shape == (5, 100)

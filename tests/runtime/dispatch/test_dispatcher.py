@@ -67,7 +67,7 @@ def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other
     asyncio.run(work())
 
 
-def test_a_reply_that_fails_keeps_nobody_else_from_his_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reply_that_fails_does_not_affect_other_replies(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
@@ -119,7 +119,7 @@ def test_a_batch_that_cannot_be_learnt_from_is_answered(
     assert "no time at all" in caplog.text
 
 
-def test_what_was_measured_of_small_rows_is_not_taken_for_large_ones() -> None:
+def test_times_of_small_rows_are_not_used_for_large_ones() -> None:
     def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
         time.sleep(0.002 * inputs["x"].shape[1])
         return {"y": inputs["x"]}
@@ -222,7 +222,7 @@ def test_the_clock_of_a_request_that_is_answered_holds_none_of_its_bytes() -> No
     asyncio.run(work())
 
 
-def test_the_clock_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_continues_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
@@ -323,7 +323,7 @@ def test_the_clock_of_a_large_request_that_is_answered_holds_none_of_its_outputs
         gc.enable()
 
 
-def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_a_disconnected_client_are_not_joined(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
 
     def ragged(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -344,7 +344,7 @@ def test_parts_that_run_for_a_client_who_left_are_not_put_together(caplog: pytes
     assert not caplog.text
 
 
-def test_a_request_of_many_parts_is_held_against_what_all_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_of_a_request_is_checked_with_the_time_of_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is empty, so a later attempt would fail as well."""
     takes({1: 0.1, 4: 0.2}, monkeypatch)
 
@@ -489,7 +489,7 @@ def test_a_request_of_which_the_first_parts_alone_are_taken_in_leaves_no_trace()
     asyncio.run(work())
 
 
-def test_an_slo_that_the_model_cannot_keep_is_told_when_it_is_loaded(
+def test_an_slo_that_the_model_cannot_keep_is_reported_on_load(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     takes({1: 0.1}, monkeypatch)

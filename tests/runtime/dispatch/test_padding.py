@@ -89,7 +89,7 @@ def test_one_size_is_above_another_by_less_than_double_in_a_class() -> None:
     ]
 
 
-def test_buckets_are_the_classes_and_what_is_padded_to() -> None:
+def test_buckets_are_both_classes_and_padded_sizes() -> None:
     made = mixer(None, {"seq": Padding({"ids": 7, "mask": 0}, (4, 16))})
     assert made.group(request(5)) == made.group(request(16)) != made.group(request(4))
     assert made.group(request(17)) not in (made.group(request(16)), made.group(request(60)))
@@ -152,7 +152,7 @@ def test_a_request_that_fails_in_a_padded_batch_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["calls", "elements"])
-def test_what_a_call_costs_beside_its_elements_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixed_cost_of_a_call_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("ingot.runtime.profile.time.perf_counter", lambda: now)
 

@@ -48,7 +48,7 @@ def test_it_answers_as_the_model_at_any_sizes(lookup: Lowered) -> None:
     assert set(lookup.errors()) == {"logits", "small"}
 
 
-def test_the_package_alone_says_what_it_takes_and_gives_and_needs(lookup: Lowered) -> None:
+def test_the_package_declares_its_inputs_outputs_and_requirements(lookup: Lowered) -> None:
     engine = lookup.engine(device="auto")
     assert engine.signature == lookup.case.program.signature
     assert (engine.device, engine.platform) == ("cpu", "torch_aoti")
@@ -133,7 +133,7 @@ class TestAnotherMachine:
 
 
 class TestDamagedFiles:
-    def test_what_is_no_package_is_said_to_be_none(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_not_a_package_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "model"
         path.write_bytes(b"no package")
         with pytest.raises(InvalidArgument, match="is not an AOTInductor package"):

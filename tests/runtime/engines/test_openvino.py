@@ -95,7 +95,7 @@ class TestWhatItTakesAndGives:
             "given": [[-1, 2]],
         }
 
-    def test_dynamic_dimensions_have_names_of_their_own(self, tmp_path: Path) -> None:
+    def test_dynamic_dimensions_have_distinct_names(self, tmp_path: Path) -> None:
         signature = load(onnx_models.pair(tmp_path)).signature
         assert signature.inputs[0].shape == ("a_0", "a_1")
         assert signature.outputs[0].wire_shape == [-1, -1]
@@ -206,7 +206,7 @@ class TestFailures:
             load(onnx_models.affine(tmp_path))
 
 
-def test_weights_beside_the_graph(tmp_path: Path) -> None:
+def test_external_weights(tmp_path: Path) -> None:
     path = onnx_models.slow(tmp_path, repeats=1)
     whole = load(path)
     other = tmp_path / "split" / "graph"

@@ -74,7 +74,7 @@ def test_the_profile_covers_the_batches(tmp_path: Path) -> None:
     assert repeat(engine.signature, example, 3)["x"].tolist() == [[1, 2, 3]] * 3
 
 
-def test_rows_that_are_compared_with_each_other_are_no_batch(tmp_path: Path) -> None:
+def test_rows_that_are_compared_with_each_other_are_not_a_batch(tmp_path: Path) -> None:
     """A matrix of similarities has the batch in both dimensions: batched, it would leak data between clients."""
     kind = TensorProto.FLOAT
     nodes = [

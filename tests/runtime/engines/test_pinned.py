@@ -72,7 +72,7 @@ def test_without_pinned_memory_it_is_ordinary(library: FakeLibrary) -> None:
     assert pinned.empty((0, 3), np.dtype(np.int64)).shape == (0, 3)
 
 
-def test_an_engine_on_the_cpu_gives_ordinary_memory_for_inputs(tmp_path: Path) -> None:
+def test_an_engine_on_the_cpu_allocates_ordinary_memory_for_inputs(tmp_path: Path) -> None:
     engine = load_engine(onnx_models.affine(tmp_path), device="cpu")
     assert isinstance(engine, OrtEngine)
     array = engine.allocate(engine.signature.inputs[0], (2, 3))

@@ -92,7 +92,7 @@ class TestOneProgram:
     def test_it_answers_as_the_model_at_any_sizes(self, many: Lowered) -> None:
         assert set(many.errors()) == {"logits", "small", "zero"}
 
-    def test_the_file_alone_says_what_it_takes_and_gives(self, many: Lowered) -> None:
+    def test_the_file_declares_its_inputs_and_outputs(self, many: Lowered) -> None:
         engine = many.engine()
         assert engine.signature == many.case.program.signature
         assert (engine.device, engine.platform) == ("cpu", "torch_export")
@@ -123,7 +123,7 @@ class TestOneProgram:
         engine.run({"ids": np.zeros((1, 1), np.int64), "shift": np.ones(1, np.float32)})
         assert torch.get_num_threads() == before
 
-    def test_it_holds_neither_the_authors_code_nor_his_example(self, many: Lowered) -> None:
+    def test_it_contains_neither_the_authors_code_nor_example(self, many: Lowered) -> None:
         with zipfile.ZipFile(many.blobs.path(many.packed.graph)) as file:
             content = b"".join(file.read(name) for name in file.namelist())
             (example,) = (file.read(name) for name in file.namelist() if "sample_inputs" in name)

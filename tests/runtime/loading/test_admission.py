@@ -54,7 +54,7 @@ def test_under_a_policy_the_signature_decides_on_code_and_the_cache_is_left_out(
     terms.check()
 
 
-def test_what_is_not_here_yet_is_refused_by_the_same_rule_without_being_counted(policy: Policy) -> None:
+def test_a_remote_model_is_refused_by_the_same_rule_without_being_counted(policy: Policy) -> None:
     metrics = Metrics()
     with pytest.raises(Untrusted):
         Gate(policy, SETTINGS, metrics).check(archive(), REFERENCE)

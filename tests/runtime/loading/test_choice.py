@@ -160,7 +160,7 @@ def test_one_that_broke_its_accuracy_budget_is_the_last_resort(
     assert choose(archive([broken, failing])).runnable.variant == "broken"
 
 
-def test_preferred_takes_the_first_that_runs() -> None:
+def test_preferred_chooses_the_first_that_runs() -> None:
     preferred = Settings(device="cpu", variant_choice="preferred")
     gpu = Made("bf16", requires={"device": "cuda"})
     choice = choose(archive([gpu, Made("slow", 20), Made("fast", 1)]), preferred)
@@ -209,7 +209,7 @@ def test_only_one_that_runs_needs_no_reason_more(engines: Engines) -> None:
     assert (choice.runnable.variant, choice.reason, choice.why) == ("fp32", "only", "")
 
 
-def test_where_nothing_runs_each_variants_reason_is_told() -> None:
+def test_where_nothing_runs_each_variants_reason_is_reported() -> None:
     made = archive(
         [
             Made("bf16", requires={"device": "cuda"}),

@@ -203,7 +203,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("damage", [cut_short, no_graph], ids=lambda damage: damage.__name__)
     @pytest.mark.one_case
-    def test_an_entry_that_is_damaged_is_made_anew(self, store: Store, damage: Callable[[CacheEntry], None]) -> None:
+    def test_a_damaged_entry_is_rebuilt(self, store: Store, damage: Callable[[CacheEntry], None]) -> None:
         damage(entry(store))
         assert result(store) == "built"
         entry(store).verify()
@@ -280,7 +280,7 @@ class TestWithoutACache:
             check(served.answers(), expected)
             assert served.settle().results == {"failed": 1}
 
-    def test_what_fails_altogether_goes_on_as_it_is(
+    def test_if_no_saved_form_opens_the_engine_stays(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def refuse(*_: object) -> Engine:

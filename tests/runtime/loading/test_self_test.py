@@ -49,7 +49,7 @@ def test_other_engines_beyond_the_first_run_once() -> None:
     assert (first.calls, second.calls) == ([], [8])
 
 
-def test_what_there_is_no_time_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_skipped_for_lack_of_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -92,7 +92,7 @@ def served(path: Path, settings: Settings) -> Model:
     return model
 
 
-def test_what_was_chosen_is_told_and_logged(
+def test_the_choice_is_reported_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(devices, "cpu_count", lambda: 4)

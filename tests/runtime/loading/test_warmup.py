@@ -40,7 +40,7 @@ def test_what_was_recorded_on_this_machine_is_not_timed_again() -> None:
     assert latency(32) == 16 * first
 
 
-def test_a_record_that_is_no_longer_true_is_timed_anew() -> None:
+def test_an_outdated_record_is_timed_again() -> None:
     engine = FunctionEngine()
     latency = warmup.measure(engine, DOUBLER, [], 4, 30.0, {1: 100.0, 8: 200.0})
     assert set(engine.calls) == {1, 2, 4}
@@ -60,6 +60,6 @@ def test_only_records_of_this_machine_count(machine: str, sizes: list[int]) -> N
     assert list(warmup.recorded(evidence)) == sizes
 
 
-def test_the_bytes_of_a_row_are_those_of_an_example_or_of_what_is_made_up() -> None:
+def test_the_bytes_of_a_row_are_those_of_an_example_or_of_generated_inputs() -> None:
     assert warmup.sample_bytes(DOUBLER, []) == 8
     assert warmup.sample_bytes(DOUBLER, [{"x": np.zeros((5, 2), np.float32)}]) == 8

@@ -30,7 +30,7 @@ def test_more_rows_are_never_expected_to_take_less(
 
 
 @given(profile=Profile, calls=Calls, seconds=Seconds)
-def test_what_fits_within_a_time_takes_no_longer(
+def test_a_batch_that_fits_a_time_does_not_exceed_it(
     profile: dict[int, float], calls: list[tuple[int, float]], seconds: float
 ) -> None:
     latency = Latency(profile)
@@ -85,7 +85,7 @@ def test_an_unlucky_first_call_at_a_size_does_not_end_its_use() -> None:
     assert latency(32) == pytest.approx(PAYS[32], rel=0.1)
 
 
-def test_nothing_known_takes_as_many_as_wait_and_learns_both_ends() -> None:
+def test_without_measurements_the_largest_batch_is_best() -> None:
     latency = Latency()
     assert (latency(7), latency.best(64), latency.within(0.001) >= 64) == (0.0, 64, True)
     latency.learn(64, 0.03)

@@ -79,7 +79,7 @@ def test_a_full_queue_refuses_and_recovers() -> None:
     scheduler.offer(entry(), 0.0)
 
 
-def test_who_leaves_makes_room() -> None:
+def test_a_departing_request_makes_room() -> None:
     scheduler = Scheduler(Limits(max_queue=2, max_queue_bytes=100), batching=True)
     leaving = [entry(), entry(width=20)]
     for item in leaving:

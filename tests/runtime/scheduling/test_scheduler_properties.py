@@ -173,7 +173,7 @@ def _never_ran(it: World, entry: Entry) -> bool:
 
 @given(arrivals=st.lists(ANY, max_size=40), profile=PROFILES, max_batch=st.integers(1, 40))
 @settings(deadline=None)
-def test_a_batch_is_of_one_group_and_within_the_limit_and_of_nobody_who_left(
+def test_a_batch_has_one_group_within_the_limit_and_no_cancelled_requests(
     arrivals: list[Arrival], profile: Mapping[int, float], max_batch: int
 ) -> None:
     it = world(profile, max_batch=max_batch)
@@ -220,7 +220,7 @@ def test_none_in_a_batch_is_late_because_the_batch_was_grown(arrivals: list[Arri
     profile=st.sampled_from([PAYS, FLAT]),
 )
 @settings(deadline=None)
-def test_what_is_admitted_is_in_time_where_all_have_the_same_time_and_calls_take_what_is_expected(
+def test_admitted_requests_of_equal_deadlines_are_in_time_if_calls_take_their_expected_time(
     gaps: list[float], timeout: float, engines: int, profile: Mapping[int, float]
 ) -> None:
     it = world(profile, engines)
@@ -294,7 +294,7 @@ def test_those_that_are_about_to_follow_are_waited_for() -> None:
     assert len(it.batches[-1][1]) == 32
 
 
-def test_a_batch_is_small_enough_that_who_comes_next_is_in_time_too() -> None:
+def test_a_batch_is_small_enough_for_the_next_request_to_be_in_time() -> None:
     it = world({1: 0.01, 8: 0.02, 64: 0.05})
     for _ in range(60):  # by then the requests' time limit is known
         for _ in range(20):
@@ -316,7 +316,7 @@ def test_only_what_goes_before_delays_an_urgent_request() -> None:
     assert it.offer(Arrival(0, timeout=0.1, priority=1)) not in it.refused
 
 
-def test_what_is_refused_makes_no_batch_smaller() -> None:
+def test_refused_requests_do_not_shrink_batches() -> None:
     it = world(PAYS)
     for _ in range(200):
         it.offer(Arrival(0))
@@ -339,7 +339,7 @@ def test_other_engines_share_the_wait() -> None:
         assert sum(number not in it.refused for number in numbers) == admitted
 
 
-def test_one_without_a_deadline_is_not_overtaken_for_ever() -> None:
+def test_a_request_without_a_deadline_is_not_overtaken_forever() -> None:
     it = world(FLAT)
     patient = it.offer(Arrival(0))
     while not it.outcomes[patient] and it.now < 10:
@@ -349,7 +349,7 @@ def test_one_without_a_deadline_is_not_overtaken_for_ever() -> None:
     assert it.outcomes[patient][0][0] < PATIENCE + 0.2
 
 
-def test_no_group_waits_for_ever_behind_a_busy_one() -> None:
+def test_no_group_waits_forever_behind_a_busy_one() -> None:
     it = world(PAYS)
     rare = -1
     for step in range(300):
@@ -388,7 +388,7 @@ def test_what_seemed_too_slow_is_tried_again() -> None:
     assert it.offer(Arrival(0, timeout=0.1)) not in it.refused
 
 
-def test_an_idle_engine_takes_what_may_just_make_it() -> None:
+def test_an_idle_engine_runs_a_request_that_may_just_be_in_time() -> None:
     it = World(Scheduler(Limits(), batching=False, latency=Latency({1: 0.04})), Latency({1: 0.04}))
     in_time = 0
     for number in range(200):
@@ -399,7 +399,7 @@ def test_an_idle_engine_takes_what_may_just_make_it() -> None:
     assert in_time > 80
 
 
-def test_who_leaves_the_queue_leaves_no_inputs_in_it() -> None:
+def test_a_cancelled_request_leaves_no_inputs_in_the_queue() -> None:
     scheduler = Scheduler(Limits(), batching=True)
     scheduler.offer(Entry({}, 1, lambda outcome: None, 0.0), 0.0)
     array = np.zeros(1000, np.float32)
@@ -412,7 +412,7 @@ def test_who_leaves_the_queue_leaves_no_inputs_in_it() -> None:
     assert gone() is None
 
 
-def test_who_leaves_while_running_is_left_alone() -> None:
+def test_cancelling_a_running_request_changes_nothing() -> None:
     scheduler = Scheduler(Limits(), batching=True)
     entry = Entry({"x": np.zeros(4, np.float32)}, 1, lambda outcome: None, 0.0)
     scheduler.offer(entry, 0.0)
@@ -423,7 +423,7 @@ def test_who_leaves_while_running_is_left_alone() -> None:
     assert len(scheduler) == 0
 
 
-def test_what_is_late_is_handed_out_beside_the_batch() -> None:
+def test_late_requests_are_returned_with_the_batch() -> None:
     scheduler = Scheduler(Limits(), batching=True)
     late = [Entry({}, 1, lambda outcome: None, 0.0, deadline=deadline) for deadline in (0.5, 0.6)]
     staying = Entry({}, 1, lambda outcome: None, 0.0)

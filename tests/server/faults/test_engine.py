@@ -109,7 +109,7 @@ def rows(count: int) -> list[list[float]]:
     return [[number, -number - 0.5] for number in range(count)]
 
 
-def test_a_client_that_leaves_in_mid_batch_takes_nobody_with_it(gated: Gated) -> None:
+def test_a_client_that_leaves_in_mid_batch_does_not_affect_others(gated: Gated) -> None:
     leaving = (4, 7, 20)
     with contextlib.ExitStack() as stack:
         first = Clients(gated, [[1, 1]], stack)
@@ -127,7 +127,7 @@ def test_a_client_that_leaves_in_mid_batch_takes_nobody_with_it(gated: Gated) ->
     assert max(gated.engine.calls) > 1  # they shared a batch
 
 
-def test_clients_that_leave_while_their_batch_runs_take_nobody_with_them(gated: Gated) -> None:
+def test_clients_that_leave_while_their_batch_runs_do_not_affect_others(gated: Gated) -> None:
     with contextlib.ExitStack() as stack:
         first = Clients(gated, [[1, 1]], stack)
         gated.waiting(1)

@@ -30,7 +30,7 @@ def raw(values: int, model: str = "increment") -> bytes:
 
 
 class TestPipelining:
-    def test_answers_come_in_order_whatever_each_takes(self, service: Service) -> None:
+    def test_answers_arrive_in_order_regardless_of_their_duration(self, service: Service) -> None:
         sent, wanted = b"", []
         for number in range(60):
             if number % 10 == 3:

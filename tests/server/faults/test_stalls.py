@@ -67,7 +67,7 @@ STALLED = {
 @pytest.mark.usefixtures("quickly")
 class TestHttp:
     @pytest.mark.parametrize("kind", matrix(*STALLED))
-    def test_bodies_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:
+    def test_unfinished_bodies_do_not_shut_others_out(self, tmp_path: Path, kind: str) -> None:
         with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:
             address = address_of(server.http_url)
             stalled = [stack.enter_context(Connection(address)) for _ in range(2)]
@@ -87,7 +87,7 @@ class TestHttp:
             connection.send(head("Content-Length: 100000"))
             assert dripping(connection, b" ").status == 408
 
-    def test_what_is_slow_but_comes_is_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_slow_requests_that_progress_are_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(timeouts, "BODY_SECONDS", 1.0)
         monkeypatch.setattr(timeouts, "BODY_BYTES", 1)
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
@@ -127,7 +127,7 @@ class TestHttp:
                 connection.send(second[-100:])
             assert [connection.answer().status for _ in range(2)] == [200, 200]
 
-    def test_a_body_that_goes_on_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
+    def test_a_body_that_continues_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
         """FastAPI answers before the body is there, and keeps the connection for what follows it."""
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             connection.send(
@@ -141,7 +141,7 @@ class TestHttp:
 
     @pytest.mark.parametrize("path", [PATH, PATH.replace("infer", "%69nfer")], ids=["ours", "FastAPI"])
     @pytest.mark.parametrize("begin", [b"0\r\n", b"0\r\nx: ", b"1;"], ids=["trailers", "a trailer", "an extension"])
-    def test_what_is_no_body_is_bounded_too(self, tmp_path: Path, path: str, begin: bytes) -> None:
+    def test_bytes_outside_of_the_body_are_bounded_too(self, tmp_path: Path, path: str, begin: bytes) -> None:
         """At any speed: the server does not count bytes that the parser buffers."""
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             connection.send(head("Transfer-Encoding: chunked", path=path) + b"3\r\n   \r\n" + begin)
@@ -221,7 +221,7 @@ class TestGrpc:
         monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
     @pytest.mark.parametrize("kind", matrix(*STALLED_CALLS))
-    def test_messages_that_are_never_finished_shut_nobody_out(self, tmp_path: Path, kind: str) -> None:
+    def test_unfinished_messages_do_not_shut_others_out(self, tmp_path: Path, kind: str) -> None:
         with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:
             send, status = STALLED_CALLS[kind]
             stalled = [stack.enter_context(Peer(address_of(server.grpc_url), timeout=30)) for _ in range(2)]

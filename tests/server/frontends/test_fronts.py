@@ -126,7 +126,7 @@ def test_requests_of_many_shapes_do_not_get_mixed_up(server: RunningServer) -> N
 
 
 @pytest.mark.matrix
-def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServer) -> None:
+def test_any_front_returns_the_metrics_of_all_processes(server: RunningServer) -> None:
     metric = 'ingot_requests_total{code="ok",model="pair",protocol="http",version="1"}'
     before = counted(server, metric)
     one = np.ones((1, 1), np.float32)
@@ -136,7 +136,7 @@ def test_metrics_are_those_of_all_processes_whoever_is_asked(server: RunningServ
     assert {counted(server, metric) for _ in range(8)} == {before + 20}
 
 
-def test_a_killed_front_takes_only_its_own_connections_along_and_comes_back(server: RunningServer) -> None:
+def test_a_killed_front_loses_only_its_connections_and_restarts(server: RunningServer) -> None:
     assert counted(server, "ingot_fronts") == 2
     fronts = fronts_of(os.getpid(), server.http_url)
     before = counted(server, "ingot_front_restarts_total")
@@ -266,7 +266,7 @@ def test_a_client_that_hangs_up_is_skipped_in_the_other_process(server: RunningS
 
 
 @pytest.mark.matrix
-def test_a_slow_reader_holds_up_nobody(server: RunningServer) -> None:
+def test_a_slow_reader_does_not_delay_others(server: RunningServer) -> None:
     """It requests megabytes and does not read them; other clients' answers arrive as usual."""
     one = np.ones((1, 1_000_000), np.float32)
     body, length = http_codec.encode_request(InferRequest(Template("pair"), {"a": one, "b": one}), binary=True)

@@ -165,7 +165,7 @@ class FakeChild:
         self.session = session
 
 
-def test_what_a_front_counted_is_told_once_while_it_ends() -> None:
+def test_counts_of_a_front_are_reported_once_while_it_ends() -> None:
     """It ends during a request for its counts, and its supervisor keeps them."""
 
     async def test() -> None:

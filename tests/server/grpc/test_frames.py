@@ -239,7 +239,7 @@ def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> Non
 
 
 @pytest.mark.parametrize("costs", ["one of Huffman's code", "many"])
-def test_headers_that_are_long_to_read_cost_patience(costs: str) -> None:
+def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
     many = b"".join(b"\x00\x01x\x06%06d" % number for number in range(300))
 
     async def test() -> None:
@@ -503,7 +503,7 @@ REFUSED: dict[str, tuple[Callable[[Peer], bytes], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_with_a_call_is_its_status(case: str) -> None:
+def test_errors_of_a_call_are_its_status(case: str) -> None:
     async def test() -> None:
         peer = Peer()
         send, status, says = REFUSED[case]
@@ -563,7 +563,7 @@ def test_messages_that_wait_take_about_the_bytes_that_came() -> None:
         assert taken < 1.5 * len(raw)
 
 
-def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_MOST_QUEUED", 100_000)
 
     async def test() -> None:
@@ -585,7 +585,7 @@ def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     run(test)
 
 
-def test_a_client_that_answers_pings_but_takes_none_of_its_answers_is_left() -> None:
+def test_a_client_that_answers_pings_but_reads_no_answers_is_closed() -> None:
     async def test() -> None:
         peer = Peer()
         peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}) + peer.call(1, request(1)))
@@ -652,7 +652,7 @@ def test_a_call_that_is_over_is_not_unfolded_to_its_end(path: str, monkeypatch: 
     run(test)
 
 
-def test_what_is_unfolded_at_once_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_decompression_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is four times the limit of one message, and each of these is ten times the limit."""
     unfolded = dict.fromkeys(range(1, 17, 2), 0)
 
@@ -762,7 +762,7 @@ class TestStalls:
         run(test)
 
 
-def test_a_call_that_is_no_grpc_gets_an_answer_of_http() -> None:
+def test_a_call_that_is_not_grpc_is_answered_in_http() -> None:
     async def test() -> None:
         peer = Peer()
         peer.send(peer.head(1, content_type="text/plain"))

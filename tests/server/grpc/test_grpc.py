@@ -79,7 +79,7 @@ def test_the_standard_health_service(channel: grpc.Channel) -> None:
         assert status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_the_health_service_tells_at_once_and_goes_on_watching(channel: grpc.Channel) -> None:
+def test_the_health_service_reports_at_once_and_keeps_watching(channel: grpc.Channel) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     for service, status in [("", "SERVING"), ("nobody's", "SERVICE_UNKNOWN")]:
         watching = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
@@ -91,7 +91,7 @@ def test_the_health_service_tells_at_once_and_goes_on_watching(channel: grpc.Cha
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection_tells_the_services_and_their_messages(channel: grpc.Channel) -> None:
+def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) >= {codec.SERVICE, "grpc.health.v1.Health"}
     file = database.FindFileContainingSymbol(codec.SERVICE)
@@ -191,7 +191,7 @@ def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
     assert refused(channel, request).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_message_that_is_no_protobuf(channel: grpc.Channel) -> None:
+def test_a_message_that_is_not_protobuf(channel: grpc.Channel) -> None:
     stub: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
     with pytest.raises(grpc.RpcError) as caught:
         stub(b"\xff\xff\xff", timeout=10)

@@ -167,7 +167,7 @@ def test_odd_heads_are_answered_as_fastapi_answers_them(known: str, app_url: str
     assert told(known) == told(app_url)
 
 
-def test_an_offer_to_go_on_in_another_protocol_is_passed_over(known: str) -> None:
+def test_an_upgrade_to_another_protocol_is_ignored(known: str) -> None:
     """Java's client makes one with its first request."""
     head = PLAIN.replace(
         LENGTH, LENGTH + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
@@ -188,7 +188,7 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("parts", SPLIT.values(), ids=SPLIT)
-def test_an_offer_that_cannot_be_passed_over_ends_the_connection(known: str, parts: tuple[bytes, ...]) -> None:
+def test_an_upgrade_that_cannot_be_ignored_ends_the_connection(known: str, parts: tuple[bytes, ...]) -> None:
     """The parser does not accept a body after it, so the body would become the next request."""
     received = exchange(known, *parts)
     assert statuses(received) == [b"400"]
@@ -240,7 +240,7 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
-def test_who_sends_the_body_unasked_is_not_asked_for_it(known: str) -> None:
+def test_a_client_that_sends_the_body_at_once_gets_no_100_continue(known: str) -> None:
     head = PLAIN.replace(LENGTH, LENGTH + b"Expect: 100-continue\r\n")
     assert statuses(exchange(known, head + BODY, LAST)) == [b"200", b"200"]
     assert statuses(exchange(known, head, BODY, LAST)) == [b"100", b"200", b"200"]
@@ -270,7 +270,7 @@ def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.M
     assert 0 < received < 2 * size
 
 
-def test_a_body_in_tiny_chunks_takes_little_more_memory_than_it_is_long() -> None:
+def test_a_body_in_tiny_chunks_needs_little_more_memory_than_its_length() -> None:
     connection = SimpleNamespace(shared=Shared(DataPlane(Repository()), 1 << 24, 1 << 24))
     head = RequestHead(b"POST", PATH, "1.1", (), True, None, infer=InferHead("affine", "", None, "", None))
     arriving = Arriving(cast(Any, connection), head)

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[bytes, int, bytes]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_and_the_connection_ends(server: RunningServer, case: str) -> None:
+def test_invalid_requests_are_refused_and_the_connection_ends(server: RunningServer, case: str) -> None:
     request, status, says = REFUSED[case]
     found, text = answer(server, request)
     assert found == status
@@ -126,7 +126,7 @@ ANSWERED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-def test_what_is_odd_and_right_is_answered(server: RunningServer, case: str) -> None:
+def test_unusual_but_valid_requests_are_answered(server: RunningServer, case: str) -> None:
     found, text = answer(server, ANSWERED[case])
     assert found == 200, text
     assert b'"data":[3.0,' in text

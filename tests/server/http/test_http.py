@@ -278,7 +278,7 @@ VALUES = np.array([0, 2, 300], "<f4").tobytes()
 
 @pytest.mark.parametrize("raw", [VALUES, b"abcdabcdabcd", bytes(12)], ids=["floats", "text", "zeros"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_raw_tensors_without_the_header_are_told_of_it(http: httpx.Client, raw: bytes, alone: bool) -> None:
+def test_raw_tensors_without_the_header_are_explained(http: httpx.Client, raw: bytes, alone: bool) -> None:
     body, _ = binary({"inputs": [tensor(parameters={"binary_data_size": 12})]}, raw)
     answer = http.post("/v2/models/affine/infer", content=raw if alone else body)
     assert answer.status_code == 400
@@ -295,7 +295,7 @@ def test_a_header_that_cuts_the_json_elsewhere_is_named(http: httpx.Client, wron
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"inputs": [NaN]}', b"[1"])
-def test_json_that_is_merely_wrong_is_not_taken_for_raw_tensors(http: httpx.Client, body: bytes) -> None:
+def test_malformed_json_is_not_treated_as_raw_tensors(http: httpx.Client, body: bytes) -> None:
     answer = http.post("/v2/models/affine/infer", content=body)
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]
@@ -387,7 +387,7 @@ def test_large_bodies_that_are_compressed(http: httpx.Client, rows: int) -> None
     assert split(answer)[1][: x.nbytes] == (2 * x + 1).tobytes()
 
 
-def test_the_body_of_a_request_alone_may_unfold_beyond_what_all_may_hold_but_not_beside_others(folder: Path) -> None:
+def test_one_body_may_decompress_beyond_the_budget_but_not_with_others(folder: Path) -> None:
     body = gzip.compress(json.dumps(affine()).encode() + b" " * (3 << 20))
     headers = {"Content-Encoding": "gzip"}
     with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, max_bodies_mb=1) as own:
@@ -427,7 +427,7 @@ def test_what_has_the_wrong_form_is_shown_the_right_one(http: httpx.Client, body
     assert says in answer.json()["error"]
 
 
-def test_a_list_of_encodings_is_no_wish_for_one(http: httpx.Client) -> None:
+def test_a_list_of_encodings_does_not_request_one(http: httpx.Client) -> None:
     answer = http.post("/v2/models/affine/infer", json=affine(), headers={"Accept-Encoding": "gzip, deflate, br"})
     assert "content-encoding" not in answer.headers
 

@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_refused(case: str) -> None:
+def test_invalid_requests_are_refused(case: str) -> None:
     data, says = WRONG[case]
     shape = [10, COUNT // 10] if "between lists" in case else [COUNT]
     found = decoded(body(tensor(data, shape, "INT32")), large.loads)
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_refused(case: str) -> None:
         (body(tensor(json.dumps([""] * 2_000_000), [2_000_000], "BYTES")), "as binary data"),
     ],
 )
-def test_no_objects_are_made_of_what_is_too_much(raw: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_objects_are_made_of_excess_values(raw: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
 
     class Counting:

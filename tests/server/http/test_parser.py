@@ -79,7 +79,7 @@ def test_what_cannot_be_parsed_is_a_signal(case: str) -> None:
 
 
 @pytest.mark.parametrize("begin", [LIVE[:-2], CHUNKS[:-2], CHUNKS[: CHUNKS.index(b"3\r\n") + 1] + b";"])
-def test_what_is_kept_unreported_is_bounded(begin: bytes) -> None:
+def test_buffered_bytes_are_bounded(begin: bytes) -> None:
     """Headers, trailers, and the extension of a chunk that never end."""
     endless = parser()
     events = endless.receive(begin)

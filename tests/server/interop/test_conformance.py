@@ -245,7 +245,7 @@ def test_a_wrong_stream_ends_alone_or_with_its_connection(service: Service, wron
 
 
 @pytest.mark.parametrize("title", ODD)
-def test_what_is_odd_and_right_is_answered(service: Service, title: str) -> None:
+def test_unusual_but_valid_requests_are_answered(service: Service, title: str) -> None:
     if service.kind == "grpcio" and title in REFUSED_BY_GRPCIO:
         pytest.skip("gRPC's core refuses this")
     with Peer(service.grpc_address) as peer:

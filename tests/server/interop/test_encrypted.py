@@ -106,7 +106,7 @@ def test_a_client_that_offers_http2_is_taken_at_its_word(address: str, certifica
 
 
 @pytest.mark.parametrize("sent", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(500), bytes(range(255, 0, -1))], ids=len)
-def test_those_who_do_not_encrypt_are_sent_away(address: str, certificate: tuple[Path, Path], sent: bytes) -> None:
+def test_unencrypted_clients_are_refused(address: str, certificate: tuple[Path, Path], sent: bytes) -> None:
     host, _, port = address.rpartition(":")
     for _ in range(5):
         with socket.create_connection((host, int(port)), timeout=30) as raw:

@@ -122,7 +122,7 @@ def test_asynchronous(service: Service) -> None:
     asyncio.run(work())
 
 
-def test_a_stream_answers_in_order_and_tells_errors_in_band(client: triton.InferenceServerClient) -> None:
+def test_a_stream_answers_in_order_and_reports_errors_in_band(client: triton.InferenceServerClient) -> None:
     answers = Answers()
     client.start_stream(answers.callback())
     for number in range(CALLS):

@@ -54,7 +54,7 @@ def test_it_is_checked_on_given_arguments() -> None:
         ops.scale.check()
 
 
-def test_a_definition_can_be_mended_and_made_again() -> None:
+def test_a_definition_can_be_fixed_and_redefined() -> None:
     def twice(x: Tensor) -> Tensor:
         return x * 3
 

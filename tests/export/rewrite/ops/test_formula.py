@@ -114,7 +114,7 @@ def test_another_number_in_the_place_of_a_size_is_left(
     assert rewrite(other, sized.rule())[0] == []
 
 
-def test_what_is_written_in_between_is_left() -> None:
+def test_a_write_in_between_prevents_the_rewrite() -> None:
     def written(x: Tensor) -> Tensor:
         x = x + 1
         scale = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-3)

@@ -53,7 +53,7 @@ def own(model: ir.Model) -> list[tuple[str, str, str]]:
     return [node.op_identifier() for node in model.graph if node.domain]
 
 
-def test_it_is_a_node_of_its_own_domain_and_a_function() -> None:
+def test_it_is_a_node_of_its_domain_and_a_function() -> None:
     weight = torch.rand(4)
 
     def function(x: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def source(folder: Path, name: str, bias: str = "") -> Path:
     return path
 
 
-def test_a_kernel_takes_the_bodys_place(tmp_path: Path) -> None:
+def test_a_kernel_replaces_the_body(tmp_path: Path) -> None:
     operator = shift("shifted")
     operator.kernel("cpu", source(tmp_path, "shifted"))
     operator.check()

@@ -71,7 +71,7 @@ def test_both_lower_to_onnx() -> None:
     assert not onnx_operators(model).keys() & {"Tanh", "Mul"}
 
 
-def test_a_sum_that_is_no_bias_stays() -> None:
+def test_a_sum_without_a_bias_stays() -> None:
     rewrite(BiasGelu(), Layer(functional.gelu, bias=torch.randn(3, 1, 6)), "x:float32[3,batch,8]", matches=0)
     rewrite(BiasGelu(), Layer(functional.relu), X, matches=0)
     rewrite(BiasGelu(), Layer(lambda x: functional.gelu(x) + x), X, matches=0)

@@ -10,7 +10,7 @@ from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operato
 X = "x:float32[batch,seq]"
 
 
-def test_what_is_computed_twice_is_computed_once() -> None:
+def test_equal_computations_are_merged() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         first = x.unsqueeze(-1) * torch.arange(x.shape[1]).sum()
         second = x.unsqueeze(-1) * torch.arange(x.shape[1]).sum()
@@ -50,7 +50,7 @@ def test_random_numbers_are_drawn_each_time() -> None:
     assert result.graph(torch.zeros(3)).any()
 
 
-def test_what_is_read_before_and_after_a_write_differs() -> None:
+def test_reads_before_and_after_a_write_are_not_merged() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
         before = y + 1

@@ -53,7 +53,7 @@ def test_random_numbers_stay_random() -> None:
     assert not torch.equal(result.graph(torch.zeros(3)), result.graph(torch.zeros(3)))
 
 
-def test_what_the_graph_writes_to_is_no_constant() -> None:
+def test_a_buffer_that_the_graph_writes_is_not_folded() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -115,7 +115,7 @@ def test_casts_copies_and_dropout_that_do_something_stay() -> None:
     assert found["aten.dropout.default"] == 1
 
 
-def test_an_output_that_is_an_input_keeps_a_node_of_its_own() -> None:
+def test_an_output_that_is_an_input_keeps_its_node() -> None:
     class Passing(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return x.float(), x + 1

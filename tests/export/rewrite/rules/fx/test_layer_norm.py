@@ -71,7 +71,7 @@ def test_it_lowers_to_one_operator_of_onnx() -> None:
     assert onnx_operators(lower(LayerNorm(), Both(), X, matches=2)) == {"LayerNormalization": 2, "Add": 1}
 
 
-def test_what_is_no_weight_or_bias_stays_outside() -> None:
+def test_factors_other_than_weight_and_bias_stay_outside() -> None:
     class Modulated(nn.Module):
         """As in diffusion transformers: weight and bias are computed from another input."""
 

@@ -68,7 +68,7 @@ def test_a_dimension_may_be_counted_from_either_end() -> None:
     assert len(found(Op(aten.sum.dim_IntList, Var("x"), Dim(-1)), graph)) == 2
 
 
-def test_numbers_are_no_flags() -> None:
+def test_numbers_do_not_match_flags() -> None:
     graph = trace(Function(lambda x: x.sum(0, keepdim=True) * 2), torch.zeros(3))
     assert not found(Op(aten.sum.dim_IntList, Var("x"), [0], Number("keepdim")), graph)
     assert [match["factor"] for match in found(Op(aten.mul.Tensor, Var("x"), Number("factor")), graph)] == [2]

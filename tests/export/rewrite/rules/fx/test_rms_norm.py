@@ -79,7 +79,7 @@ def test_the_weight_of_gemma_is_an_expression() -> None:
     assert operators(rewrite(RmsNorm(), Gemma(), X, matches=1)) == {"aten.add.Tensor": 1, "aten.rms_norm.default": 1}
 
 
-def test_a_factor_that_is_no_weight_stays_outside() -> None:
+def test_a_factor_other_than_a_weight_stays_outside() -> None:
     class Gated(Norm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return llama(x) * x.sigmoid()

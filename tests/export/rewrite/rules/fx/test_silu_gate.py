@@ -32,7 +32,7 @@ def test_other_functions_stay() -> None:
     rewrite(SiluGate(), Each(OTHER), X, matches=0)
 
 
-def test_integers_stay_for_the_operator_takes_none() -> None:
+def test_integers_stay_as_the_operator_rejects_them() -> None:
     rewrite(SiluGate(), Each(SAME), X.replace("float32", "int64"), matches=0)
 
 

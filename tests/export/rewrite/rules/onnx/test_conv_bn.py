@@ -75,7 +75,7 @@ def test_what_cannot_be_folded_is_left(model: ir.Model) -> None:
     untouched(ConvBn(), model)
 
 
-def test_weights_that_the_caller_gives_are_left() -> None:
+def test_weights_passed_by_the_caller_are_left() -> None:
     model = parse(
         """g (float[batch,3,2,2] x, float[4] gamma) => (float[batch,4,2,2] y) {
             conv = Conv <kernel_shape = [1, 1]> (x, w)

@@ -43,7 +43,7 @@ def taken(model: ir.Model) -> dict[str, int]:
     return dict(operators(apply(DeadBranches(), model, DeadBranches()(model).matches)))
 
 
-def test_an_exported_branch_that_is_decided_takes_its_place() -> None:
+def test_a_decided_branch_replaces_its_condition() -> None:
     model = export(Choice(), torch.randn(2, 4), optimize=False)
     assert operators(model)["If"] == 1
     assert taken(model) == {"Add": 1}
@@ -66,7 +66,7 @@ def test_names_of_the_branch_that_are_taken_already_change() -> None:
     assert taken(model) == {"Neg": 1, "Abs": 1, "Exp": 1, "Add": 1}
 
 
-def test_a_branch_may_use_what_is_outside_and_be_an_output() -> None:
+def test_a_branch_may_use_outer_values_and_be_an_output() -> None:
     assert taken(choice("t = Add(v, x)", before="v = Relu(x)", after="y = Identity(r)")) == {"Relu": 1, "Add": 1}
 
 
