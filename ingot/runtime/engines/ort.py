@@ -198,7 +198,7 @@ def _to_ort(spec: TensorSpec, array: Array) -> Array:
     if spec.dtype is not DType.BYTES:
         # A tensor after a JSON header may start at any byte; kernels expect aligned memory.
         flags = array.flags
-        return array if flags.aligned and flags.c_contiguous else np.require(array, requirements=("C", "A"))
+        return array if flags.aligned and flags.c_contiguous else array.copy()
     try:
         items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1)]
     except UnicodeDecodeError as error:

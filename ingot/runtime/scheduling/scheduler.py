@@ -107,15 +107,23 @@ class Scheduler:
         """The number of samples in a batch when enough samples wait."""
         return self._cap_of(self.latency)
 
-    def offer(self, entry: Entry, now: float) -> None:
-        """Add an entry to the queue.
+    def offer(self, entry: Entry, now: float, after: int = 0) -> None:
+        """Add an entry to the queue; ``after`` other parts of its request will follow.
 
         Raises:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model alone takes longer than the request allows.
         """
         self._check_room(entry.nbytes)
-        self._offer(entry, self._queue.find(entry.group) or self._new_group(entry), now)
+        queue = self._queue
+        group = queue.find(entry.group) or self._new_group(entry)
+        left = entry.deadline - now
+        allowed = left if left < PATIENCE else PATIENCE
+        queue.number(entry, now + allowed)
+        if left < math.inf:
+            self._check_time(entry, group, now, after)
+        self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
+        queue.put(group, entry)
 
     def offer_large(self, first: Entry, samples: int, nbytes: int, now: float) -> None:
         """Add the first part of a request of ``samples`` samples. All its parts except the last are of equal size.
@@ -133,7 +141,7 @@ class Scheduler:
         taken = (rounds * latency(first.samples) + latency(samples - after * first.samples)) * latency.margin
         if taken > first.deadline - now and self._sure(group, now):
             raise _too_slow(first.deadline - now, taken)
-        self._offer(first, group, now, after)
+        self.offer(first, now, after)
         self._queue.nbytes += nbytes - first.nbytes
 
     def offer_next(self, entry: Entry, now: float, counted: int) -> None:
@@ -151,15 +159,6 @@ class Scheduler:
         waiting, limits = self._queue.count, self.limits
         if waiting >= limits.max_queue or (waiting and self._queue.nbytes + nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
-
-    def _offer(self, entry: Entry, group: GroupQueue, now: float, after: int = 0) -> None:
-        left = entry.deadline - now
-        allowed = left if left < PATIENCE else PATIENCE
-        self._queue.number(entry, now + allowed)
-        if left < math.inf:
-            self._check_time(entry, group, now, after)
-        self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
-        self._queue.put(group, entry)
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry whose client left. If it is running already, its result is dropped."""

@@ -65,20 +65,28 @@ class Calls:
         Raises:
             Fault: the client sends too many that cannot be answered.
         """
-        method = call.method = self._methods.get(call.head.path)
+        head = call.head
+        if head.refusal:
+            replies.refuse(call, head.refusal)
+            replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+            return
+        method = call.method = self._methods.get(head.path)
+        if call.deadline is not None:
+            replies.fresh.append(call)
         if method is None:
-            path = call.head.path.decode(errors="replace")
+            path = head.path.decode(errors="replace")
             self._turn_away(replies, call, _UNIMPLEMENTED, f"there is no method {path[:200]}")
-        elif call.head.oversized:
+        elif head.oversized:
             self._turn_away(replies, call, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
-        elif call.head.untimely:  # grpcio's status, and Go's
+        elif head.untimely:  # grpcio's status, and Go's
             self._turn_away(replies, call, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
         else:
             try:
-                self._count(call, CALL_BYTES)
+                self._open_calls.change(CALL_BYTES)
             except Unavailable as error:
                 self._refuse(replies, call, error)
                 return
+            call.counted = CALL_BYTES
             if method.streaming is not None:
                 call.messages = Messages(self._limit)
             if call.ended:
@@ -94,17 +102,13 @@ class Calls:
         if call.left is not None and call.timer is None and not call.closed:
             call.timer = replies.loop.call_later(max(0.0, call.left), self._late, replies, call)
 
-    def whole(self, replies: Replies, call: Call, data: bytes) -> None:
-        """Take a call whose request came in one frame, and is all there."""
-        size = len(data) - PREFIX
-        plain = size >= 0 and data[0] == 0 and int.from_bytes(data[1:PREFIX]) == size
-        if plain and call.method is self._infer and size <= self._limit:
-            self._submit(replies, call, data[PREFIX:])
-            return
-        self.feed(replies, call, data)
-
-    def feed(self, replies: Replies, call: Call, data: bytes) -> None:
-        """Take some of a request; the last of it if the stream has ended."""
+    def data(self, replies: Replies, call: Call, data: bytes) -> None:
+        """Handle a part of a request; the last part if ``call.ended``."""
+        if call.ended and call.messages is None and call.method is self._infer:  # all of it in one frame
+            size = len(data) - PREFIX
+            if 0 <= size <= self._limit and data[0] == 0 and int.from_bytes(data[1:PREFIX]) == size:
+                self._submit(replies, call, data[PREFIX:])
+                return
         if call.messages is None:
             call.messages = Messages(self._limit)
         messages = call.messages
@@ -114,7 +118,9 @@ class Calls:
             if messages.more and call.method is not None and not call.method.many:
                 raise InvalidArgument("the call takes one message, and more were sent")
             if complete and call.task is None and call.method is not None and call.method.streaming is not None:
-                self._count(call, STREAM_BYTES)  # not before: a task for each call that only waits would be dear
+                # Not before: a task for each call that only waits would be expensive.
+                self._open_calls.change(STREAM_BYTES, call.counted)
+                call.counted += STREAM_BYTES
                 self._run(replies, call, partial(self._stream, replies, call, call.method))
         except IngotError as error:
             self._refuse(replies, call, error)
@@ -160,15 +166,6 @@ class Calls:
         self._budget.change(size, call.held)
         call.held += size
 
-    def _count(self, call: Call, size: int) -> None:
-        """Count what the server keeps for a call itself until it is over.
-
-        Raises:
-            Unavailable: too many calls are open.
-        """
-        self._open_calls.change(size, call.counted)
-        call.counted += size
-
     def release(self, call: Call) -> None:
         """Give back what a call held."""
         if call.held:
@@ -180,7 +177,7 @@ class Calls:
 
     def _submit(self, replies: Replies, call: Call, data: bytes) -> None:
         try:
-            left = call.left
+            left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
                 raise DeadlineExceeded("the call's deadline passed before its request was there")
             request, typed = self._codec.decode(data, left)

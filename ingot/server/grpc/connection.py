@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 from ingot.server.grpc.call import Call
 from ingot.server.grpc.calls import Calls
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.replies import HTTP_1, Replies
-from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW, Http2Connection
 from ingot.server.http2.frames import ErrorCode, Fault
 
@@ -24,14 +24,17 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_calls",
         "_connections",
-        "_fresh",
         "_moved",
         "_quiet",
         "_replies",
         "_stuck",
+        "begin",
+        "data",
+        "ended",
         "http2",
         "loop",
         "transport",
+        "wake",
     )
 
     parse = staticmethod(Head)
@@ -44,7 +47,11 @@ class Connection(asyncio.Protocol):
         self._calls = calls
         self._connections = connections
         self._replies = Replies(loop, self.http2)
-        self._fresh: list[Call] = []
+        # A request goes straight to the server's calls.
+        self.begin = partial(calls.begin, self._replies)
+        self.data = partial(calls.data, self._replies)
+        self.ended = partial(calls.ended, self._replies)
+        self.wake = partial(loop.call_soon, self._flush)
         self._quiet = self._stuck = self._moved = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,11 +83,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._quiet = 0
         self.http2.receive(data)
-        if self._fresh:
-            for call in self._fresh:
+        if self._replies.fresh:
+            for call in self._replies.fresh:
                 if not call.ended:
                     self._calls.arm(self._replies, call)
-            self._fresh.clear()
+            self._replies.fresh.clear()
 
     def look(self, warn: int, end: int) -> None:
         """Check for dead and stuck clients, and for stalled messages; called at regular intervals.
@@ -111,17 +118,10 @@ class Connection(asyncio.Protocol):
         """Ask the client to open no more calls."""
         self.http2.control.leave()
 
-    def wake(self) -> None:
-        self.loop.call_soon(self._flush)
-
     def _flush(self) -> None:
-        if self.transport is None or self.http2.control.over:
-            self.http2.sender.take()
-            return
         data = self.http2.sender.take()
-        if data:
+        if data and self.transport is not None and not self.http2.control.over:
             self.transport.write(data)
-        self.http2.sender.more()
 
     def close(self) -> None:
         """Write the remaining output and close."""
@@ -145,24 +145,6 @@ class Connection(asyncio.Protocol):
 
     def faulted(self, code: int) -> None:
         self._calls.count_fault(ErrorCode(code))
-
-    def begin(self, stream: Call) -> None:
-        if stream.head.refusal:
-            self._replies.refuse(stream, stream.head.refusal)
-            self.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
-            return
-        self._calls.begin(self._replies, stream)
-        if stream.deadline is not None:
-            self._fresh.append(stream)
-
-    def data(self, stream: Call, data: bytes) -> None:
-        if stream.ended and stream.messages is None:
-            self._calls.whole(self._replies, stream, data)
-        else:
-            self._calls.feed(self._replies, stream, data)
-
-    def ended(self, stream: Call) -> None:
-        self._calls.ended(self._replies, stream)
 
     def sent(self, stream: Call) -> None:
         if stream.room is not None and not stream.room.done():

@@ -8,7 +8,7 @@ from collections import deque
 
 from ingot.server.grpc.call import Call
 from ingot.server.http2.connection import Http2Connection
-from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS
+from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST_FRAME
 
 # RFC 7541, appendix A and section 6.
 _STATUS_200 = b"\x88"
@@ -97,14 +97,15 @@ _STREAM_QUEUE = 256 << 10
 
 
 class Replies:
-    """Answers the calls of one connection."""
+    """Answers the calls of one connection. ``fresh``: those with a deadline whose headers were just read."""
 
-    __slots__ = ("_sender", "http2", "loop")
+    __slots__ = ("_sender", "fresh", "http2", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, http2: Http2Connection[Call]):
         self.loop = loop
         self.http2 = http2
         self._sender = http2.sender
+        self.fresh: list[Call] = []
 
     def answer(self, call: Call, message: tuple[bytes, ...], size: int) -> None:
         """Answer a call with one message, given in parts, and end it.
@@ -113,8 +114,7 @@ class Replies:
             TooLarge: the client does not read its answers, and too many bytes wait already.
         """
         sender = self._sender
-        if sender.fits(call, size + 5):
-            sender.answer(call, whole(call.id, message, size), size + 5)
+        if size + 5 <= LARGEST_FRAME and sender.answer(call, whole(call.id, message, size), size + 5):
             return
         sender.send(call, OPENING, b"\0" + size.to_bytes(4), *message)
         sender.end(call, ending(0, opened=True))

@@ -16,7 +16,7 @@ from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.limits import BoundedCache
 from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo, Pattern, Route
-from ingot.tensors import DType
+from ingot.tensors import Array, DType
 
 _LENGTHS = 512
 # Most kinds of requests of one length; the latest are recognized.
@@ -43,7 +43,9 @@ class _Message(NamedTuple):
         for begin, end, gap in self.gaps:
             if data[start + begin : start + end] != gap:
                 return None
-        inputs = {name: np.ndarray(shape, dtype, data, start + at) for name, shape, dtype, at in self.pattern.tensors}
+        inputs: dict[str, Array] = {}
+        for name, shape, dtype, at in self.pattern.tensors:  # not a comprehension, which costs a call in Python 3.11
+            inputs[name] = np.ndarray(shape, dtype, data, start + at)
         return InferRequest(self.pattern.template, inputs, identifier, left)
 
 

@@ -98,8 +98,29 @@ class Http2Connection(Generic[S]):
             at = self._begin(data)
             if at < 0:
                 return
-        at = self._frames(data, at)
-        if at < len(data) and not self.control.over:
+        length = len(data)
+        last = length - 9
+        while at <= last:
+            size, flags, stream_id = _HEAD(data, at)
+            kind = size & 0xFF
+            size >>= 8
+            start = at + 9
+            stop = start + size
+            try:
+                if size > DEFAULT_FRAME:
+                    raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes, over {DEFAULT_FRAME}")
+                if stop > length:
+                    break
+                at = stop
+                if kind == DATA and not self._block_of:
+                    self._data(flags, stream_id & 0x7FFFFFFF, data, start, stop)
+                else:
+                    self._other(kind, flags, stream_id & 0x7FFFFFFF, data, start, stop)
+            except Fault as fault:
+                self.control.fail(fault)
+                if self.control.over:
+                    return
+        if at < length and not self.control.over:
             self._rest = data[at:]
 
     def refill(self, stream: S) -> None:
@@ -120,34 +141,7 @@ class Http2Connection(Generic[S]):
         self.sender.write(_GREETING)
         return len(PREFACE)
 
-    def _frames(self, data: bytes, at: int) -> int:
-        """Handle all complete frames; return where the next begins."""
-        last = len(data) - 9
-        while at <= last:
-            size, flags, stream_id = _HEAD(data, at)
-            kind = size & 0xFF
-            size >>= 8
-            start = at + 9
-            stop = start + size
-            try:
-                if stop > len(data):
-                    if size > DEFAULT_FRAME:
-                        raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes, over {DEFAULT_FRAME}")
-                    break
-                at = stop
-                if kind == DATA and not self._block_of:
-                    self._data(flags, stream_id & 0x7FFFFFFF, data, start, stop)
-                else:
-                    self._other(kind, flags, stream_id & 0x7FFFFFFF, data, start, stop)
-            except Fault as fault:
-                self.control.fail(fault)
-                if self.control.over:
-                    return len(data)
-        return at
-
     def _other(self, kind: int, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
-        if stop - start > DEFAULT_FRAME:
-            raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {stop - start} bytes, over {DEFAULT_FRAME}")
         if self._block_of:
             if kind != CONTINUATION or stream_id != self._block_of:
                 raise Fault(ErrorCode.PROTOCOL_ERROR, "a frame came inside a header block")
@@ -161,8 +155,6 @@ class Http2Connection(Generic[S]):
 
     def _data(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
         size = stop - start
-        if size > DEFAULT_FRAME:
-            raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes, over {DEFAULT_FRAME}")
         self._taken += size
         if self._taken >= _WINDOW // 2:
             self.sender.write(window_update(0, self._taken))

@@ -76,30 +76,34 @@ class Sender(Generic[S]):
             self._handler.wake()
 
     def take(self) -> bytes:
-        """Return the output and clear it; :meth:`more` then asks for the next turn."""
+        """Return the output and clear it; ask for another write if queued DATA may be sent after it."""
         self._due = False
         if self._ready and not self.paused:
             self._take_turns()
+            if self._ready and self.window > 0:
+                self._wake()
         data = b"".join(self._out)
         self._out.clear()
         return data
 
-    def more(self) -> None:
-        """Ask for another write if queued DATA may be sent."""
-        if self._ready and self.window > 0 and not self.paused:
-            self._wake()
+    def answer(self, stream: S, frames: Iterable[bytes], size: int) -> bool:
+        """Send a whole answer if the client's windows allow it at once; return whether they do.
 
-    def fits(self, stream: S, size: int) -> bool:
-        """Return whether an answer of ``size`` bytes of DATA may be sent at once, in one frame."""
-        return size <= min(self.window, self.initial + stream.credit, self.max_frame) and not self._ready
-
-    def answer(self, stream: S, frames: Iterable[bytes], size: int) -> None:
-        """Send all frames of an answer that :meth:`fits`; they hold ``size`` bytes of DATA and end the stream."""
+        Args:
+            stream: ends with the answer.
+            frames: of the answer, one of them DATA.
+            size: bytes of DATA.
+        """
+        if self._ready or size > min(self.window, self.initial + stream.credit, self.max_frame):
+            return False
         self.window -= size
         self._out += frames
         self.progress += 1
         self._over(stream)
-        self._wake()
+        if not self._due:
+            self._due = True
+            self._handler.wake()
+        return True
 
     def send(self, stream: S, opening: bytes, *parts: bytes) -> None:
         """Send DATA as the client's windows allow, after the header block ``opening`` if the answer has not begun.
