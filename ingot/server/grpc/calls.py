@@ -55,7 +55,7 @@ class Calls:
         self._limit = limit
         self._budget = budget
         self._open_calls = open_calls
-        self._codec = Codec()
+        self._codec = Codec(plane.repository.get)
         self.count_fault = count_fault
         self.cleanup = StreamCleanup()
 

@@ -6,7 +6,7 @@ The client half is used by :class:`ingot.Client`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,12 +54,18 @@ _FIELDS = {
 }
 
 
-def decode_request(message: pb.ModelInferRequest) -> InferRequest:
+def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], object]) -> InferRequest:
     """Parse an inference request.
 
+    Args:
+        message: the request.
+        find: called with the model's name and version before anything else is checked.
+
     Raises:
+        NotFound: from ``find``: there is no such model.
         InvalidArgument: the message contradicts itself; the text names the tensor.
     """
+    find(message.model_name, message.model_version)
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise InvalidArgument(f"the request has over {MAX_TENSORS} inputs or outputs; no model has so many")
     raw = message.raw_input_contents

@@ -64,7 +64,7 @@ class Service:
         return _filled(pb.ModelStatisticsResponse(), counted)
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        decoded = codec.decode_request(request)
+        decoded = codec.decode_request(request, self._plane.repository.get)
         response = await self._plane.infer(decoded, "grpc")
         return codec.encode_response(response, typed=not request.raw_input_contents)
 

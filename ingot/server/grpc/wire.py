@@ -7,6 +7,7 @@ known goes through the protobuf library, which alone decides what a message mean
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,9 +51,14 @@ class _Message(NamedTuple):
 
 
 class Codec:
-    """Decodes requests and encodes responses, and remembers those parts of them that come again. Bounded."""
+    """Decodes requests and encodes responses, and remembers those parts of them that come again. Bounded.
 
-    def __init__(self) -> None:
+    Args:
+        find: called with the model's name and version of a request that is not recognized; raises NotFound.
+    """
+
+    def __init__(self, find: Callable[[str, str], object]) -> None:
+        self._find = find
         self._starts: BoundedCache[int, tuple[int, ...]] = BoundedCache(_LENGTHS)
         self._messages: Memo[bytes, _Message] = Memo()
 
@@ -67,7 +73,8 @@ class Codec:
             The request, and whether its contents were typed.
 
         Raises:
-            InvalidArgument: it is no valid protobuf, or contradicts itself.
+            NotFound: there is no such model.
+            InvalidArgument: it is not valid protobuf, or contradicts itself.
         """
         for start in self._starts.get(len(data), ()):
             known = self._messages.get(data[:start])
@@ -109,7 +116,7 @@ class Codec:
 
     def _parse(self, data: bytes, left: float | None) -> tuple[InferRequest, bool]:
         message = codec.parse(pb.ModelInferRequest, data)
-        request = codec.decode_request(message)
+        request = codec.decode_request(message, self._find)
         typed = not message.raw_input_contents
         if not typed:
             self._learn_request(message, request, len(data))

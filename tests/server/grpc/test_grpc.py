@@ -59,6 +59,14 @@ def refused(channel: grpc.Channel, request: pb.ModelInferRequest) -> grpc.RpcErr
     return caught.value
 
 
+def test_an_unknown_model_is_named_before_a_tensor_that_cannot_be_read(channel: grpc.Channel) -> None:
+    for name, version in (("nope", ""), ("affine", "99")):
+        request = affine(datatype="FP33")
+        request.model_name, request.model_version = name, version
+        assert refused(channel, request).code() is grpc.StatusCode.NOT_FOUND
+    assert refused(channel, affine(datatype="FP33")).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_health_and_metadata(channel: grpc.Channel) -> None:
     assert call(channel, "ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse).live
     assert call(channel, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready
