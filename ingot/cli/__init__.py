@@ -1,1 +1,1 @@
-"""The ``ingot`` command: one module a group of commands; each parses, calls the library and prints."""
+"""The ``ingot`` command: one module per group of commands; each parses, calls the library and prints."""

@@ -33,10 +33,13 @@ LoadTimeout = Annotated[
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="An archive file, or a reference such as digits:1; #variant names the report's.")
+        str,
+        typer.Argument(
+            help="An archive file, or a reference such as digits:1; #variant selects whose report is written."
+        ),
     ],
     report: Annotated[
-        Path | None, typer.Option(help="Write the report of export or quantization here: .html, .json or .txt.")
+        Path | None, typer.Option(help="Write the export or quantization report to this file: .html, .json or .txt.")
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,
@@ -121,11 +124,11 @@ def check_apart(out: Path, **others: str | Path | None) -> None:
 
     Args:
         out: the file.
-        others: files by what they are; None and names that are not files are ignored.
+        others: the command's other files by their role; None and names that are not files are ignored.
     """
     for what, other in others.items():
         if other is not None and Path(other).expanduser().resolve() == out.resolve():
-            raise InvalidArgument(f"cannot write {out}: it is the file of the {what} too; name another")
+            raise InvalidArgument(f"cannot write {out}: it is also the file of the {what}; name another")
 
 
 def note_stored(name: str) -> None:
@@ -138,17 +141,6 @@ def note_stored(name: str) -> None:
 
     if (stored := stored_name(name)) != name:
         note(f"'{name}' is stored as '{stored}'")
-
-
-def load_limit(text: str) -> float:
-    """Return the seconds of ``--load-timeout``.
-
-    Raises:
-        InvalidArgument: it is not a duration.
-    """
-    if (seconds := units.seconds(text)) is None:
-        raise InvalidArgument(f"--load-timeout is '{text}': write it as {units.TIMES}")
-    return seconds
 
 
 @contextlib.contextmanager
@@ -165,7 +157,7 @@ def limited_load(
     """
     message = (
         f"{source} did not load and answer within {units.written(seconds)}. If the model is only large, raise "
-        "--load-timeout (0 is without a limit). A graph with a loop or with functions inside functions may never end"
+        "--load-timeout (0 means no limit). A graph with a loop or nested functions may never end"
     )
     with contextlib.ExitStack() as loading:
         begun = 0
@@ -225,7 +217,7 @@ def _evidence(variant: Variant) -> str:
     if variant.executable:
         lines.append(f"can run its author's code (format {variant.serving.format})")
     if evidence.holds is False:
-        lines.append("does not keep its accuracy budget")
+        lines.append("exceeds its accuracy budget")
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
     return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))

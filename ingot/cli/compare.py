@@ -45,7 +45,9 @@ def compare(
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants whose formats can run code."),
+        typer.Option(
+            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants of formats that can run their author's code."
+        ),
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
@@ -100,7 +102,9 @@ def diff(
     ],
     after: Annotated[str, typer.Argument(help="The archive to compare with it.")],
     report: Annotated[Path | None, typer.Option(help="Also write it to this file: .html, .json or .txt.")] = None,
-    tensors: Annotated[int, typer.Option(min=0, help="Most changed tensors, and rows of other tables, to show.")] = 20,
+    tensors: Annotated[
+        int, typer.Option(min=0, help="How many changed tensors, and rows of other tables, to show.")
+    ] = 20,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:

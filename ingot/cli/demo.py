@@ -24,8 +24,8 @@ _CLIENTS = 32
 
 
 def demo(
-    http_port: Annotated[int, typer.Option(help="HTTP port; 0 is any free one.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 is any free one.")] = 8001,
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 for any free port.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free port.")] = 8001,
     once: Annotated[bool, typer.Option("--once", help="Exit after the report instead of continuing to serve.")] = False,
     store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -65,7 +65,7 @@ def demo(
             if not as_json:
                 say("Try it:")
                 say(_curl(server.http_url, held_out.images[0]))
-            note("Serving on; Ctrl-C stops.")
+            note("Still serving; Ctrl-C stops.")
             _wait()
 
 
@@ -122,7 +122,7 @@ def _torch_classes(checkpoint: Path, held_out: Data) -> Array:
 
 
 def _report(server: RunningServer, archive: Archive, classes: Array, held_out: Data) -> dict[str, Any]:
-    """Ask the served models for every held-out image over both protocols, and measure them."""
+    """Send every held-out image to the served models over both protocols, and measure them."""
     from ingot.server.client import Client
 
     def accuracy(predicted: Array) -> float:
@@ -130,7 +130,7 @@ def _report(server: RunningServer, archive: Archive, classes: Array, held_out: D
 
     report: dict[str, Any] = {"images": len(held_out.labels), "torch": {"accuracy": accuracy(classes)}}
     with (
-        progress("Asking the served models", log=True) as step,
+        progress("Querying the served models", log=True) as step,
         Client(server.http_url) as http,
         Client(server.grpc_url) as grpc,
     ):

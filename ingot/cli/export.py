@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, load_limit, note_stored
-from ingot.cli.output import note, print_json, progress, say, size
+from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored
+from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive
 
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, fx, script or trace."
-# ONNX Runtime runs none that is older.
+# The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
 _RULES = "Rewrite rule, or default, all or none; repeatable."
 
@@ -48,7 +48,7 @@ def export(
         typer.Option("--constant", help="A constant keyword argument of forward, such as use_cache=false; repeatable."),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
-    map_location: Annotated[str, typer.Option(help="Device that checkpoint tensors are loaded to.")] = "cpu",
+    map_location: Annotated[str, typer.Option(help="Device to load the checkpoint's tensors to.")] = "cpu",
     allow_code: Annotated[
         bool,
         typer.Option(
@@ -109,10 +109,10 @@ def export(
     if out is not None:
         check_out(out)
     elif not plan and not bisect:
-        raise InvalidArgument("no file is given for the archive; give --out FILE")
+        raise InvalidArgument("the archive needs a file; give --out FILE")
     if not (math.isfinite(explain_limit) and explain_limit > 0):
-        raise InvalidArgument(f"--explain-limit {explain_limit:g} is not a time to search; give seconds above 0")
-    limit = load_limit(load_timeout) if source.endswith(".onnx") else 0
+        raise InvalidArgument(f"--explain-limit is {explain_limit:g}; it must be a number of seconds above 0")
+    limit = seconds("--load-timeout", load_timeout) if source.endswith(".onnx") else 0
     fixed = _constants(constants or [])
     if name is not None:
         note_stored(name)
@@ -176,9 +176,7 @@ def _check_opset(opset: int | None) -> None:
 
     newest = onnx_opset_version()
     if not _OLDEST_OPSET <= opset <= newest:
-        raise InvalidArgument(
-            f"there is no operator set {opset} to export to; give --opset from {_OLDEST_OPSET} to {newest}"
-        )
+        raise InvalidArgument(f"cannot export to operator set {opset}; give --opset from {_OLDEST_OPSET} to {newest}")
 
 
 def _maker(source: str, map_location: str, allow_code: bool) -> Callable[[], Any]:
@@ -223,7 +221,7 @@ def _bisect(model: Any, given: Any, call: dict[str, Any], as_json: bool) -> None
     if as_json:
         print_json({"departure": asdict(departure) if departure else None, "cases": cases})
     elif departure is None:
-        say(f"no operation departs from the original's, at {cases} sizes")
+        say(f"no operation differs from the original's, at {cases} sizes")
     else:
         say(departure.text())
     if departure is not None:
@@ -253,7 +251,7 @@ def _name(source: str) -> str:
 
 
 def _constants(items: list[str]) -> dict[str, Any]:
-    """Parse ``name=value``: JSON where it is, text otherwise."""
+    """Parse ``name=value``: the value is JSON if it parses, otherwise text."""
     constants: dict[str, Any] = {}
     for item in items:
         name, equals, value = item.partition("=")

@@ -16,10 +16,9 @@ from ingot.cli.archives import (
     check_apart,
     check_out,
     limited_load,
-    load_limit,
     note_stored,
 )
-from ingot.cli.output import note, print_json, progress, say, size
+from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 from ingot.report.text import one_line
 
@@ -89,7 +88,7 @@ def import_model(
 ) -> None:
     """Import models from TorchServe or Triton, each proved equal to its source.
 
-    Handlers and settings of the server are not imported; notes name them.
+    Handlers and server settings are not imported; notes list them.
     """
     from ingot.importing import Consent, candidates
     from ingot.model_store import Store
@@ -99,7 +98,7 @@ def import_model(
             raise InvalidArgument("a model goes to the store or to a file; leave out the reference, or --out")
         check_out(out)
         check_apart(out, source=source)
-    limit = load_limit(load_timeout)
+    limit = seconds("--load-timeout", load_timeout)
     kept = Store(store)
     done: list[dict[str, Any]] = []
     failed: list[str] = []
@@ -108,7 +107,7 @@ def import_model(
         jobs, there = _plan(found, reference, out, kept)
         call = {"inputs": inputs or (), "example_inputs": _example(example), "output_names": output_names or ()}
         for target in there:
-            note(f"{target} is in the store already, and is left as it is")
+            note(f"{target} is already in the store and stays unchanged")
         for job in jobs:
             if len(jobs) > 1:
                 note(f"{job.candidate.where}:")
@@ -175,11 +174,12 @@ def _check_several(found: Sequence[Candidate], ref: Any, out: Path | None) -> No
 
     if out is not None or (ref is not None and ref.tag is not None):
         raise InvalidArgument(
-            f"the source holds {len(found)} models, which cannot all go there; name one: {places(found)}"
+            f"the source holds {len(found)} models, which cannot all have one target; name one: {places(found)}"
         )
     if ref is not None and len({item.name for item in found}) > 1:
         raise InvalidArgument(
-            f"the source holds models of several names, not one '{ref.name}'; name one of: {places(found)}"
+            f"the models of the source have different names and cannot all be '{ref.name}'; name one of: "
+            f"{places(found)}"
         )
 
 
@@ -190,7 +190,7 @@ def _target(name: str, tag: str, item: Candidate) -> str:
         return str(Reference.parse(f"{name}:{tag}"))
     except InvalidArgument as error:
         raise InvalidArgument(
-            f"the version '{tag[:100]}' of {item.where} cannot be a tag here; say where it goes, such as {name}:1"
+            f"the version '{tag[:100]}' of {item.where} cannot be a tag; give the target, such as {name}:1"
         ) from error
 
 

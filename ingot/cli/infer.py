@@ -24,7 +24,7 @@ def infer(
     ],
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = "",
     output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Only this output; repeatable.")
+        list[str] | None, typer.Option("--output-name", help="Return only this output; repeatable.")
     ] = None,
     parameters: Annotated[
         list[str] | None,
@@ -36,9 +36,9 @@ def infer(
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the response.")] = 60.0,
     ca_file: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate authorities of the server's certificate.")
+        Path | None, typer.Option(help="PEM file of the authorities that may have signed the server's certificate.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
     """Send a request to a served model and print the response."""
@@ -75,7 +75,7 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
         if dtypes is None:
             dtypes = {spec["name"]: spec["datatype"] for spec in client.metadata(model, version)["inputs"]}
         if name not in dtypes:
-            raise InvalidArgument(f"unknown input '{name}'; the model takes {', '.join(dtypes)}")
+            raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {', '.join(dtypes)}")
         inputs[name] = _parse(name, value, dtypes[name])
     return inputs
 
@@ -94,7 +94,7 @@ def _named(texts: list[str], what: str, forms: str) -> dict[str, str]:
 
 
 def _parameters(texts: list[str]) -> dict[str, str | float]:
-    """Parse ``name=value``: numbers, true and false as JSON has them, anything else is text."""
+    """Parse ``name=value``: numbers, true and false are read as JSON, anything else is text."""
     parameters: dict[str, str | float] = {}
     for name, value in _named(texts, "parameter", "NAME=VALUE, such as timeout=50000").items():
         try:
@@ -130,7 +130,7 @@ def _parse(name: str, text: str, datatype: str) -> Array:
 
 
 def _plain(array: Array) -> Any:
-    """Return an array of types that JSON and .npz know: bytes as text, bfloat16 as float32."""
+    """Convert an array to a type that JSON and .npz can hold: bytes to text, bfloat16 to float32."""
     import numpy as np
 
     from ingot.tensors import DType

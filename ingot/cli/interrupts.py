@@ -3,7 +3,7 @@
 The interpreter ignores exceptions that are raised in some callbacks, also during imports. It runs the handlers of
 signals only in the main thread, between two bytecode instructions: while an engine is working there, no handler runs.
 
-This module is read before any other, so it imports the standard library alone.
+This module is imported before any other, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from types import FrameType
 
 GRACE = 3.0
-"""Seconds in which a signal's handler must have run; then the main thread is taken to be in native code."""
+"""Seconds in which a signal's handler must have run; after that, the main thread is assumed to be in native code."""
 _seen: list[int] = []
 _handled: list[int] = []
 _scratch: list[str] = []
 
 
 def watch() -> None:
-    """Remember Ctrl-C besides raising KeyboardInterrupt, unless the caller of this process has chosen otherwise."""
+    """Record Ctrl-C in addition to raising KeyboardInterrupt, unless SIGINT is ignored or already handled."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
@@ -53,10 +53,10 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def prompt(folder: str) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the command, within :data:`GRACE` also where an engine keeps the main thread.
+    """Let SIGTERM and Ctrl-C end the command, within :data:`GRACE` even while an engine occupies the main thread.
 
     Args:
-        folder: holds what is temporary; it is removed then.
+        folder: the folder of temporary files, which is removed then.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -75,7 +75,7 @@ def prompt(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited(seconds: float, message: str) -> Iterator[None]:
-    """End the command with a message if the block takes longer, also in native code; 0 is without a limit."""
+    """End the command with a message if the block takes longer, also in native code; 0 means no limit."""
     timer = threading.Timer(seconds, _abandon, (1, f"error: {message}"))
     timer.daemon = True
     if seconds:
@@ -87,7 +87,7 @@ def limited(seconds: float, message: str) -> Iterator[None]:
 
 
 def _watch(reading: int) -> None:
-    """Read the numbers of signals as they come, and end the process where one is not handled."""
+    """Read the numbers of signals as they arrive, and end the process if one is not handled."""
     due = len(_handled)
     with open(reading, "rb", buffering=0) as numbers:
         while number := numbers.read(1):

@@ -19,9 +19,9 @@ from ingot.cli.output import note, stderr
 from ingot.errors import Code, IngotError
 
 if TYPE_CHECKING:
-    app: typer.Typer  # made when it is first asked for
+    app: typer.Typer  # created on first access
 
-# Commands that work with temporary folders for minutes. Those that serve end by themselves.
+# Long commands that use temporary folders. Those that serve handle signals themselves.
 _LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
 # The panels of the help with the function of each command; only the called command's module is imported.
 _COMMANDS = {
@@ -40,7 +40,7 @@ _COMMANDS = {
         "save": "transfers.save",
         "load": "transfers.load",
     },
-    "Name and keep them": {
+    "Manage the store": {
         "list": "tags.list_models",
         "history": "tags.history",
         "promote": "tags.promote",
@@ -49,8 +49,8 @@ _COMMANDS = {
         "fsck": "maintenance.fsck",
         "gc": "maintenance.gc",
     },
-    "Sign and verify them": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
-    "Serve them": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
+    "Sign and verify archives": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
+    "Serve models": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
 }
 # The prefix of the names of threads in which the server loads models.
 _LOADING = "ingot-load"
@@ -101,7 +101,7 @@ def _root(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
-    """Put a command's temporary folders into one, so that a signal during its creation or removal leaves nothing."""
+    """Put a command's temporary folders into one, so that a signal at any time leaves nothing behind."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         tempfile.tempdir = folder
@@ -127,8 +127,8 @@ def main() -> None:
 
 
 def _main() -> None:
-    # PyTorch's threads wait by spinning unless this is set before it is loaded. Then they take the cores from whatever
-    # else runs, also from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
+    # PyTorch's threads wait by spinning unless this is set before it is loaded. Spinning threads take the cores from
+    # all other work and from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Pydantic's plugins are not used, and the search for them reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -1,4 +1,4 @@
-"""``ingot fsck`` and ``gc``: checking the store and making room in it."""
+"""``ingot fsck`` and ``gc``: check the store, and free space in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fsck(
     from ingot.model_store.store.fsck import check
 
     if quick and repair:
-        raise InvalidArgument("--repair must read the blobs; leave --quick out")
+        raise InvalidArgument("--repair must read the blobs; leave out --quick")
     here = _existing(store)
     with transferring("Reading") as transfer:
         checked = check(here, quick=quick, repair=repair, transfer=transfer)
@@ -50,14 +50,16 @@ def fsck(
             say(f"{problem.kind} {problem.subject}: {problem.detail}{users}{done}")
         say(f"{checked.archives} archives, {checked.blobs} blobs: {_verdict(len(checked.problems))}")
     if checked.problems:
-        note("push or pull these archives again to bring back what is missing (first --repair, if blobs are damaged)")
+        note("push or pull these archives again to restore missing blobs (if blobs are damaged, run --repair first)")
         raise typer.Exit(1)
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, without removing it.")
+    ] = False,
     grace: Annotated[
-        str, typer.Option(help="Blobs that were written or had a tag within this time stay: 30s, 90m, 24h or 7d.")
+        str, typer.Option(help="Keep blobs that were written or had a tag within this time: 30s, 90m, 24h or 7d.")
     ] = "24h",
     keep: Annotated[int, typer.Option(min=0, help="Number of earlier targets of an alias to keep, for rollback.")] = 10,
     store: StoreOption = None,
@@ -79,14 +81,17 @@ def gc(
     done = "would be" if dry_run else "were"
     say(f"{len(found.files)} files, {size(found.size)} {done} removed; {found.kept} blobs stay")
     if found.waiting:
-        say(f"{found.waiting} files, {size(found.waiting_size)} are needed by nothing and go after the grace ({grace})")
+        say(
+            f"{found.waiting} files, {size(found.waiting_size)} are unused and will be removed after the grace "
+            f"period ({grace})"
+        )
 
 
 def _existing(store: Path | None) -> Store:
     """Return the store, which must be there if it was named.
 
     Raises:
-        NotFound: a folder was named, by --store or INGOT_HOME, and is not there: as likely as not it is misspelt.
+        NotFound: a folder was named, by --store or INGOT_HOME, and does not exist: it is probably misspelt.
     """
     from ingot.model_store import Store
 
@@ -94,17 +99,17 @@ def _existing(store: Path | None) -> Store:
     if not os.path.lexists(here.root):
         if store is not None or os.environ.get("INGOT_HOME"):
             named = "--store" if store is not None else "INGOT_HOME"
-            raise NotFound(f"there is no store at {here.root}, which {named} names; see how it is spelt")
+            raise NotFound(f"there is no store at {here.root}, which {named} names; check the spelling")
         note(f"there is no store at {here.root} yet")
     return here
 
 
 def _verdict(problems: int) -> str:
-    return "all is well" if not problems else "1 problem" if problems == 1 else f"{problems} problems"
+    return "no problems" if not problems else "1 problem" if problems == 1 else f"{problems} problems"
 
 
 def _span(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,5})([smhd])", text)
     if match is None:
-        raise InvalidArgument(f"--grace is '{text}'; write a time such as 30s, 90m, 24h or 7d")
+        raise InvalidArgument(f"--grace '{text}' is not a duration; write it as 30s, 90m, 24h or 7d")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})

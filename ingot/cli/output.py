@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STDERR = sys.stderr  # the real one, even if sys.stderr is redirected: progress must stay visible
 
 
-# The consoles are made when they are first used, since a server starts without.
+# Created on first use: a server starts without importing rich.
 @cache
 def stdout() -> Console:
     """Return the console for results."""
@@ -100,7 +100,7 @@ def note(text: str) -> None:
 
 
 def seconds(option: str, text: str) -> float:
-    """Return an option's time, such as ``50ms``, ``90s``, ``5m`` or ``1h``.
+    """Return an option's duration in seconds, from text such as ``50ms``, ``90s``, ``5m`` or ``1h``.
 
     Raises:
         InvalidArgument: it is not a duration.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The exit code when nothing faster was found and --strict is given.
 NOTHING = 3
-# Characters of a reason that is shown; some engines name all of their source.
+# The longest reason shown, in characters; some engines quote their whole source.
 _MOST = 160
 
 
@@ -32,13 +32,13 @@ def quantize(
         typer.Option(help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic."),
     ] = None,
     validate: Annotated[
-        str | None, typer.Option(help="Data of the same forms for the metric.", show_default="a part of --calibrate")
+        str | None, typer.Option(help="Data for the metric, in the same formats.", show_default="a part of --calibrate")
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
             help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16, fp16 or pt2e-int8.",
-            show_default="the fastest that holds",
+            show_default="the fastest within the budget",
         ),
     ] = None,
     metric: Annotated[
@@ -53,11 +53,14 @@ def quantize(
         typer.Option(help="An option of the recipe as NAME=VALUE, such as calibration=mse; repeatable."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Batch size whose latency matters; repeatable.", show_default="1, 8, 32")
+        list[int] | None, typer.Option(help="Batch size to optimize and time; repeatable.", show_default="1, 8, 32")
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="onnxruntime or openvino; repeatable.", show_default="those installed"),
+        typer.Option(
+            help="An engine that may run the result, onnxruntime or openvino; repeatable.",
+            show_default="those installed",
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per call.", show_default="one per core")] = None,
     budget: Annotated[
@@ -156,7 +159,7 @@ def _recipe(name: str | None, options: list[str]) -> Recipe | None:
 
     if name is None or name == "auto":
         if options:
-            raise InvalidArgument("--option sets something of a recipe; name it by --recipe")
+            raise InvalidArgument("--option belongs to a recipe; name the recipe with --recipe")
         return None
     if name not in RECIPES:
         raise InvalidArgument(f"there is no recipe '{name}'; there are: auto, {', '.join(RECIPES)}")
@@ -194,7 +197,7 @@ def _show(result: Quantized, out: Path) -> None:
     if report.audit is not None and report.audit.floats:
         note(f"note: float operators left between integer ones: {', '.join(report.audit.floats[:8])}")
     if result.verdict != "quantized":
-        note(f"warning: {result.reason}; the model is written as it was")
+        note(f"warning: {result.reason}; the model is written unchanged")
         say(f"{out}: {result.archive.name}, unchanged")
         return
     if result.reason:
@@ -203,7 +206,7 @@ def _show(result: Quantized, out: Path) -> None:
 
 
 def _show_candidates(report: Report) -> None:
-    """Print the candidates, the fastest first; the report also has intervals and full reasons."""
+    """Print the candidates, fastest first; the report also has intervals and full reasons."""
     from rich.table import Table
     from rich.text import Text
 
@@ -247,6 +250,6 @@ def _show_result(result: Quantized, out: Path) -> None:
         note(f"{report.metric}: {before} before, {after} after{interval}, on {rows}")
     if chosen is not None and chosen.speedups:
         speedups = ", ".join(f"{value:.2f}x at batch {rows}" for rows, value in chosen.speedups.items())
-        note(f"speed against the original: {speedups}")
+        note(f"speed compared with the original: {speedups}")
     variant = result.archive.variant(report.variant)
     say(f"{out}: {result.archive.name}, {variant.name} {size(variant.size)}, the original {size(report.size)}")

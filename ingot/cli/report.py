@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".json", ".txt")
 _EXPORT = "report.json"
 _QUANTIZATION = "quantization.json"
-# The report of a model of ten thousand operations has some 6 MiB.
+# The report of a model of ten thousand operations takes about 6 MiB.
 _MAX_BYTES = 16 << 20
 
 
 def write(archive: Archive, path: Path, name: str | None = None) -> str:
     """Write an archive's report as the file's suffix says, and return the name of the variant that carries it.
 
-    Only the data of the report is taken from the archive. The page and the text are made of it here: those that the
-    archive holds could run scripts, or drive a terminal.
+    Only the report's data is read from the archive. The page and the text are rendered here: those in the archive could
+    run scripts, or control a terminal.
 
     Args:
         archive: the archive.
@@ -70,7 +70,9 @@ def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Re
             if (report := _document(variant, document)) is not None:
                 return variant, report
     who = "the archive" if name is None else f"variant '{name}'"
-    raise NotFound(f"{who} carries no {_EXPORT}; export the model again to have one, or quantize it to have another")
+    raise NotFound(
+        f"{who} carries no {_EXPORT}; export the model again to add one, or quantize it for a quantization report"
+    )
 
 
 def _document(variant: Variant, document: str) -> export_report.Report | quant_report.Report | None:

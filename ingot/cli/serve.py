@@ -36,7 +36,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC until Ctrl-C, SIGTERM or SIGHUP; requests in flight then finish.
 
-    Settings of the server can also be given by variables: INGOT_HTTP_PORT for --http-port, and so on.
+    Server settings can also be environment variables: INGOT_HTTP_PORT for --http-port, and so on.
     """
     configure_logging(log_level)
     with _garbage_later() as loaded:
@@ -88,10 +88,10 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def _garbage_later() -> Iterator[Callable[[], None]]:
-    """Collect no garbage until the yielded function is called, and never look again at what was loaded until then.
+    """Disable garbage collection until the yielded function is called, and exempt all that was loaded until then.
 
-    Modules and models live as long as the server. Looking through them took a tenth of the time to start, and would
-    hold up all requests for 25 ms every now and then.
+    Modules and models live as long as the server. Scanning them took a tenth of the time to start, and would delay all
+    requests by 25 ms now and then.
     """
 
     def loaded() -> None:
@@ -139,7 +139,7 @@ def _addresses(server: Any) -> dict[str, Any]:
 
 
 def _print_addresses(server: Any) -> None:
-    # By print, since the first requests wait while another module would be loaded to do it.
+    # With print: the first requests would wait while rich is imported.
     for model in server.repository:
         variant = f"{model.variant}, " if model.variant else ""
         print(f"{model.name} version {model.version} ({variant}{model.device}) is ready")

@@ -48,7 +48,7 @@ def keygen(
         print_json({"key": str(private), "public": str(public), "keyid": key.public.keyid})
         return
     say(f"{private}  to sign with; keep it secret")
-    say(f"{public}  to verify by; key id {key.public.keyid}")
+    say(f"{public}  to verify with; key id {key.public.keyid}")
 
 
 def sign(
@@ -66,7 +66,9 @@ def sign(
     private = _private_key(key)
     located = locate(model, Store(store)).whole()
     if located.url is not None:
-        raise InvalidArgument(f"{located.url} cannot be written; sign a file, or what is in the store, and upload that")
+        raise InvalidArgument(
+            f"{located.url} cannot be written; sign a file or an archive in the store, and upload that"
+        )
     archive, found = located.find()
     keyid, name = private.public.keyid, found.name
     finding = signing.check(archive, name, {keyid: private.public})
@@ -134,7 +136,7 @@ def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
     if verdict.rule:
         say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
     if local:
-        say(f"{size(archive.size)} have the right digests")
+        say(f"{size(archive.size)} checked; all digests match")
 
 
 def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
@@ -147,9 +149,7 @@ def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:
     variable = os.environ.get("INGOT_TRUST")
     path = trust or (Path(variable) if variable else None)
     if path is None:
-        raise InvalidArgument(
-            "nothing says whom to trust; give a policy (--trust trust.toml) or a key (--key ingot.pub)"
-        )
+        raise InvalidArgument("there is no trust policy; give one (--trust trust.toml) or a key (--key ingot.pub)")
     return Policy.load(path)
 
 
@@ -161,7 +161,7 @@ def _attach(located: Located, signed: Archive, name: str, *, replace: bool) -> N
         try:
             signed.save(located.path)
         except KeyboardInterrupt:
-            note(f"interrupted; {located.path} is as it was")
+            note(f"interrupted; {located.path} is unchanged")
             raise
 
 
@@ -191,7 +191,7 @@ def _ask(question: str, *, confirm: bool) -> str:
 def _check_new(path: Path) -> None:
     check_out(path)
     if path.exists() or path.is_symlink():
-        raise AlreadyExists(f"{path} is there already, and keys are not overwritten; choose another name by --out")
+        raise AlreadyExists(f"{path} already exists, and keys are not overwritten; choose another name with --out")
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
@@ -199,7 +199,7 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
-        raise AlreadyExists(f"{path} is there already, and keys are not overwritten") from None
+        raise AlreadyExists(f"{path} already exists, and keys are not overwritten") from None
     except OSError as error:
         raise write_error(f"cannot write {path}", error) from error
     try:

@@ -42,9 +42,9 @@ def list_models(
     for ref, version in rows:
         say(f"{_short(ref)}  {ref.digest}" + (f"  = {version}" if version not in (None, ref.tag) else ""))
     if not rows and isinstance(place, Store) and not place.root.exists():
-        note(f"there is no store at {place.root} yet; ingot push makes it")
+        note(f"there is no store at {place.root} yet; ingot push creates it")
     elif not rows:
-        note(f"{where or 'the store'} holds no models; ingot push fills it")
+        note(f"{where or 'the store'} holds no models; ingot push adds one")
 
 
 def history(
@@ -57,10 +57,10 @@ def history(
 
     ref = Reference.parse(model)
     if ref.registry is not None:
-        raise InvalidArgument("registries keep no history of tags; ingot list shows what there is now")
+        raise InvalidArgument("registries keep no history of tags; ingot list shows the current ones")
     moves = [move for move in Store(store).history(ref.name) if ref.tag in (None, move.tag)][::-1]
     if not moves:
-        raise NotFound(f"the store knows nothing of '{model}'; ingot history {ref.name} shows its other tags")
+        raise NotFound(f"the store has no history of '{model}'; ingot history {ref.name} shows its other tags")
     if as_json:
         print_json([move.model_dump(mode="json") for move in moves])
         return
@@ -127,7 +127,7 @@ def remove(
 
 
 def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], RegistryAddress | None]:
-    """Return where is listed, and which models."""
+    """Return the place to list, the names of the models, and the registry, if it is one."""
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
 
@@ -146,7 +146,7 @@ def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], Re
 
 
 def _others(place: Place, name: str) -> str:
-    """Return for a message which models there are, those below a name first; nothing where they are not listed."""
+    """List the existing models for a message, those below a name first; empty if the place cannot list them."""
     from ingot.model_store.references import some
 
     try:
@@ -160,7 +160,7 @@ def _others(place: Place, name: str) -> str:
 
 
 def _rows(model: Reference, tags: Mapping[str, str]) -> Iterator[tuple[Reference, str | None]]:
-    """Yield each tag, the versions first, and which version it is, or None."""
+    """Yield each tag, versions first, with the version that it points to, or None."""
     from ingot.model_store.references import is_version, version_key
 
     versions = sorted(filter(is_version, tags), key=version_key)
@@ -181,10 +181,10 @@ def _named(reference: Reference) -> dict[str, str | None]:
 
 
 def _print_move(moved: Reference, before: str | None, otherwise: str, as_json: bool) -> None:
-    """Report a moved tag; ``otherwise`` describes one without an earlier target."""
+    """Report a moved tag; ``otherwise`` describes a tag without an earlier target."""
     if as_json:
         print_json({**_named(moved), "digest": moved.digest, "before": before})
         return
-    was = "is that already" if before == moved.digest else f"was {before}" if before else otherwise
+    was = "is unchanged" if before == moved.digest else f"was {before}" if before else otherwise
     say(f"{_short(moved)}  {moved.digest}")
     note(f"{_short(moved)} {was}")

@@ -59,7 +59,7 @@ def push(
 def pull(
     reference: Annotated[str, typer.Argument(help="The archive: oci://host/name:tag.")],
     name: Annotated[
-        str | None, typer.Argument(help="The name in the store: name:tag.", show_default="as the registry does")
+        str | None, typer.Argument(help="The name in the store: name:tag.", show_default="the registry's")
     ] = None,
     trust: Trust = None,
     store: StoreOption = None,
@@ -76,7 +76,7 @@ def pull(
     target = None if name is None else _local_target(name, f"ingot copy {reference} {name}")
     archive, found = source.find()
     if target is None and found.tag is None:
-        raise InvalidArgument(f"no tag points to '{found}'; say what the store is to call it, such as {found.name}:1")
+        raise InvalidArgument(f"no tag points to '{found}'; give its name in the store, such as {found.name}:1")
     target = target or _target(f"{found.name}:{found.tag}")
     _check(archive, found, target, source, trust)
     _copy(archive, target, here, expected(None), as_json, recheck=trust is not None)
@@ -150,7 +150,8 @@ def expected(expect: str | None) -> str:
     """Return the digest that ``--expect`` requires.
 
     Raises:
-        InvalidArgument: it is empty, such as a variable that a failed command should have filled, or no digest.
+        InvalidArgument: it is not a digest, or is empty, for instance from a variable that a failed command did not
+        set.
     """
     from ingot.model_store.store.tags import ANY, NONE
 
@@ -165,7 +166,7 @@ def expected(expect: str | None) -> str:
 
 @contextmanager
 def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
-    """Show how far a transfer is, its rate and the time that is left, on stderr.
+    """Show a transfer's progress, rate and remaining time on stderr.
 
     Args:
         title: what is transferred.
@@ -181,7 +182,7 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:
-            # Blobs that are there already count neither as done nor as remaining: the rate would be far too high.
+            # Blobs that are already present count neither as done nor as remaining: the rate would be far too high.
             left = state.total - state.skipped
             bar.update(task, total=left, completed=state.moved, visible=state.moved > 0)
 
@@ -207,7 +208,7 @@ def _columns() -> list[ProgressColumn]:
 
 
 def _check(archive: Archive, found: Reference, target: Reference | None, located: Located, trust: Path | None) -> None:
-    """Raise Untrusted if a trust policy is given, and does not let an archive be copied; see Policy.check_copy."""
+    """Raise Untrusted if a trust policy is given and forbids copying an archive; see Policy.check_copy."""
     if trust is not None:
         from ingot.model_store.trust.policy import Policy
 
@@ -235,7 +236,7 @@ def _copy(
             else:
                 pushed = place.push(archive, target, expect=expect, transfer=transfer)
     except KeyboardInterrupt:
-        again = "continues this one" if place is store else "sends no blob again that was sent whole"
+        again = "continues this one" if place is store else "skips blobs that were sent completely"
         note(f"interrupted; no tag was moved, and the same command {again}")
         raise
     if as_json:
@@ -244,7 +245,7 @@ def _copy(
         return
     say(f"{target}  {pushed.digest}")
     if transfer.skipped:
-        note(f"{size(transfer.moved)} copied, {size(transfer.skipped)} were there already")
+        note(f"{size(transfer.moved)} copied, {size(transfer.skipped)} were already present")
 
 
 def _target(reference: str) -> Reference:
@@ -258,7 +259,9 @@ def _target(reference: str) -> Reference:
     if not ref.pushable:
         raise InvalidArgument(f"an archive cannot become '{reference}'; write name:tag, such as {ref.name}:1")
     if ref.registry is None and ref.name.startswith(f"{PULLED}/"):
-        raise InvalidArgument(f"'{reference}': names in {PULLED}/ are what servers pull; take another one")
+        raise InvalidArgument(
+            f"'{reference}': names in {PULLED}/ are reserved for archives that servers pull; choose another"
+        )
     note_stored(written_name(reference))
     return ref
 
@@ -271,5 +274,5 @@ def _local_target(reference: str, instead: str) -> Reference:
     """
     target = _target(reference)
     if target.registry is not None:
-        raise InvalidArgument(f"'{reference}' is in a registry, and this command fills the store; try: {instead}")
+        raise InvalidArgument(f"'{reference}' is in a registry, and this command copies into the store; try: {instead}")
     return target

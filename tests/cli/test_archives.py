@@ -81,7 +81,7 @@ class TestRefusedExports:
         command = ["export", "tests.export.models:net", "--input", "x:float32[batch,5]", "-o", "net.ingot"]
         message = refused(run_ingot(*command))
         assert message.startswith("the model does not run on the example inputs (x [3, 5]): RuntimeError")
-        assert message.endswith("it runs with x:float32[batch,4]: declare it so")
+        assert message.endswith("it runs with x:float32[batch,4]: declare it that way")
         assert not (tmp_path / "net.ingot").exists()
 
     def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ class TestRefusedArchives:
         np.savez(tmp_path / "bad.npz", pixels=np.zeros((3, 1, 8, 8), np.float32))
         result = run_ingot("quantize", archive, "--calibrate", "bad.npz", "-o", "q.ingot")
         assert (result.returncode, result.stdout) == (1, "")
-        message = "error: the calibration data in bad.npz lacks the input 'image'; it holds: pixels"
+        message = "error: the calibration data in bad.npz lacks the input 'image'; it contains: pixels"
         assert result.stderr.splitlines()[-1] == message
 
     @pytest.mark.parametrize(

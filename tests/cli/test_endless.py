@@ -51,7 +51,7 @@ def test_the_command_ends_when_the_limit_is_reached(
     endless(tmp_path / "odd.onnx")
     message = refused(run_ingot("export", "odd.onnx", "-o", "odd.ingot", "--load-timeout", "1s"))
     assert message.startswith("odd.onnx did not load and answer within 1s")
-    assert "raise --load-timeout (0 is without a limit)" in message
+    assert "raise --load-timeout (0 means no limit)" in message
     assert not list(scratch.glob("ingot-*"))
     assert not (tmp_path / "odd.ingot").exists()
 
@@ -88,6 +88,6 @@ def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: End
 
 
 def test_a_limit_that_is_not_a_duration_is_refused(run_ingot: RunIngot) -> None:
-    assert "--load-timeout is 'soon'" in refused(
+    assert "--load-timeout 'soon' is not a duration" in refused(
         run_ingot("export", "a.onnx", "-o", "a.ingot", "--load-timeout", "soon")
     )

@@ -159,11 +159,11 @@ def test_a_malformed_constant(run_ingot: RunIngot, tmp_path: Path, constant: str
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--explain-limit", "-5"], "--explain-limit -5 is not a time to search; give seconds above 0"),
-        (["--explain-limit", "nan"], "--explain-limit nan is not a time"),
-        (["--opset", "-1"], "there is no operator set -1 to export to; give --opset from 7 to "),
-        (["--opset", "6"], "there is no operator set 6 to export to"),
-        (["--opset", "999"], "there is no operator set 999 to export to"),
+        (["--explain-limit", "-5"], "--explain-limit is -5; it must be a number of seconds above 0"),
+        (["--explain-limit", "nan"], "--explain-limit is nan; it must be"),
+        (["--opset", "-1"], "cannot export to operator set -1; give --opset from 7 to "),
+        (["--opset", "6"], "cannot export to operator set 6"),
+        (["--opset", "999"], "cannot export to operator set 999"),
     ],
 )
 def test_numbers_out_of_range_are_refused_before_any_work(

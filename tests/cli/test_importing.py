@@ -168,10 +168,10 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
     for arguments, message in (
         (
             ["repo", "-o", "a.ingot"],
-            "holds 3 models, which cannot all go there; name one: repo/a/1, repo/a/2, repo/b/1",
+            "holds 3 models, which cannot all have one target; name one: repo/a/1, repo/a/2, repo/b/1",
         ),
-        (["repo/a", "x:1"], "holds 2 models, which cannot all go there; name one: repo/a/1, repo/a/2"),
-        (["repo", "x"], "holds models of several names, not one 'x'"),
+        (["repo/a", "x:1"], "holds 2 models, which cannot all have one target; name one: repo/a/1, repo/a/2"),
+        (["repo", "x"], "have different names and cannot all be 'x'"),
         (["repo/b", "x:1", "-o", "a.ingot"], "goes to the store or to a file; leave out the reference, or --out"),
         (["repo/b", "x:1#fp32"], "'x:1#fp32' cannot be pushed to; write name:tag"),
         (["repo/b", "oci://host/x:1"], "'oci://host/x:1' is in a registry; import into the store, then: ingot copy"),
@@ -197,9 +197,7 @@ def test_code_runs_only_by_consent_of_an_option_or_a_variable(here: Path, monkey
 def test_versions_that_are_not_tags(run_ingot: RunIngot, here: Path) -> None:
     mar(here / "net.mar", {}, modelVersion="1 final\x1b")
     result = run_ingot("import", "net.mar")
-    assert (
-        r"the version '1 final\x1b' of net.mar cannot be a tag here; say where it goes, such as net:1" in result.stderr
-    )
+    assert r"the version '1 final\x1b' of net.mar cannot be a tag; give the target, such as net:1" in result.stderr
 
 
 SLOW = b"""

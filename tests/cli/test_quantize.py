@@ -118,7 +118,9 @@ class TestSearch:
         assert ", the original " in lines[-1]
         assert "accuracy:labels=y: 1.0000 before, " in result.stderr
         assert "on 100 held-out samples" in result.stderr
-        assert "speed against the original: 2.00x at batch 1, 2.00x at batch 8, 2.00x at batch 32" in result.stderr
+        assert (
+            "speed compared with the original: 2.00x at batch 1, 2.00x at batch 8, 2.00x at batch 32" in result.stderr
+        )
         assert "the report is in q.html" in result.stderr
 
         page = (tmp_path / "q.html").read_text()
@@ -151,7 +153,7 @@ class TestSearch:
     def test_without_data(self, quantize: Quantize, tmp_path: Path) -> None:
         result = quantize("m.ingot", "-o", "q.ingot", "--report", "r.txt")
         assert succeeded(result).splitlines()[-1].startswith("q.ingot: classifier, int8 ")
-        assert "note: measured on generated inputs alone: give real ones to be sure" in result.stderr
+        assert "note: measured on generated inputs only: pass real ones for a reliable result" in result.stderr
         assert "generated inputs" in (tmp_path / "r.txt").read_text()
 
     def test_nothing_faster(self, quantize: Quantize, tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ class TestSearch:
         succeeded(quantize("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot"))
         assert len(Archive.open(tmp_path / "q.ingot").variants) == 2
         message = refused(quantize("q.ingot", "--calibrate", "data.npz", "-o", "again.ingot"))
-        assert message.endswith("has a variant 'int8' already; quantize the archive that it was made from")
+        assert message.endswith("has a variant 'int8' already; quantize the archive from which it was made")
         Archive.open(tmp_path / "q.ingot").verify()
 
     def test_a_reference_in_and_a_variant_by_its_name(self, quantize: Quantize, run_ingot: RunIngot) -> None:
@@ -259,7 +261,7 @@ class TestPairedRows:
 
     def test_groups_that_are_not_in_the_data(self, quantize: Quantize) -> None:
         command = ("m.ingot", "--calibrate", "data.npz", "--metric", "scores:complete", "-o", "q.ingot")
-        assert "has no array 'pair'; it holds: y, exact" in refused(quantize(*command))
+        assert "has no array 'pair'; it contains: y, exact" in refused(quantize(*command))
 
 
 class TestRecipes:
@@ -335,7 +337,7 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         patch.setattr(Archive, "save", full)
         error = CliRunner().invoke(app, args).exception
         assert isinstance(error, StorageFull)
-        assert str(error) == f"no space is left in {tmp_path}: make room, or name another folder"
+        assert str(error) == f"no space is left in {tmp_path}: free some, or choose another folder"
     assert [path.name for path in tmp_path.iterdir()] == [".q.ingot.search"]
     assert CliRunner().invoke(app, args).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["q.ingot"]
@@ -345,19 +347,19 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     ("args", "message"),
     [
         (["--recipe", "int9"], "there is no recipe 'int9'; there are: auto, static-int8, dynamic-int8"),
-        (["--recipe", "static-int8"], "learns ranges from data; give calibration data, or take dynamic-int8"),
+        (["--recipe", "static-int8"], "needs calibration data; pass some (--calibrate), or use dynamic-int8"),
         (["--recipe", "weight-int8", "--option", "blok=32"], "'blok=32' is not an option of weight-int8; there are: "),
         (["--recipe", "weight-int8", "--option", "block=x"], "'block=x': x is not a number"),
         (["--recipe", "weight-int8", "--option", "block=7"], "the block is 7; it must be 16, 32, 64, 128 or 256"),
         (["--recipe", "dynamic-int8", "--option", "per_channel=no"], "'per_channel=no': it must be true or false"),
         (["--recipe", "static-int8", "--option", "calibration=max"], "calibration of static-int8 is 'max'; it must be"),
-        (["--option", "block=32"], "--option sets something of a recipe; name it by --recipe"),
+        (["--option", "block=32"], "--option belongs to a recipe; name the recipe with --recipe"),
         (["--metric", "acuracy"], "there is no metric 'acuracy'; did you mean accuracy"),
-        (["--metric", "accuracy:labels=y"], "needs labels, and there is no data"),
-        (["--calibrate", "data.npz", "--metric", "accuracy:labels=z"], "has no array 'z'; it holds: "),
+        (["--metric", "accuracy:labels=y"], "needs labels, and no data was given"),
+        (["--calibrate", "data.npz", "--metric", "accuracy:labels=z"], "has no array 'z'; it contains: "),
         (["--calibrate", "one-class.npz", "--metric", "accuracy:labels=y"], "class"),
         (["--calibrate", "lengths.npz"], "lengths.npz"),
-        (["--calibrate", "nan.npz"], "the calibration data in nan.npz holds NaN or infinity in 'x'"),
+        (["--calibrate", "nan.npz"], "the calibration data in nan.npz contains NaN or infinity in 'x'"),
         (["--calibrate", "text.npz"], "text.npz"),
         (["--calibrate", "nope.npz"], "there is no file nope.npz"),
         (["--validate", "nope.npz"], "there is no file nope.npz"),
@@ -365,22 +367,25 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--keep", "frist"], "there is no layer 'frist' to keep; the nearest are: first"),
         (["--budget", "5x"], "'5x' is not a duration; write it as 50ms, 90s, 5m or 1h"),
         (["--budget", "0m"], "the time budget is 0.0 s; it must be more than 0"),
-        (["--batch", "0"], "the batch sizes are [0]; give one or more, each 1 or more"),
+        (["--batch", "0"], "the batch sizes are [0]; pass at least one, each 1 or more"),
         (["--threads", "0"], "0 threads cannot run a model"),
-        (["--seed", "-1"], "the seed is -1; it cannot be below 0"),
-        (["--max-drop", "-1"], "the largest drop is -1.0; it cannot be below 0"),
-        (["--engine", "tensorrt"], "there is no engine 'tensorrt' to quantize for; there are: onnxruntime, openvino"),
+        (["--seed", "-1"], "the seed is -1; it must be 0 or more"),
+        (["--max-drop", "-1"], "the largest drop is -1.0; it must be 0 or more"),
+        (["--engine", "tensorrt"], "unknown engine 'tensorrt'; use onnxruntime or openvino"),
         (["--report", "r.pdf"], "a report cannot be written as r.pdf; end its name in .html, .json, .txt"),
         (["--report", "no/r.html"], "cannot write no/r.html: there is no folder no"),
-        (["-o", "m.ingot"], "cannot write m.ingot: it is the file of the model too; name another"),
-        (["-o", "./m.ingot"], "cannot write m.ingot: it is the file of the model too"),
-        (["--calibrate", "data.npz", "-o", "data.npz"], "cannot write data.npz: it is the file of the calibration too"),
-        (["--validate", "x.html", "--report", "x.html"], "it is the file of the validation too; name another"),
-        (["-o", "k.html", "--report", "k.html"], "cannot write k.html: it is the file of the archive too"),
+        (["-o", "m.ingot"], "cannot write m.ingot: it is also the file of the model; name another"),
+        (["-o", "./m.ingot"], "cannot write m.ingot: it is also the file of the model"),
+        (
+            ["--calibrate", "data.npz", "-o", "data.npz"],
+            "cannot write data.npz: it is also the file of the calibration",
+        ),
+        (["--validate", "x.html", "--report", "x.html"], "it is also the file of the validation; name another"),
+        (["-o", "k.html", "--report", "k.html"], "cannot write k.html: it is also the file of the archive"),
         (["-o", "/dev/null"], "cannot write /dev/null: it is a device, pipe or socket; name a file"),
         (["--report", "/dev/null"], "cannot write /dev/null: it is a device"),
         (["--threads", "100000"], "100000 threads cannot run a model; give "),
-        (["--max-drop", "inf"], "the largest drop is inf; give what the metric may lose"),
+        (["--max-drop", "inf"], "the largest drop is inf; give the accepted loss of the metric"),
         (["-o", "no/q.ingot"], "cannot write no/q.ingot: there is no folder no"),
     ],
 )

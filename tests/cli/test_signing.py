@@ -107,12 +107,12 @@ def test_keys_are_made_for_their_owner_alone_and_never_overwritten(run_ingot: Ru
     private = tmp_path / "keys.of.team.key"
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     before = private.read_bytes()
-    assert "keys.of.team.key is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    assert "keys.of.team.key already exists" in refused(run_ingot("keygen", "-o", "keys.of.team"))
     private.unlink()
-    assert "keys.of.team.pub is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    assert "keys.of.team.pub already exists" in refused(run_ingot("keygen", "-o", "keys.of.team"))
     assert not private.exists()
     private.symlink_to(tmp_path / "elsewhere")
-    assert "is there already" in refused(run_ingot("keygen", "-o", "keys.of.team"))
+    assert "already exists" in refused(run_ingot("keygen", "-o", "keys.of.team"))
     assert not (tmp_path / "elsewhere").exists()
     assert before.startswith(b"-----BEGIN PRIVATE KEY-----")
 
@@ -144,7 +144,7 @@ def test_a_key_that_others_can_read_is_remarked_upon(
 def test_the_policy_can_come_from_the_environment(
     run_ingot: RunIngot, store: Store, keyid: str, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "nothing says whom to trust" in refused(run_ingot("verify", "team/tiny:1"))
+    assert "there is no trust policy" in refused(run_ingot("verify", "team/tiny:1"))
     monkeypatch.setenv("INGOT_TRUST", str(policy))
     assert "rule 1 (names = 'team/*')" in refused(run_ingot("verify", "team/tiny:1"))
     succeeded(run_ingot("sign", "team/tiny:1", "--key", "ingot.key"))

@@ -53,7 +53,7 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     ]
     told = read(succeeded(run_ingot("history", "tiny", "--json")))
     assert [(move["tag"], move["action"]) for move in told[-2:]] == [("2", "push"), ("1", "push")]
-    assert "knows nothing of 'tiny:canary'" in refused(run_ingot("history", "tiny:canary"))
+    assert "no history of 'tiny:canary'" in refused(run_ingot("history", "tiny:canary"))
     succeeded(run_ingot("remove", "tiny:prod"))
     assert run_ingot("rollback", "tiny:prod").stderr == "tiny:prod was removed, and is restored\n"
 
@@ -64,14 +64,14 @@ def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
     shown = succeeded(run_ingot("gc")).splitlines()
     assert shown[0].startswith("0 files, 0 B were removed; ")
     assert shown[1].startswith("7 files, ")
-    assert shown[1].endswith(" are needed by nothing and go after the grace (24h)")
+    assert shown[1].endswith(" are unused and will be removed after the grace period (24h)")
     would = read(succeeded(run_ingot("gc", "--grace", "0s", "--dry-run", "--json")))
     assert len(would["files"]) == 7
     assert would["dry_run"]
     assert succeeded(run_ingot("gc", "--grace", "0s")).startswith("7 files, ")
-    assert succeeded(run_ingot("fsck")) == "1 archives, 11 blobs: all is well\n"
+    assert succeeded(run_ingot("fsck")) == "1 archives, 11 blobs: no problems\n"
     assert "which is now incomplete" in refused(run_ingot("rollback", "tiny:2"))
-    assert "--grace is 'soon'; write a time such as 30s" in refused(run_ingot("gc", "--grace", "soon"))
+    assert "--grace 'soon' is not a duration; write it as 30s" in refused(run_ingot("gc", "--grace", "soon"))
 
 
 @pytest.mark.usefixtures("pushed")
@@ -87,8 +87,8 @@ def test_damage_is_reported_quarantined_and_repaired(run_ingot: RunIngot, tmp_pa
     assert repaired.returncode == 1
     assert read(repaired.stdout)["problems"][0]["repaired"]
     succeeded(run_ingot("push", "1.ingot", "tiny:1"))
-    assert succeeded(run_ingot("fsck", "--quick")) == "2 archives, 18 blobs: all is well\n"
-    assert "leave --quick out" in refused(run_ingot("fsck", "--quick", "--repair"))
+    assert succeeded(run_ingot("fsck", "--quick")) == "2 archives, 18 blobs: no problems\n"
+    assert "leave out --quick" in refused(run_ingot("fsck", "--quick", "--repair"))
 
 
 @pytest.mark.usefixtures("pushed")
@@ -141,8 +141,10 @@ def test_archives_in_a_registry_are_listed_by_full_name(run_ingot: RunIngot, reg
     told = read(succeeded(run_ingot("list", model, "--json")))
     assert [(item["reference"], item["name"]) for item in told] == [(f"{model}:1", model), (f"{model}:prod", model)]
     assert read(succeeded(run_ingot("copy", f"{model}:1", f"{model}:2", "--json")))["reference"] == f"{model}:2"
-    assert "this command fills the store; try: ingot copy" in refused(run_ingot("pull", f"{model}:1", f"{model}:3"))
-    assert "this command fills the store; try: ingot push" in refused(run_ingot("load", "1.ingot", f"{model}:3"))
+    assert "this command copies into the store; try: ingot copy" in refused(
+        run_ingot("pull", f"{model}:1", f"{model}:3")
+    )
+    assert "this command copies into the store; try: ingot push" in refused(run_ingot("load", "1.ingot", f"{model}:3"))
 
 
 @pytest.mark.usefixtures("pushed")
@@ -151,7 +153,7 @@ def test_what_no_tag_points_to_is_pulled_under_a_name_that_is_given(run_ingot: R
     for tag in ("1", "2"):
         succeeded(run_ingot("push", f"tiny:{tag}", f"{remote}:prod"))
     lost = f"{remote}@{FIRST.digest}"
-    assert f"no tag points to '{lost}'; say what the store is to call it, such as cli/untagged:1" in refused(
+    assert f"no tag points to '{lost}'; give its name in the store, such as cli/untagged:1" in refused(
         run_ingot("pull", lost)
     )
     assert succeeded(run_ingot("pull", lost, "found:1")) == f"found:1  {FIRST.digest}\n"
@@ -202,7 +204,11 @@ class TestRefused:
     def test_wrong_references(self, run_ingot: RunIngot) -> None:
         cases = {
             ("push", "1.ingot", "other.ingot"): "is a file; ingot save writes one",
-            ("push", "1.ingot", "oci/host__443/tiny:1"): "names in oci/ are what servers pull; take another one",
+            (
+                "push",
+                "1.ingot",
+                "oci/host__443/tiny:1",
+            ): "names in oci/ are reserved for archives that servers pull; choose another",
             ("push", "1.ingot", "tiny"): "write name:tag, such as tiny:1",
             ("push", "none.ingot", "tiny:3"): "there is no file none.ingot",
             ("pull", "oci://127.0.0.1:1/tiny:1", "cls"): "cannot become 'cls'; write name:tag, such as cls:1",
