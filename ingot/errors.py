@@ -181,6 +181,9 @@ CLASSES: dict[Code, type[IngotError]] = {
 }
 """The class for each code of an error from another process."""
 
+ALLOW_CODE = "if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
+"""The remedy in messages about code that runs only with the user's consent."""
+
 _MAX_TEXT = 1000
 
 

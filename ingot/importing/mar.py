@@ -153,7 +153,7 @@ class _Reader:
         except InvalidArgument as error:
             refusals.append(str(error))
         if refusals and kind == "torchscript" and not self._consent.allow_code:  # otherwise checked once it is read
-            refusals.append("TorchScript is a program, which --allow-code lets run")
+            refusals.append("TorchScript is a program, which needs --allow-code")
         if refusals and kind in ("torchscript", "state_dict"):
             refusals.append("--input must describe the inputs, which the archive does not")
         if refusals:

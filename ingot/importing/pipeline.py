@@ -102,7 +102,7 @@ def places(found: Sequence[Candidate]) -> str:
 
 
 def _load(found: Imported) -> nn.Module | Path:
-    """Return the module, or the path of an ONNX graph. Code is only read with the user's consent."""
+    """Return the module, or the path of an ONNX graph. Code is loaded only with the user's consent."""
     from ingot.export.source import load_model_file, load_program, load_torchscript
 
     if found.format == "onnx":

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ingot.errors import InvalidArgument
+from ingot.errors import ALLOW_CODE, InvalidArgument
 from ingot.tensors import Dim, DType, TensorSpec
 
 BATCH = "batch"
@@ -44,9 +44,7 @@ class Consent:
     def need_code(self, why: str) -> None:
         """Raise InvalidArgument unless code may be run; ``why`` names the code and the reason."""
         if not self.allow_code:
-            raise InvalidArgument(
-                f"{why}; if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
-            )
+            raise InvalidArgument(f"{why}; {ALLOW_CODE}")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class TestCode:
 
     @pytest.mark.parametrize(
         ("model", "code"),
-        [({}, "which --allow-code lets run"), ({"modelFile": "model.py"}, "'model.py'; .*allow it with --allow-code")],
+        [({}, "which needs --allow-code"), ({"modelFile": "model.py"}, "'model.py'; .*allow it with --allow-code")],
     )
     def test_all_requirements_are_reported_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
         script_mar(path, {"h.py": b"", "model.py": b""}, handler="h.py", **model)

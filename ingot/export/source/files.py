@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ingot import foreign
-from ingot.errors import InvalidArgument
+from ingot.errors import ALLOW_CODE, InvalidArgument
 from ingot.export.program import quiet
 from ingot.export.source.checkpoint import check_device, check_whole
 
@@ -32,7 +32,7 @@ def load_torchscript(path: Path, map_location: str = "cpu", *, called: str | Non
         check_whole(path, called or str(path))
         raise InvalidArgument(
             f"{called or path} is not a TorchScript file. A whole module pickled by torch.save cannot be read safely: "
-            f"save its state_dict instead. For a state_dict, name the model's code and pass this file by "
+            "save its state_dict instead. For a state_dict, name the model's code and pass this file with "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path.name}"
         ) from error
 
@@ -50,8 +50,8 @@ def load_program(path: Path, *, allow_code: bool = False, called: str | None = N
     """
     if not allow_code:
         raise InvalidArgument(
-            f"loading {called or path} can run code that it contains; if you trust its source, allow that by "
-            "--allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), otherwise name the module that it was exported from"
+            f"loading {called or path} can run code that it contains; {ALLOW_CODE}, or name the module that it was "
+            "exported from"
         )
 
     def unread(error: Exception) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ingot import foreign
-from ingot.errors import InvalidArgument, NotFound, missing_package
+from ingot.errors import ALLOW_CODE, InvalidArgument, NotFound, missing_package
 from ingot.export.program import quiet
 
 
@@ -66,7 +66,7 @@ def load_pretrained(folder: Path, *, allow_code: bool = False) -> nn.Module:
     if config.get("auto_map") and not allow_code:
         raise InvalidArgument(
             f"the model in {folder} comes with its own Python code (auto_map in its config.json), which loading it can "
-            "run; if you trust its source, allow that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
+            f"run; {ALLOW_CODE}"
         )
     try:
         import transformers

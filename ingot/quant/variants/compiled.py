@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ingot.errors import InvalidArgument, Unsupported
+from ingot.errors import ALLOW_CODE, InvalidArgument, Unsupported
 from ingot.export.capture import exported
 from ingot.export.lower import aoti
 from ingot.export.lower.packed import Packed, release
@@ -27,7 +27,7 @@ from ingot.quant.variants.packing import Job
 from ingot.quant.variants.programs import graph, half, pt2e
 from ingot.runtime import Engine, devices, load_engine
 
-# Compilers of other releases and other processors add up in another order.
+# Compilers of other releases, and other processors, sum in another order.
 _GOLDEN_TOLERANCE = 0.1
 
 
@@ -57,7 +57,7 @@ def find_program(archive: Archive, recipe: Recipe, config: QuantConfig) -> Varia
 
     Raises:
         InvalidArgument: the archive has no PyTorch program.
-        Unsupported: running the program is not allowed.
+        Unsupported: the program may not be run.
     """
     for variant in archive.variants:
         if variant.serving.format == "pt2" and variant.serving.recipe is None:
@@ -69,8 +69,8 @@ def find_program(archive: Archive, recipe: Recipe, config: QuantConfig) -> Varia
         )
     if not config.allow_code:
         raise Unsupported(
-            f"the recipe '{recipe.name}' runs the PyTorch program in the archive, which can run its author's "
-            "code; if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
+            f"the recipe '{recipe.name}' runs the PyTorch program in the archive, which can run its author's code; "
+            f"{ALLOW_CODE}"
         )
     return variant
 
@@ -130,12 +130,11 @@ def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str)
     """Add the compiled variant to the archive; return the report too.
 
     Args:
-        job: what it was made with.
-        program: what it was made of.
-        recipe: how it was made.
+        job: the quantization.
+        program: the original variant.
+        recipe: the recipe.
         found: the result.
-        reason: what is wrong with the result, where it is forced. One that nothing is wrong with is the variant that
-            the archive prefers.
+        reason: the faults of a forced result. A result without faults becomes the archive's preferred variant.
 
     Raises:
         InvalidArgument: the archive has such a variant already.
@@ -191,13 +190,13 @@ def _half(recipe: HalfRecipe) -> torch.dtype:
     """Return a recipe's type.
 
     Raises:
-        Unsupported: this processor has no arithmetic in it, and would emulate it.
+        Unsupported: this processor has no instructions for it, and would emulate it.
     """
     if recipe.precision == "bf16":
         return torch.bfloat16
     if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise Unsupported(
-            "this processor does not compute in float16, which takes AVX512-FP16 or AMX-FP16; take bf16 (--recipe bf16)"
+            "this processor does not compute in float16, which needs AVX512-FP16 or AMX-FP16; use bf16 (--recipe bf16)"
         )
     return torch.float16
 

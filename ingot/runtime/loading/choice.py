@@ -73,7 +73,7 @@ def warn_of(variant: Variant, model: str, settings: Settings) -> None:
     if variant.serving.format == "onnx" and (reason := obstacle(variant, settings)):
         log.warning("model %s: variant %s may not run well here: %s", model, variant.name, reason)
     if variant.serving.evidence.holds is False:
-        log.warning("model %s: variant %s did not keep its accuracy budget", model, variant.name)
+        log.warning("model %s: variant %s exceeded its accuracy budget", model, variant.name)
 
 
 class Chooser:
@@ -109,7 +109,7 @@ class Chooser:
         if choice is None:
             choice = self._among(broken)
         else:
-            self._left_out.update({variant.name: "it did not keep its accuracy budget" for variant in broken})
+            self._left_out.update({variant.name: "it exceeded its accuracy budget" for variant in broken})
         if choice is None:
             raise Unsupported(f"no variant of model '{self._model}' can run here: {self._reasons()}")
         log.info(
@@ -235,7 +235,7 @@ def devices_of(variant: Variant) -> set[str]:
 def obstacle(variant: Variant, settings: Settings) -> str:
     """Return why a variant cannot run here, as far as that is known before loading; empty if no reason is known."""
     if variant.serving.format != "onnx" and not settings.allow_code:
-        return f"its format '{variant.serving.format}' can run its author's code; --allow-code permits that"
+        return f"its format '{variant.serving.format}' can run its author's code, which needs --allow-code"
     wanted = devices_of(variant)
     if "cuda" in wanted and settings.device == "cpu":
         return "it is made for GPUs, and the device is 'cpu'"

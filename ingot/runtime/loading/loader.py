@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.errors import InvalidArgument, Unsupported, missing_package
+from ingot.errors import ALLOW_CODE, InvalidArgument, Unsupported, missing_package
 from ingot.model_store import Variant
 from ingot.runtime.engine import Engine
 
@@ -47,8 +47,7 @@ def load_engine(
         raise Unsupported(f"no engine of this version runs models of format '{format}'")
     if not allow_code:
         raise Unsupported(
-            f"a model of format '{format}' can run its author's code; if you trust its source, allow "
-            "that by --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True), or use a variant of format 'onnx'"
+            f"a model of format '{format}' can run its author's code; {ALLOW_CODE}, or use a variant of format 'onnx'"
         )
     if format == "partitioned":
         from ingot.runtime.engines.partitioned import PartitionedEngine
