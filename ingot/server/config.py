@@ -57,12 +57,12 @@ class ServerConfig:
 
     host: str = _field(
         "127.0.0.1",
-        "Address to listen on; 0.0.0.0 is all of IPv4, :: takes IPv6",
+        "Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6",
         more="There is [no authentication](#tls): every client that reaches the ports is served.",
         group=ADDRESSES,
     )
-    http_port: int = _field(8000, "HTTP port; 0 takes any free one", group=ADDRESSES, least=0, most=65535)
-    grpc_port: int = _field(8001, "gRPC port; 0 takes any free one", group=ADDRESSES, least=0, most=65535)
+    http_port: int = _field(8000, "HTTP port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
+    grpc_port: int = _field(8001, "gRPC port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
     grpc_server: Literal["fast", "grpcio"] = _field(
         "fast",
         "Which gRPC server: fast (our own) or grpcio (gRPC's own, which takes far more CPU)",
@@ -71,7 +71,7 @@ class ServerConfig:
     )
     tls_cert: Path | None = _field(
         None,
-        "PEM file of a certificate and of those that vouch for it: both ports then speak TLS",
+        "PEM file of a certificate and its chain; both ports then use TLS",
         more="See [TLS](#tls).",
         group=ADDRESSES,
         unset="no TLS",
@@ -90,7 +90,7 @@ class ServerConfig:
     )
     trust: Path | None = _field(
         None,
-        "A trust policy: only archives that it trusts are served, with every blob's digest checked",
+        "Trust policy file: only archives that it trusts are served, with every blob's digest checked",
         more="See [the policy](registry.md#trust) and [what is checked](#trust).",
         group=MODELS,
         unset="all are served",
@@ -109,21 +109,21 @@ class ServerConfig:
         more="See [variants](#variants).",
         group=MODELS,
     )
-    instances: int = _field(1, "Engines for each model; they share the CPU cores", group=BATCHING, least=1, most=64)
+    instances: int = _field(1, "Engines per model; they share the CPU cores", group=BATCHING, least=1, most=64)
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",
-        more="By default [as many as pay](#threads).",
+        more="By default [as many as are worthwhile](#threads).",
         group=BATCHING,
-        unset="as many as pay",
+        unset="as many as are worthwhile",
         least=1,
         most=1024,
     )
-    max_batch: int = _field(64, "Most samples in one engine call", group=BATCHING, least=1)
+    max_batch: int = _field(64, "Most samples per engine call", group=BATCHING, least=1)
     slo: float | None = _field(
         None,
-        "Time in which requests without a timeout are to be answered, such as 50ms; later ones are refused",
-        more="A twentieth of it is kept for the way to the client. See [deadlines](#deadlines).",
+        "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
+        more="A twentieth of it is reserved for the way back to the client. See [deadlines](#deadlines).",
         group=BATCHING,
         unset="no limit",
         above=0,
@@ -133,7 +133,7 @@ class ServerConfig:
     )
     max_delay: float | None = _field(
         None,
-        "The longest that an idle engine waits for more samples, such as 2ms; 0 is not at all",
+        "Longest time that an idle engine waits for more samples, such as 2ms; 0 for no wait",
         group=BATCHING,
         unset="by the profile",
         least=0,
@@ -143,15 +143,15 @@ class ServerConfig:
     )
     max_queue: int = _field(
         4096,
-        "Most requests that wait for a model; more are refused",
-        more="A request of more samples than `max_batch` waits in parts, of which two for each instance are in the "
-        "queue at once; other requests that come meanwhile go between them.",
+        "Most requests queued per model; more are refused",
+        more="A request of more samples than `max_batch` is queued in parts, two per instance at a time; other "
+        "requests that arrive meanwhile run between them.",
         group=LIMITS,
         least=1,
     )
     max_queue_mb: int = _field(
         256,
-        "Most MiB that a model's waiting requests hold",
+        "Most MiB of queued requests per model",
         more="Large requests count with all their parts.",
         group=LIMITS,
         least=1,
@@ -162,15 +162,15 @@ class ServerConfig:
     max_bodies_mb: int = _field(
         1024,
         "Most MiB of request bodies held at once; more are refused",
-        more="Counted are bodies as they came and what compressed ones contain: of HTTP from arrival to response, of "
-        "the fast gRPC server those in more than one frame, each protocol by itself; and what "
-        "[front processes](#front-processes) have requested from the models. One request alone always fits.",
+        more="This counts bodies as received and after decompression: for HTTP from arrival to response, for the "
+        "fast gRPC server those of more than one frame, separately for each protocol; and requests that [front "
+        "processes](#front-processes) have passed to the models. A single request always fits.",
         group=LIMITS,
         least=1,
     )
     load_timeout: float = _field(
         300.0,
-        "How long each model may take to load, to be tested and timed; 0 is without a limit",
+        "How long a model may take to load and to be tested and timed; 0 for no limit",
         more="After it the command ends with an error that names the model: a small graph can be made to load or run "
         "forever.",
         group=LIMITS,
@@ -180,7 +180,7 @@ class ServerConfig:
     )
     ready_delay: float = _field(
         0.0,
-        "How long the server keeps responding at shutdown while its readiness says no",
+        "How long the server keeps serving at shutdown after it reports that it is not ready",
         more="See [shutdown](#shutdown).",
         group=LIMITS,
         least=0,
@@ -192,28 +192,28 @@ class ServerConfig:
     )
     record: Path | None = _field(
         None,
-        "Write some requests and their responses, which are users' data, to this folder",
+        "Record a share of the requests and responses, which are users' data, in this folder",
         more="See [recording requests](#recording-requests).",
         group=RECORDING,
         unset="nothing is recorded",
     )
     record_share: float = _field(
-        0.01, "Which share of the requests is recorded, at random", group=RECORDING, above=0, most=1
+        0.01, "Share of the requests to record, chosen at random", group=RECORDING, above=0, most=1
     )
-    record_limit: int = _field(1000, "Most requests of a model's version that are recorded", group=RECORDING, least=1)
-    record_limit_mb: int = _field(256, "Most MiB of a model's version that are recorded", group=RECORDING, least=1)
+    record_limit: int = _field(1000, "Most requests recorded per model version", group=RECORDING, least=1)
+    record_limit_mb: int = _field(256, "Most MiB recorded per model version", group=RECORDING, least=1)
     frontends: int = _field(
         0,
         "Experimental: processes that speak HTTP and gRPC, next to the one with the models; no benchmark on a machine "
         "with many cores yet",
-        more="See [front processes](#front-processes). With 0, the process with the models does.",
+        more="See [front processes](#front-processes). With 0, the process with the models does both.",
         group=EXPERT,
         least=0,
         most=256,
     )
     choice_time: float = _field(
         0.3,
-        "How long each variant is timed at each batch size, if it must be",
+        "How long each variant is timed per batch size, if timing is needed",
         group=EXPERT,
         above=0,
         most=60,
@@ -263,7 +263,7 @@ class ServerConfig:
         if config.http_port and config.http_port == config.grpc_port:
             raise InvalidArgument(
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
-                "separate port (0 takes any free one)"
+                "separate port (0 for any free port)"
             )
         return config
 

@@ -92,8 +92,8 @@ class Server:
                 raise
             raise DeadlineExceeded(
                 f"model '{model.name}' version {model.version} was not ready within {units.written(limit)}: it was "
-                f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 is "
-                "without a limit). A graph with a loop or with functions inside functions may never end"
+                f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 "
+                "means no limit). A graph with a loop or nested functions may never end"
             ) from None
 
     async def _stop(self) -> None:

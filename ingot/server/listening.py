@@ -105,9 +105,9 @@ def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgumen
     if number < 0 or number == errno.EADDRNOTAVAIL:
         remedy = "give --host an address of this machine (127.0.0.1 is local only, 0.0.0.0 is all)"
     elif number == errno.EACCES:
-        remedy = f"ports below 1024 need privileges; choose a higher one ({option} 0 takes any free one)"
+        remedy = f"ports below 1024 need privileges; choose a higher one ({option} 0 for any free port)"
     else:
-        remedy = f"stop what uses it, or choose another port ({option} 0 takes any free one)"
+        remedy = f"stop the process that uses it, or choose another port ({option} 0 for any free port)"
     # A negative number is an error of name resolution. create_server adds the address to every text.
     why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
     return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")

@@ -28,7 +28,7 @@ def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_pat
     endless(tmp_path / "odd.onnx")
     message = refused(run_ingot("serve", "odd.onnx", *PORTS, "--load-timeout", "1s"))
     assert message.startswith("model 'odd' version 1 was not ready within 1s")
-    assert "raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 is without a limit)" in message
+    assert "raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit)" in message
 
 
 @both
