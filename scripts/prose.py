@@ -39,6 +39,7 @@ CLEAN = [
     "ingot/bench",
     "ingot/cli",
     "ingot/demo",
+    "ingot/export",
     "ingot/importing",
     "ingot/model_store",
     "ingot/quant",

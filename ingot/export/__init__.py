@@ -25,7 +25,7 @@ __all__ = ["export_model", "load_source", "op"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch when it is asked for: reports are read and shown without."""
+    """Import names that need PyTorch on first use: reports are read and shown without it."""
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:

@@ -113,7 +113,7 @@ def export_model(
     if not isinstance(model, nn.Module):
         if output_names or opset or constants or lift_state or capture != "auto" or options.target != "onnx":
             raise InvalidArgument(
-                "an .onnx file is exported as it is: constants, output names, opset, capture route, state lifting and "
+                "an .onnx file is exported unchanged: constants, output names, opset, capture route, state lifting and "
                 "target are for modules; leave them out"
             )
         with journal.stage("read", "Reading the ONNX model"):
@@ -174,7 +174,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _target(target: str, partition: bool) -> str:
     if target not in ("onnx", *TARGETS) or target == "partitioned":
-        raise InvalidArgument(f"there is no target '{target}'; the targets are: onnx, aoti, pt2")
+        raise InvalidArgument(f"unknown target '{target}'; use onnx, aoti or pt2")
     if partition and target != "onnx":
         raise InvalidArgument(f"target '{target}' cannot be partitioned; leave out --partition")
     return "partitioned" if partition else target

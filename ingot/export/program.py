@@ -261,7 +261,7 @@ def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Ten
 
 def _check_names(names: Sequence[str]) -> None:
     shown = ", ".join(f"'{name}'" for name in names)
-    remedy = "rename them in what the model returns, or name all outputs by --output-name (in Python output_names)"
+    remedy = "rename them in what the model returns, or name all outputs with --output-name (in Python output_names)"
     if "" in names:
         raise ExportError(f"an output of the model has the empty name (its outputs are {shown}); {remedy}")
     if len(set(names)) < len(names):

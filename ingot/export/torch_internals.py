@@ -68,7 +68,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_C/_functorch.pyi
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor stands for one row within ``torch.vmap``, and has no values of its own."""
+    """Return whether a tensor stands for one row within ``torch.vmap``, and so has no values."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -89,7 +89,7 @@ def parse_schema(text: str) -> FunctionSchema:
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/utils/python_dispatch.cpp
 def has_kernel(name: str, device: str) -> bool:
-    """Return whether an operator such as ``acme::norm`` has a kernel of its own for a device."""
+    """Return whether an operator such as ``acme::norm`` has its own kernel for a device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
 
 
@@ -126,7 +126,7 @@ def shape_guards(exported: torch.export.ExportedProgram) -> list[str]:
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/exported_program.py
 def with_copied_graph(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a program with a graph of its own, which shares the weights."""
+    """Return a program with a copy of the graph and the same weights."""
     return exported._update(copy.deepcopy(exported.graph_module), exported.graph_signature)
 
 
@@ -157,7 +157,7 @@ def python_code(expression: Any) -> str:
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/exc.py
 def user_error() -> type[Exception]:
-    """Return the exception that ``torch.export`` raises for what the user's code does."""
+    """Return the exception type that ``torch.export`` raises for unsupported user code."""
     from torch._dynamo.exc import UserError
 
     return UserError

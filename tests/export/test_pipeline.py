@@ -211,7 +211,7 @@ class TestOutputs:
             (lambda x: (x, x * 2), {"output_names": ["a"]}, "has 2 outputs, but 1 names were given: a"),
             (lambda x: (x, x * 2), {"output_names": ["a", "a"]}, "have one name .*'a', 'a'"),
             (lambda x: (x, x * 2), {"output_names": ["a", ""]}, "an output of the model has the empty name"),
-            (lambda x: {"": x * 2}, {}, "the empty name .*rename them .* or name all outputs by --output-name"),
+            (lambda x: {"": x * 2}, {}, "the empty name .*rename them .* or name all outputs with --output-name"),
             (lambda x: {"a.b": x, "a": {"b": x * 2}}, {}, "two outputs .* one name .*'a.b', 'a.b'.*--output-name"),
             (lambda x: {"x": x * 2, "x_next": x * 3}, {}, "two outputs .* one name .*'x_next', 'x_next'"),
             (lambda x: torch.complex(x, x), {}, "arrays of type complex64 cannot be tensors"),

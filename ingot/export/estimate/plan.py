@@ -50,7 +50,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a model takes.
+    """The estimated requirements of a model.
 
     Attributes:
         built: how its tensors were made; see :func:`ingot.export.estimate.cost.build`.

@@ -65,7 +65,7 @@ def find_cause(error: BaseException) -> Cause:
         return Cause(
             Kind.OTHER,
             "its TorchScript creates a dict (usually an output), which ONNX does not have",
-            "let it return a tuple of tensors and name them by --output-name, or export the source code of the "
+            "let it return a tuple of tensors and name them with --output-name, or export the source code of the "
             "TorchScript, which may return a dict",
         )
     if "numpy()" in text:

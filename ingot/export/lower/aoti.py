@@ -115,12 +115,12 @@ def _check(program: Program, device: str) -> None:
     if custom:
         raise ExportError(
             f"the operator {custom[0]} cannot be compiled into a package that runs without its source; "
-            "export to ONNX with a translation of it, or in parts by --partition"
+            "export to ONNX with a translation of it, or in parts with --partition"
         )
     if not torch_internals.has_compiler():
         raise ExportError(
-            "AOTInductor compiles C++, and there is no compiler here: install g++ (in Debian, apt install g++), or "
-            "name one by the variable CXX"
+            "AOTInductor needs a C++ compiler, and found none: install g++ (on Debian, apt install g++), or set CXX "
+            "to one"
         )
 
 

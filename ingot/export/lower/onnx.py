@@ -31,7 +31,7 @@ Translations = Mapping[Any, Callable[..., Any]]
 # The exporter writes this opset and later ones; models of an older opset are converted from it.
 _OLDEST = 18
 _MODEL = "the model"
-_MODEL_REMEDY = "rewrite that part, or define an operator by ingot.op with its ONNX form"
+_MODEL_REMEDY = "rewrite that part, or define an operator with ingot.op and its ONNX form"
 _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
 # The optimizer's SplitToSequence assumes a known size.
 _OPTIMIZER_ISSUE = "https://github.com/microsoft/onnxscript/pull/2544"

@@ -36,12 +36,12 @@ def remedy(runner: Runner, examples: Examples) -> str:
         if (fitting := stepped(runner, changed)) is not None:
             return _advice(examples, fitting)
     if not sizes:
-        return "the values were generated: pass real ones by --example"
+        return "the values were generated: pass real ones with --example"
     dim = list(sizes)[-1]
     shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return (
         f"the sizes {shown} and the values were generated: declare the sizes that the model accepts, as a range "
-        f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or pass real inputs by --example"
+        f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or pass real inputs with --example"
     )
 
 
@@ -54,7 +54,7 @@ def as_int64(examples: Examples) -> str:
 
 def _advice(examples: Examples, fitting: Examples) -> str:
     shown = ", ".join(written(spec, fitting.ranges) for spec in fitting.inputs if spec not in examples.inputs)
-    return f"it runs with {shown}: declare it so"
+    return f"it runs with {shown}: declare it that way"
 
 
 def written(spec: TensorSpec, ranges: Mapping[str, Range]) -> str:

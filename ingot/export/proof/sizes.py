@@ -68,7 +68,7 @@ def _within(runner: Runner, examples: Examples, dim: str, end: int, error: str) 
     if low == high:
         raise ExportError(
             f"the model runs at {dim}={last} only, of the sizes that were tried ({error}): declare '{dim}' as a number "
-            "or as a range that the model accepts, or pass real inputs by --example"
+            "or as a range that the model accepts, or pass real inputs with --example"
         )
     return Range(low, high, bounds.step)
 

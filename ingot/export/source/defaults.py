@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 _PRODUCED = "the folder's tokenizer or processor produces it; "
-_DECLARE = "declare all inputs by --input to include it"
+_DECLARE = "declare all inputs with --input to include it"
 
 
 @dataclass(frozen=True)

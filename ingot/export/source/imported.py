@@ -82,7 +82,7 @@ def _check_file(source: str, path: Path, attribute: str) -> None:
         )
     if path.suffix in _WEIGHTS and path.is_file():
         raise InvalidArgument(
-            f"'{source}' contains weights without the model's code; pass the class as the source, and this file by "
+            f"'{source}' contains weights without the model's code; pass the class as the source, and this file with "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path}"
         )
 

@@ -59,6 +59,6 @@ def _only_class(module: ModuleType, path: Path) -> type[nn.Module]:
         names = ", ".join(item.__name__ for item in found) or "none"
         raise InvalidArgument(
             f"{path.name} must define one subclass of torch.nn.Module, as TorchServe requires, and defines: {names}; "
-            "name yours by ingot export module:Class --checkpoint FILE"
+            "name yours with ingot export module:Class --checkpoint FILE"
         )
     return found[0]

@@ -54,7 +54,7 @@ def _hint(inputs: Sequence[TensorSpec]) -> str:
     return (
         f"; the sizes were generated: declare those that it accepts, such as --input '{spec}' with a size, a range "
         "(rows=1..512) or multiples (height=32..:32) in place of a name, and one name for dimensions that must be "
-        "equal; or pass real inputs by --example"
+        "equal; or pass real inputs with --example"
     )
 
 

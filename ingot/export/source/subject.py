@@ -237,6 +237,6 @@ def _states(eager: Eager, example: Mapping[str, Array], constant: Collection[str
     if states and not lift:
         raise ExportError(
             f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
-            "drop; return the new value as an output and accept the old one as an input, or let --lift-state do that"
+            "drop; return the new value as an output and accept the old one as an input, or use --lift-state"
         )
     return states

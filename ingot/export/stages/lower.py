@@ -57,7 +57,7 @@ def lower_to_target(context: Context, program: Program) -> Packed:
     options, journal = context.options, context.journal
     with journal.stage("lower", f"Translating to {options.target}"):
         packed = TARGETS[options.target](program, context.blobs, options)
-    # The report also lists what ONNX would lack, which cannot be found for every program.
+    # The report also lists the operators that ONNX lacks, which cannot be found for every program.
     missing = foreign.attempt(lambda: lower_onnx.outside(program, options.opset, TRANSLATIONS))
     if missing is not None:
         journal.outside_opset = missing

@@ -1,4 +1,4 @@
-"""Proof and measurement of the packed model: what the server will load must equal the original."""
+"""Proof and measurement of the packed model: the files that the server loads must equal the original."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_TIMED = 3e11
 
 @dataclass(frozen=True)
 class Proved:
-    """What the proof found: the signature with its batch axis, paddings that change nothing, evidence and goldens."""
+    """The results of the proof: the signature with its batch axis, paddings without effect, evidence and goldens."""
 
     signature: Signature
     paddings: Mapping[str, Padding]

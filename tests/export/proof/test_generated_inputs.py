@@ -172,21 +172,21 @@ class Sum(nn.Module):
 @pytest.mark.parametrize(
     ("module", "inputs", "remedy"),
     [
-        (nn.Linear(6, 4), ["input:float32[batch,5]"], "it runs with input:float32[batch,6]: declare it so"),
-        (nn.Linear(6, 4), ["input:float32[batch,width]"], "it runs with input:float32[batch,6]: declare it so"),
-        (nn.Linear(6, 4), ["input:int64[batch,6]"], "it runs with input:float32[batch,6]: declare it so"),
-        (nn.Embedding(9, 4), ["input:float32[batch,seq]"], "it runs with input:int64[batch,seq]: declare it so"),
+        (nn.Linear(6, 4), ["input:float32[batch,5]"], "it runs with input:float32[batch,6]: declare it that way"),
+        (nn.Linear(6, 4), ["input:float32[batch,width]"], "it runs with input:float32[batch,6]: declare it that way"),
+        (nn.Linear(6, 4), ["input:int64[batch,6]"], "it runs with input:float32[batch,6]: declare it that way"),
+        (nn.Embedding(9, 4), ["input:float32[batch,seq]"], "it runs with input:int64[batch,seq]: declare it that way"),
         (
             nn.Linear(6, 4),
             ["input:float32[batch,seq=2..64,5]"],
-            "it runs with input:float32[batch,seq=2..64,6]: declare it so",
+            "it runs with input:float32[batch,seq=2..64,6]: declare it that way",
         ),
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(8)),
             ["input:float32[batch,1,h=4..64,w=4..64]"],
-            "it runs with input:float32[batch,3,h=10..64,w=10..64]: declare it so",
+            "it runs with input:float32[batch,3,h=10..64,w=10..64]: declare it that way",
         ),
-        (Sum(), ["a:float32[batch,s]", "b:float32[batch,t]"], "it runs with b:float32[batch,s]: declare it so"),
+        (Sum(), ["a:float32[batch,s]", "b:float32[batch,t]"], "it runs with b:float32[batch,s]: declare it that way"),
     ],
 )
 def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
@@ -216,5 +216,5 @@ def test_a_model_that_runs_on_nothing_made_up() -> None:
         export_model(Function(refuse), inputs=["x:float32[n,4]"])
     assert "not unit vectors; the sizes n=3 and the values were generated" in str(caught.value)
     assert all(str(caught.value).count(remedy) == 1 for remedy in ("n=2..", "n=..512:32", "--example"))
-    with pytest.raises(ExportError, match="not unit vectors; the values were generated: pass real ones by --example"):
+    with pytest.raises(ExportError, match="not unit vectors; the values were generated: pass real ones with --example"):
         export_model(Function(refuse), inputs=["x:float32[3,4]"])

@@ -248,7 +248,7 @@ class TestCheckpoint:
     def test_weights_are_not_a_source(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
         for name in ("last.ckpt", "net.pt", "net.pth"):
             torch.save(weights, tmp_path / name)
-            with pytest.raises(InvalidArgument, match=r"by --checkpoint: ingot export my_model:Net --checkpoint .*t"):
+            with pytest.raises(InvalidArgument, match=r"with --checkpoint: ingot export my_model:Net --checkpoint .*t"):
                 load_source(str(tmp_path / name))
 
     def test_a_compiled_part_of_a_model(self, tmp_path: Path) -> None:

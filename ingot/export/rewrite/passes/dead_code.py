@@ -1,4 +1,4 @@
-"""Removal of what nothing uses."""
+"""Removal of unused nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Queries of FX graphs, and the edits that rules share.
 
 The graph is that of ``ExportedProgram.module()``: operators are not decomposed, and some still write to memory
-(``add_``), so a node's value may change after it was made. :class:`Memory` knows which and where.
+(``add_``), so a node's value may change after it was made. :class:`Memory` tracks these writes.
 """
 
 from __future__ import annotations

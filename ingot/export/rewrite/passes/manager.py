@@ -107,7 +107,7 @@ class FxPass(Pass[fx.GraphModule]):
     kind = "fx"
 
     def copy(self, graph: fx.GraphModule) -> fx.GraphModule:
-        with quiet():  # torch warns of what it copies itself
+        with quiet():  # torch warns about its own copies
             return fx.GraphModule(graph, copy.deepcopy(graph.graph))
 
     def ensures(self, graph: fx.GraphModule) -> None:
