@@ -78,7 +78,7 @@ class LayerRecipe(Recipe):
 
 @dataclass(frozen=True)
 class StaticInt8(LayerRecipe):
-    """Weights and activations in 8 bits, with ranges learnt from calibration data (ONNX QDQ form).
+    """Weights and activations in 8 bits, with ranges from calibration data (ONNX QDQ form).
 
     Attributes:
         per_channel: one scale per output channel, which keeps accuracy where channels differ in size.
@@ -122,7 +122,7 @@ class StaticInt8(LayerRecipe):
 class DynamicInt8(LayerRecipe):
     """Weights in 8 bits, activations in the range of each call: matrix products and LSTMs. Needs no data.
 
-    Embeddings are kept in 8 bits too.
+    Embeddings are stored in 8 bits too.
     """
 
     name: ClassVar[str] = "dynamic-int8"
@@ -166,7 +166,7 @@ class WeightInt4(WeightInt8):
     block: int = 32
 
     def plan(self, source: Source) -> Plan:
-        """Return the plan: 8 bits for embeddings, 4 for all else."""
+        """Return the plan: 8 bits for embeddings, 4 for everything else."""
         return with_embeddings(source, super().plan(source))
 
 
@@ -209,7 +209,7 @@ class PT2EInt8(Recipe):
     """Linear layers and convolutions in 8 bits by torchao's PT2E, compiled by AOTInductor for this kind of processor.
 
     Attributes:
-        dynamic: activations in the range of each call, for linear layers alone; it needs no data.
+        dynamic: activations in the range of each call, for linear layers only; it needs no data.
     """
 
     name: ClassVar[str] = "pt2e-int8"
@@ -235,7 +235,7 @@ ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 
 
 def installed() -> tuple[EngineName, ...]:
-    """Return the engines that are installed here."""
+    """Return the installed engines."""
     return tuple(name for name in ENGINES if find_spec(name) is not None)
 
 
@@ -273,28 +273,28 @@ class QuantConfig:
     def __post_init__(self) -> None:
         if self.recipe is not None and not isinstance(self.recipe, Recipe):
             raise InvalidArgument(
-                f"{self.recipe!r} is not a recipe; give one such as StaticInt8(), or None to try all recipes"
+                f"{self.recipe!r} is not a recipe; pass one such as StaticInt8(), or None to try all recipes"
             )
         options.settle(self)
         options.check_drop(self.max_drop)
         options.check_threads(self.threads)
         if not self.batches or min(self.batches) < 1:
-            raise InvalidArgument(f"the batch sizes are {list(self.batches)}; give one or more, each 1 or more")
+            raise InvalidArgument(f"the batch sizes are {list(self.batches)}; pass at least one, each 1 or more")
         if self.seed < 0:
-            raise InvalidArgument(f"the seed is {self.seed}; it cannot be below 0")
+            raise InvalidArgument(f"the seed is {self.seed}; it must be 0 or more")
         for engine in self.engines if self.engines is not None else ():
             if engine not in ENGINES:
-                raise InvalidArgument(f"there is no engine '{engine}' to quantize for; there are: {', '.join(ENGINES)}")
+                raise InvalidArgument(f"unknown engine '{engine}'; use {' or '.join(ENGINES)}")
         if self.engines == ():
-            raise InvalidArgument("no engine is given; leave it out for all that are installed")
+            raise InvalidArgument("the list of engines is empty; leave it out for all installed engines")
         if self.budget is not None and not self.budget > 0:
             raise InvalidArgument(f"the time budget is {self.budget} s; it must be more than 0")
 
 
 def with_embeddings(source: Source, plan: Plan) -> Plan:
-    """Return a plan whose embeddings have 8 bits.
+    """Return a plan with embeddings in 8 bits.
 
-    With one scale per row that is exact enough, and embeddings are a large part of many models.
+    With one scale per row that is accurate enough, and embeddings are a large part of many models.
     """
     embeddings = [layer.name for layer in source.layers if layer.operator == "Gather"]
     free = [name for name in fitting(source, "int8", embeddings) if name not in plan.schemes]

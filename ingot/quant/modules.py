@@ -31,7 +31,7 @@ def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
         model: the module.
         data: arrays by the names of ``forward``'s parameters, each with all rows along its first axis, or such an
             ``.npz``.
-        target: what it becomes, as in ``export_model``.
+        target: the format to export to, as in ``export_model``.
 
     Raises:
         InvalidArgument: it is not a module, or the data lacks arrays of its inputs.
@@ -45,8 +45,8 @@ def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
     parameters = list(inspect.signature(model.forward).parameters)
     if not isinstance(held, Mapping) or not any(name in held for name in parameters):
         raise InvalidArgument(
-            "to quantize a module, give data as arrays by the names of its inputs "
-            f"({', '.join(parameters)}) or such an .npz; or export it first by ingot.export_model"
+            f"to quantize a module, pass data as arrays by the names of its inputs ({', '.join(parameters)}) or such "
+            "an .npz; or export it first with ingot.export_model"
         )
     inputs = []
     for name in parameters:

@@ -14,9 +14,9 @@ import numpy as np
 from ingot.errors import InvalidArgument
 from ingot.runtime import devices
 
-# Threads of a call for each core: more only wait for each other, and thousands cannot be started.
+# Threads of a call per core: more only wait for each other, and thousands cannot be started.
 _THREADS = 16
-# No metric of float32 answers is so large.
+# No metric of float32 outputs is so large.
 _LARGEST_DROP = 1e100
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
@@ -39,11 +39,11 @@ def check_threads(threads: int | None) -> None:
     """Check a number of CPU threads.
 
     Raises:
-        InvalidArgument: no model can be run with so many.
+        InvalidArgument: it is not a usable number.
     """
     most = _THREADS * devices.cpu_count()
     if threads is not None and not 1 <= threads <= most:
-        limit = "give 1 or more" if threads < 1 else f"give {most} at most, {_THREADS} per core"
+        limit = "give 1 or more" if threads < 1 else f"give at most {most}, {_THREADS} per core"
         raise InvalidArgument(f"{threads} threads cannot run a model; {limit}, or None for one per core")
 
 
@@ -51,12 +51,12 @@ def check_drop(largest: float) -> None:
     """Check the largest drop that is allowed.
 
     Raises:
-        InvalidArgument: it is negative, or no number that a metric could drop by.
+        InvalidArgument: it is negative, or larger than any drop of a metric.
     """
     if largest < 0:
-        raise InvalidArgument(f"the largest drop is {largest}; it cannot be below 0")
+        raise InvalidArgument(f"the largest drop is {largest}; it must be 0 or more")
     if math.isnan(largest) or largest > _LARGEST_DROP:
-        raise InvalidArgument(f"the largest drop is {largest}; give what the metric may lose, such as 0.01")
+        raise InvalidArgument(f"the largest drop is {largest}; give the accepted loss of the metric, such as 0.01")
 
 
 def _plain(value: object) -> object:
@@ -69,7 +69,7 @@ def _fits(value: object, hint: Any) -> bool:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, item) for item in args)
-    if origin is Literal:  # which of them is for the configuration to check, with a message that lists them
+    if origin is Literal:  # the configuration checks the value, with a message that lists the valid ones
         return isinstance(value, str)
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)

@@ -30,7 +30,7 @@ from ingot.quant.variants import acceptance, halves, packing
 from ingot.runtime import devices
 
 Progress = Callable[[str], None]
-# Seconds for each batch size and model of a named recipe, whose times are kept as evidence.
+# Seconds per batch size and model for a named recipe, whose latencies are kept as evidence.
 _TIMING = 0.3
 _TITLES: dict[EngineName, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
@@ -40,7 +40,7 @@ class Quantized:
     """The result of a quantization.
 
     Attributes:
-        archive: the datasets one with a new variant; the same one if no variant was found.
+        archive: the given one with a new variant; unchanged if no variant was found.
         report: the candidates and their measurements.
         journal: the search's results, to be removed once the archive is saved; None without a search.
     """
@@ -79,14 +79,14 @@ def quantize(
         archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
             arrays by the names of its inputs.
         data: real inputs, and labels where the metric needs them; see
-            :meth:`ingot.quant.data.samples.Samples.read`. Some hundred rows are enough. None: only recipes that need
-            none, measured on generated inputs.
-        config: the recipe, the metric, the budget and all else; by default a search whose result has a mean cosine of
-            0.99 or more to the original's answers. A recipe alone will do too.
-        validate: data for the metric; by default a part of ``data`` that no ranges are learnt from.
+            :meth:`ingot.quant.data.samples.Samples.read`. A few hundred rows are enough. Without data, only recipes
+            that need none are tried, measured on generated inputs.
+        config: the recipe, the metric, the budget and other options; by default a search whose result has a mean cosine
+            of 0.99 or more to the original's outputs. A recipe is accepted too.
+        validate: data for the metric; by default a part of ``data`` that is not used for calibration.
         transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
-        journal: a file that keeps the search's results as they come in. If the search is interrupted, the next one with
-            the same file continues it; it is removed at the end.
+        journal: a file that stores the search's results as they are measured. If the search is interrupted, the next
+            one with the same file continues it; it is removed at the end.
         progress: called with the name of each step as it begins.
 
     Raises:
@@ -116,15 +116,16 @@ def run(
 ) -> Quantized:
     """Quantize like :func:`quantize`, and also return the report and the verdict.
 
-    The journal is left, so that nothing is lost if the archive cannot be saved: ``result.journal.remove()`` after that.
+    The journal is kept, so that nothing is lost if the archive cannot be saved: call ``result.journal.remove()``
+    afterwards.
     """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
     deadline = Deadline(config.budget)
     if journal is not None and not isinstance(journal, str | os.PathLike):
-        raise InvalidArgument(f"the journal is of type {type(journal).__name__}; give the path of a file")
+        raise InvalidArgument(f"the journal is of type {type(journal).__name__}; it must be the path of a file")
     kept_in = Path(journal) if journal is not None else None
     if kept_in is not None and not kept_in.parent.is_dir():
-        raise InvalidArgument(f"the journal {journal} cannot be kept: there is no folder {kept_in.parent}")
+        raise InvalidArgument(f"the journal {journal} cannot be written: there is no folder {kept_in.parent}")
     _check_engine(config)
     if isinstance(archive, str | os.PathLike):
         original = Archive.open(archive)
@@ -177,7 +178,7 @@ def run(
             progress(f"Continuing after {kept.resumed} candidates of an interrupted search")
         found = Search(runner, config, kept, progress, deadline=deadline).run()
         if found.failed:
-            kept.remove()  # the fault may be fixed before the next try
+            kept.remove()  # the cause may be fixed before the next attempt
         report, added = packing.add(job, found, *acceptance.of_search(found, source, config), progress)
     return Quantized(added or original, report, kept)
 
@@ -233,15 +234,15 @@ def _check_engine(config: QuantConfig) -> None:
     """Check that the engine has kernels for a named recipe.
 
     Raises:
-        InvalidArgument: it has not.
+        InvalidArgument: it has none.
     """
     recipe = config.recipe
     if recipe is None or _engine(config) != "openvino":
         return
     if not isinstance(recipe, LayerRecipe) or recipe.schemes != ("static",):
         raise InvalidArgument(
-            f"OpenVINO has no kernels for the result of '{recipe.name}', only for that of 'static-int8'; leave the "
-            "engine out, or take onnxruntime (--engine onnxruntime)"
+            f"OpenVINO has no kernels for the result of '{recipe.name}', only for that of 'static-int8'; leave out "
+            "the engine, or use onnxruntime (--engine onnxruntime)"
         )
 
 
@@ -269,7 +270,7 @@ def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: P
     plan = plan.keep(choose(runner.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
         raise QuantizationError(
-            f"nothing in this model can be quantized by '{recipe.name}': it has no layer left that the recipe takes"
+            f"nothing in this model can be quantized by '{recipe.name}': it has no layer that the recipe supports"
             f"{acceptance.double(runner.source)}"
         )
     progress(f"Trying {plan.name}")

@@ -66,7 +66,10 @@ class TestVerdicts:
         assert result.reason == "nothing in this model can be quantized"
 
     def test_a_model_in_double_precision(self) -> None:
-        data, told = {"x": rows().astype(np.float64)}, "layers in float64 are not quantized: cast the model to float32"
+        data, told = (
+            {"x": rows().astype(np.float64)},
+            "layers in float64 cannot be quantized: cast the model to float32",
+        )
         assert told in quantize(small_models.classifier(np.float64), data).reason
         with pytest.raises(QuantizationError, match=told):
             quantize(small_models.classifier(np.float64), data, config=StaticInt8())
@@ -75,7 +78,7 @@ class TestVerdicts:
         labels = np.random.default_rng(0).permutation(np.arange(200) % 5 == 0).astype(np.int64)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=1)
         report = quantize(classifier, validate={"x": rows(200), "y": labels}, config=config).report
-        assert any("no better than always answering the most frequent class" in note for note in report.notes)
+        assert any("no better than always choosing the most frequent class" in note for note in report.notes)
 
     def test_the_accuracy_budget_cannot_be_met(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
@@ -93,7 +96,7 @@ class TestVerdicts:
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(budget=1e-9))
         assert (result.verdict, result.archive.digest) == ("nothing faster", classifier.digest)
         assert result.reason == "the time was up before anything was tried"
-        assert result.report.notes == ("the time for the search was up before it was done",)
+        assert result.report.notes == ("the time was up before the search was complete",)
 
     def test_the_time_is_up_later(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
@@ -111,7 +114,7 @@ class TestVerdicts:
         assert result.verdict == "quantized"
         assert len(tried) == 2
         assert len(result.report.candidates) == 1  # the second was given up
-        assert "the time for the search was up before it was done" in result.report.notes
+        assert "the time was up before the search was complete" in result.report.notes
 
     def test_only_slower_batches_are_reported_as_slower(
         self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
@@ -129,8 +132,10 @@ class TestVerdicts:
         monkeypatch.setattr("ingot.runtime.profile.measure_together", measure)
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(batches=(1, 8)))
         assert {item.rejected for item in result.report.candidates} == {"slower at batch 8 (0.80x)"}
-        assert result.reason.startswith("no candidate is faster than the original and nowhere slower; '")
-        assert result.reason.endswith("and slower at batch 8 (0.80x): give the batch sizes that you serve")
+        assert result.reason.startswith(
+            "no candidate is faster than the original without being slower at some batch size; '"
+        )
+        assert result.reason.endswith("but slower at batch 8 (0.80x): pass the batch sizes that you serve")
         with pytest.raises(QuantizationError, match=r"is slower at batch 8 on this machine \(3.00x at batch 1, 0.80x"):
             quantize(classifier, {"x": rows()}, config=QuantConfig(WeightInt8(), batches=(1, 8)))
 
@@ -207,7 +212,7 @@ class TestFailures:
         journal = str(tmp_path / "journal")
         with monkeypatch.context() as patch:
             patch.setattr("ingot.quant.measure.trial.onnx_graph.pack", fail)
-            with pytest.raises(StorageFull, match=r"no space is left in .*: make room, or set TMPDIR to a folder"):
+            with pytest.raises(StorageFull, match=r"no space is left in .*: free some, or set TMPDIR to a folder"):
                 quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
         assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"
 
@@ -296,9 +301,9 @@ class TestJournal:
         assert "Continuing" not in steps("outputs['logits'].std()")
 
     def test_a_place_where_none_can_be(self, classifier: Archive, tmp_path: Path) -> None:
-        with pytest.raises(InvalidArgument, match="journal cannot be kept: there is no folder"):
+        with pytest.raises(InvalidArgument, match="journal cannot be written: there is no folder"):
             quantize(classifier, {"x": rows()}, journal=tmp_path / "nowhere" / "journal")
-        with pytest.raises(InvalidArgument, match="the journal is of type int; give the path of a file"):
+        with pytest.raises(InvalidArgument, match="the journal is of type int; it must be the path of a file"):
             quantize(classifier, {"x": rows()}, journal=7)  # type: ignore[arg-type]
 
 
@@ -306,12 +311,12 @@ class TestRefusedData:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            ({}, "lacks the input 'x'; it holds: nothing"),
+            ({}, "lacks the input 'x'; it contains: nothing"),
             ([], "the (calibration|validation) data"),
-            ({"z": np.ones(3)}, "lacks the input 'x'; it holds: z"),
+            ({"z": np.ones(3)}, "lacks the input 'x'; it contains: z"),
             ({"x": np.ones((0, 8), np.float32)}, r"is empty: 'x' has shape \[0, 8\]"),
-            ({"x": np.full((5, 8), np.nan, np.float32)}, "holds NaN or infinity in 'x'"),
-            ({"x": np.full((5, 8), np.inf, np.float32)}, "holds NaN or infinity in 'x'"),
+            ({"x": np.full((5, 8), np.nan, np.float32)}, "contains NaN or infinity in 'x'"),
+            ({"x": np.full((5, 8), np.inf, np.float32)}, "contains NaN or infinity in 'x'"),
             ({"x": np.ones((5, 8))}, "input 'x' has datatype FP64, the model takes FP32"),
             ({"x": np.ones((5, 8), np.int64)}, "input 'x' has datatype INT64, the model takes FP32"),
             ({"x": np.ones((5, 7), np.float32)}, "dimension 1 of input 'x' is 7, the model takes 8"),
@@ -332,8 +337,8 @@ class TestRefusedData:
             ({"y": np.zeros(64, np.int64)}, "class"),
             ({"y": np.arange(64) % 5}, "4"),
             ({"y": np.arange(64) % 4 + 0.5}, "labels"),
-            ({"z": np.arange(64) % 4}, "has no array 'y'; it holds: z"),
-            ({}, "has no array 'y'; it holds: only the inputs"),
+            ({"z": np.arange(64) % 4}, "has no array 'y'; it contains: z"),
+            ({}, "has no array 'y'; it contains: only the inputs"),
         ],
     )
     def test_labels_that_do_not_fit(self, classifier: Archive, labels: dict[str, Array], message: str) -> None:
@@ -341,12 +346,14 @@ class TestRefusedData:
             quantize(classifier, {"x": rows(), **labels}, config=QuantConfig(metric="accuracy:labels=y"))
 
     def test_labels_without_data(self, classifier: Archive) -> None:
-        with pytest.raises(InvalidArgument, match="the metric 'accuracy:labels=y' needs labels, and there is no data"):
+        with pytest.raises(InvalidArgument, match="the metric 'accuracy:labels=y' needs labels, and no data was given"):
             quantize(classifier, config=QuantConfig(metric="accuracy:labels=y"))
 
     def test_files(self, classifier: Archive, tmp_path: Path) -> None:
         np.savez(tmp_path / "data.npz", y=np.ones(3))
-        with pytest.raises(InvalidArgument, match=r"calibration data in \S*data\.npz lacks the input 'x'; it holds: y"):
+        with pytest.raises(
+            InvalidArgument, match=r"calibration data in \S*data\.npz lacks the input 'x'; it contains: y"
+        ):
             quantize(classifier, tmp_path / "data.npz")
         with pytest.raises(NotFound, match=r"nope\.npz"):
             quantize(classifier, tmp_path / "nope.npz")
@@ -359,7 +366,7 @@ class TestRefusedModels:
     def test_one_with_a_quantized_variant(self, quantized: Archive, config: Any) -> None:
         """Reported before the work, not after."""
         steps: list[str] = []
-        message = "'classifier' has a variant 'int8' already; quantize the archive that it was made from"
+        message = "'classifier' has a variant 'int8' already; quantize the archive from which it was made"
         with pytest.raises(InvalidArgument, match=message):
             quantize(quantized, {"x": rows()}, config=config, progress=steps.append)
         assert steps == []
@@ -409,15 +416,15 @@ class TestRefusedConfigurations:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"max_drop": -1}, "the largest drop is -1; it cannot be below 0"),
+            ({"max_drop": -1}, "the largest drop is -1; it must be 0 or more"),
             ({"max_drop": float("nan")}, "the largest drop is nan"),
-            ({"batches": ()}, r"the batch sizes are \[\]; give one or more, each 1 or more"),
+            ({"batches": ()}, r"the batch sizes are \[\]; pass at least one, each 1 or more"),
             ({"batches": (8, 0)}, r"the batch sizes are \[8, 0\]"),
             ({"budget": 0}, "the time budget is 0 s; it must be more than 0"),
             ({"budget": float("nan")}, "the time budget is nan s"),
             ({"threads": 0}, "0 threads cannot run a model"),
-            ({"threads": 100_000}, r"100000 threads cannot run a model; give \d+ at most, 16 per core"),
-            ({"max_drop": float("inf")}, "the largest drop is inf; give what the metric may lose, such as 0.01"),
+            ({"threads": 100_000}, r"100000 threads cannot run a model; give at most \d+, 16 per core"),
+            ({"max_drop": float("inf")}, "the largest drop is inf; give the accepted loss of the metric, such as 0.01"),
             ({"max_drop": 1e200}, r"the largest drop is 1e\+200; give"),
             ({"max_drop": "0.01"}, "max_drop is '0.01'; it must be a number"),
             ({"budget": "5m"}, "budget is '5m'; it must be a number or None"),
@@ -428,10 +435,10 @@ class TestRefusedConfigurations:
             ({"seed": None}, "seed is None; it must be a whole number"),
             ({"keep": "layers.3"}, "keep is 'layers.3'; it must be a tuple, each text"),
             ({"engines": "openvino"}, "engines is 'openvino'; it must be a tuple, each text or None"),
-            ({"engines": ("tensorrt",)}, "there is no engine 'tensorrt' to quantize for"),
+            ({"engines": ("tensorrt",)}, "unknown engine 'tensorrt'"),
             ({"force": "no"}, "force is 'no'; it must be True or False"),
-            ({"seed": -1}, "the seed is -1; it cannot be below 0"),
-            ({"recipe": "static-int8"}, r"'static-int8' is not a recipe; give one such as StaticInt8\(\)"),
+            ({"seed": -1}, "the seed is -1; it must be 0 or more"),
+            ({"recipe": "static-int8"}, r"'static-int8' is not a recipe; pass one such as StaticInt8\(\)"),
         ],
     )
     def test_of_the_run(self, options: dict[str, Any], message: str) -> None:
@@ -477,6 +484,6 @@ class TestRefusedConfigurations:
         assert steps == []
 
     def test_a_recipe_that_needs_data(self, classifier: Archive) -> None:
-        message = "'static-int8' learns ranges from data; give calibration data, or take dynamic-int8"
+        message = "'static-int8' needs calibration data; pass some .--calibrate., or use dynamic-int8"
         with pytest.raises(InvalidArgument, match=message):
             quantize(classifier, config=StaticInt8())

@@ -179,8 +179,8 @@ class TestModels:
     def test_a_search_without_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         result = quantize(make())
         assert result.verdict == "quantized"
-        assert result.report.notes[0] == "measured on generated inputs alone: give real ones to be sure"
-        assert "there is no calibration data" in result.report.notes[1]
+        assert result.report.notes[0] == "measured on generated inputs only: pass real ones for a reliable result"
+        assert "need calibration data were not tried" in result.report.notes[1]
         assert (result.report.data.digest, result.report.data.source) == ("", "")
         assert not result.report.data.held_out
         serving = result.archive.variant().serving
@@ -298,8 +298,8 @@ class TestData:
         assert report.data.source == "val.npz"  # and not its folder
         assert report.data.digest.startswith("sha256:")
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (0, 200, True)
-        assert any("there is no calibration data" in remark for remark in report.notes)
-        with pytest.raises(InvalidArgument, match="'static-int8' learns ranges from data; give calibration data"):
+        assert any("need calibration data were not tried" in remark for remark in report.notes)
+        with pytest.raises(InvalidArgument, match="'static-int8' needs calibration data; pass some"):
             quantize(classifier, validate=labelled, config=StaticInt8())
 
     def test_both_kinds_of_data(self, classifier: Archive, labelled: dict[str, Any]) -> None:
@@ -310,19 +310,19 @@ class TestData:
     def test_the_same_data_for_both_is_not_held_out(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows()}, validate={"x": rows()}).report
         assert not report.data.held_out
-        assert "64 of the 64 rows of the metric are rows that ranges were learnt from" in report.notes
+        assert "64 of the 64 rows of the metric were also used for calibration" in report.notes
 
     def test_rows_that_are_in_both_are_not_held_out(self, classifier: Archive, labelled: dict[str, Any]) -> None:
         mixed = np.concatenate([rows(40, seed=5), labelled["x"][[7, 90]]])
         config = QuantConfig(StaticInt8(), metric="accuracy:labels=y", max_drop=0.05)
         report = quantize(classifier, {"x": mixed}, validate=labelled, config=config).report
         assert not report.data.held_out
-        assert "2 of the 200 rows of the metric are rows that ranges were learnt from" in report.notes
+        assert "2 of the 200 rows of the metric were also used for calibration" in report.notes
 
     def test_little_data_serves_for_both_and_it_is_said(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows(3)}).report
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (3, 3, False)
-        assert report.notes == ("all 3 samples served for calibration and for the metric",)
+        assert report.notes == ("all 3 samples were used for both calibration and the metric",)
 
     def test_a_single_row(self, classifier: Archive) -> None:
         assert quantize(classifier, {"x": rows(1)}).verdict == "quantized"

@@ -151,7 +151,7 @@ def test_a_score_without_a_value_is_blank_and_one_without_an_interval_is_a_numbe
 
 SAID = [
     ("digits#int8", "2026-01-02T03:04:05Z", "x86_64, some CPU", "onnxruntime 1.31.1", "sha256:abab"),
-    ("digits.npz; 200 rows to calibrate on; 613 rows to measure on, none of them among those", "accuracy:labels=y"),
+    ("digits.npz; 200 rows for calibration; 613 rows for the metric, none of them among those", "accuracy:labels=y"),
     ("0.9850 [0.9810, 0.9890]", "0.9820 [0.9780, 0.9860]", "0.0030 [0.0010, 0.0050]", "0.0050"),
     ("static-int8", "static-kept", "dynamic-int8", "never-ran", "0.02 worse", "needs a GPU", "chosen"),
     ("3.00x", "1 MiB", "0.9987", "27.5 dB", "99.10%", "1.3e-02"),
@@ -167,7 +167,7 @@ def test_what_was_measured_is_shown(shown: str) -> None:
 
 def test_one_sentence_explains_the_choice() -> None:
     sentence = (
-        "static-kept is the fastest of 5 candidates that keeps within the budget: 3.00 times as fast as the original "
+        "static-kept is the fastest of 5 candidates within the budget: 3.00 times as fast as the original "
         "(geometric mean over the batches 1, 8, 32); 1 MiB instead of 4 MiB; accuracy:labels=y is 0.0030 worse "
         "(95 % interval 0.0010 to 0.0050) where 0.0050 is allowed."
     )
@@ -178,15 +178,15 @@ def test_one_sentence_explains_the_choice() -> None:
 @pytest.mark.parametrize(
     ("candidates", "sentence"),
     [
-        ([candidate("slow", 0.9, 0.001)], "slow was tried; the model was left as it is."),
-        ([candidate("a", 3, 0.4), candidate("b", 2, 0.1)], "2 candidates were tried; the model was left as it is."),
-        ([candidate("a", 3, 0.4, chosen=True)], "a was kept although it does not keep within the budget: 3.00 times"),
+        ([candidate("slow", 0.9, 0.001)], "slow was tried; the model is unchanged."),
+        ([candidate("a", 3, 0.4), candidate("b", 2, 0.1)], "2 candidates were tried; the model is unchanged."),
+        ([candidate("a", 3, 0.4, chosen=True)], "a was kept although it exceeds the budget: 3.00 times"),
         (
             [candidate("a", 3, -0.01, chosen=True)],
             "accuracy:labels=y is 0.0100 better (95 % interval 0.0080 to 0.0120)",
         ),
         ([candidate("a", 3, 0, chosen=True)], "is unchanged (95 % interval -0.0020 to 0.0020) where 0.0050 is allowed"),
-        ([], "Nothing was tried; the model was left as it is."),
+        ([], "Nothing was tried; the model is unchanged."),
     ],
 )
 def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str) -> None:
@@ -196,13 +196,13 @@ def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str)
 @pytest.mark.parametrize(
     ("verdict", "reason", "candidates", "sentence"),
     [
-        ("nothing faster", "it is <slow>", (), "Nothing was tried; the model was left as it is: it is <slow>."),
+        ("nothing faster", "it is <slow>", (), "Nothing was tried; the model is unchanged: it is <slow>."),
         # Within the budget, but the verdict is not computed again.
         (
             "budget broken",
             "all lose",
             (candidate("a", 3, 0.001),),
-            "a was tried; the model was left as it is: all lose.",
+            "a was tried; the model is unchanged: all lose.",
         ),
         (
             "quantized",

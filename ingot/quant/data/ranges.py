@@ -1,4 +1,4 @@
-"""What values the activations of a model take on real data, learnt in one pass, and the ranges that follow."""
+"""The values of a model's activations on real data, collected in one pass, and the ranges derived from them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Observation:
         return None if self.total is None else self.total / max(self.count, 1)
 
     def add(self, array: Array, axis: int | None) -> None:
-        """Take in the values of one batch; ``axis`` is that of the channels.
+        """Add the values of one batch; ``axis`` is that of the channels.
 
-        Infinity, such as that of a mask, counts for zero: no range holds it.
+        Infinity, such as that of a mask, counts as zero: no range contains it.
         """
         if array.size == 0:
             return
@@ -82,7 +82,7 @@ class Observation:
             self.bins = np.concatenate([np.zeros(_BINS // 4), middle, np.zeros(_BINS // 4)])
 
     def range(self, method: Method) -> tuple[float, float]:
-        """Return the range that a method takes of the values."""
+        """Return the range that a method derives from the values."""
         if method == "minmax" or not self.bins.any():
             return self.low, self.high
         if method == "percentile":
@@ -108,7 +108,7 @@ class Observation:
         return max(low, self.low), min(high, self.high)
 
     def _best(self, cost: Callable[[Array, Array, float, float], float]) -> tuple[float, float]:
-        """Return the share of the whole range that costs least."""
+        """Return the share of the whole range with the lowest cost."""
         centers = self._centers()
         tried = [(share * self.low, share * self.high) for share in np.linspace(0.1, 1, 46)]
         low, high = min(tried, key=lambda ends: cost(centers, self.bins, *ends))
@@ -116,7 +116,7 @@ class Observation:
 
 
 def _stride(size: int) -> int:
-    """Return a step through an array that takes a sample, and meets all its channels: it divides no dimension."""
+    """Return a step for sampling an array that reaches all its channels: it divides no dimension."""
     step = max(1, size // _SAMPLED)
     while math.gcd(step, size) > 1:
         step += 1
@@ -139,7 +139,7 @@ def _divergence(centers: Array, bins: Array, low: float, high: float) -> float:
     if not kept.any():
         return math.inf
     reference = kept.copy()
-    reference[0] += bins[centers < low].sum()  # clipped values gather at the ends
+    reference[0] += bins[centers < low].sum()  # clipped values accumulate at the ends
     reference[-1] += bins[centers > high].sum()
     steps = np.minimum((np.arange(len(kept)) * 256 // len(kept)), 255)
     sums, filled = np.bincount(steps, kept, 256), np.bincount(steps, kept > 0, 256)
@@ -163,10 +163,10 @@ def observe(
     Args:
         model: the model; it is not changed.
         names: the values.
-        channels: the axis of channels of those whose channels are to be looked at.
-        samples: the data. Rows of any size will do.
+        channels: the axis of channels, for values that are observed by channel.
+        samples: the data, with rows of any size.
         shared: where the model's large weights are, if that is a folder of blobs.
-        progress: called with the rows that are done and their number.
+        progress: called with the number of finished rows and of all rows.
     """
     inputs = {value.name for value in model.graph.inputs}
     seen = {name: Observation() for name in names}

@@ -36,11 +36,11 @@ class Samples:
 
     Attributes:
         signature: the model's.
-        rows: how many there are.
+        rows: their number.
         extras: the names of the arrays that are not inputs.
-        classes: the names of the classes where a folder of images gave the labels.
-        where: what messages add to name the source, such as " in data.npz".
-        notes: what should be known of how the data was read, such as rows that were left out.
+        classes: the names of the classes, if the labels are from a folder of images.
+        where: a suffix for messages that names the source, such as " in data.npz".
+        notes: remarks on how the data was read, such as rows that were left out.
     """
 
     def __init__(
@@ -60,11 +60,15 @@ class Samples:
         fitting = [pick(signature, group, np.arange(rows)) for group in groups if (rows := self._whole(group.rows))]
         if not fitting:
             low = signature.range(signature.batch).low if signature.batch else 1
-            raise InvalidArgument(f"the {purpose}{where} has fewer than the {low} rows that the model takes at once")
+            raise InvalidArgument(
+                f"the {purpose}{where} has fewer rows than the {low} that the model needs in one batch"
+            )
         self._groups = tuple(fitting)
         self.rows = sum(group.rows for group in fitting)
         lost = sum(group.rows for group in groups) - self.rows
-        self.notes = notes + ((f"{lost} rows were left out, which fill no batch that the model takes",) if lost else ())
+        self.notes = notes + (
+            (f"{lost} rows were left out: the model does not accept a batch of so few",) if lost else ()
+        )
         self.extras = tuple(fitting[0].extras)
 
     @classmethod
@@ -77,18 +81,18 @@ class Samples:
         purpose: str = "calibration data",
         limit: int = LIMIT,
     ) -> Samples:
-        """Read data from wherever it is.
+        """Read data from arrays, files, folders or an iterable.
 
         Args:
             signature: the model's.
             data: arrays by name with all rows along the batch dimension; the one array of a model with one input; the
                 path of an ``.npz``, of an ``.npy`` (one input), or of a folder with one ``.npy`` an input, with images,
                 or with recorded traffic; or an iterable, such as a PyTorch DataLoader, of mappings, arrays, or tuples
-                of the inputs in the signature's order and at most one array more, the labels. A tuple alone is one
-                such item. Other arrays are kept as extras, with a value for each row.
+                of the inputs in the signature's order and at most one more array, the labels. A single tuple is one
+                such item. Other arrays are kept as extras, with one value per row.
             transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
             purpose: what the data is for, for messages.
-            limit: how many rows are read of iterables and of folders of images or traffic.
+            limit: the largest number of rows to read from iterables and from folders of images or traffic.
 
         Raises:
             NotFound: there is no such file or folder.
@@ -123,14 +127,14 @@ class Samples:
         return f"sha256:{state.hexdigest()}"
 
     def batches(self, rows: int = 32) -> Iterator[Batch]:
-        """Yield the data in batches of at most ``rows``, and of no more than the model takes."""
+        """Yield the data in batches of at most ``rows``, and of no more than the model accepts."""
         for group in self._groups:
             size = self._step(group.rows, rows)
             for start in range(0, group.rows, size):
                 yield pick(self.signature, group, np.arange(start, min(start + size, group.rows)))
 
     def split(self, share: float, seed: int, groups: str | None = None) -> tuple[Samples, Samples]:
-        """Return a random share of the rows, and the others; each part has at least one row.
+        """Split the rows at random into a share and the rest; each part has at least one row.
 
         ``groups`` is an extra whose equal values mark rows that stay together; see :meth:`groups`.
 
@@ -156,7 +160,7 @@ class Samples:
         """
         if name not in self.extras:
             held = ", ".join(self.extras) or "only the inputs"
-            raise InvalidArgument(f"the {self.purpose}{self.where} has no array '{name}'; it holds: {held}")
+            raise InvalidArgument(f"the {self.purpose}{self.where} has no array '{name}'; it contains: {held}")
         parts = [group.extras[name] for group in self._groups]
         if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
             raise InvalidArgument(f"'{name}' in the {self.purpose}{self.where} has rows of several shapes")
@@ -166,19 +170,19 @@ class Samples:
         """Return the number of each row's group, from 0: rows belong together whose values in an extra are equal.
 
         Raises:
-            InvalidArgument: there is no such extra, or it has more than one value a row.
+            InvalidArgument: there is no such extra, or it has more than one value per row.
         """
         values = self.column(name)
         if values.size != len(values):
             raise InvalidArgument(
-                f"'{name}' in the {self.purpose}{self.where} has the shape {list(values.shape)}; groups have one value "
-                "a row"
+                f"'{name}' in the {self.purpose}{self.where} has the shape {list(values.shape)}; groups need one "
+                "value per row"
             )
         found: Array = np.unique(values.reshape(-1), return_inverse=True)[1]
         return found
 
     def _choose(self, count: int, seed: int, groups: str | None) -> Array:
-        """Return which rows are among ``count`` random ones; of whole groups, as many as fit, at least one."""
+        """Return a mask of ``count`` random rows; if there are groups, of as many whole groups as fit, at least one."""
         rng = np.random.default_rng(seed)
         if groups is None:
             chosen = np.zeros(self.rows, bool)
@@ -202,12 +206,12 @@ class Samples:
         )
 
     def _whole(self, rows: int) -> int:
-        """Return how many of a group's rows can be fed: all, unless the model does not accept a single row."""
+        """Return how many of a group's rows can be used: all, unless the model does not accept a single row."""
         low = max(self.signature.range(self.signature.batch).low, 1) if self.signature.batch else 1
         return rows - rows % low
 
     def _step(self, rows: int, wanted: int) -> int:
-        """Return the largest size of batch, at most ``wanted`` if the model allows it, that leaves no row over."""
+        """Return the largest batch size, at most ``wanted`` if the model allows it, that leaves no row over."""
         if self.signature.batch is None:
             return 1
         bounds = self.signature.range(self.signature.batch)

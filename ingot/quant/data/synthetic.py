@@ -1,4 +1,4 @@
-"""Made-up inputs, for models that come without data."""
+"""Generated inputs, for models without data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.quant.data.samples import Samples
 from ingot.quant.data.sources.collect import Source, collect
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-_SIZE = 16  # of a dynamic dimension of which no example is known
+_SIZE = 16  # of a dynamic dimension without a known example
 
 
 def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence[Mapping[str, Array]] = ()) -> Samples:
@@ -18,11 +18,11 @@ def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence
 
     Args:
         signature: the model's.
-        rows: how many.
-        seed: the same seed gives the same inputs.
-        examples: inputs that the model is known to take, such as those of an archive's goldens. Generated rows have
+        rows: their number.
+        seed: the same seed produces the same inputs.
+        examples: inputs that the model is known to accept, such as those of an archive's goldens. Generated rows have
             their sizes; floating-point values have their mean and deviation and stay within their range; integers are
-            drawn from theirs; flags (nothing but 0 and 1, such as a mask) and text are an example's own. Without
+            drawn from theirs; flags (only 0 and 1, such as a mask) and text are copied from an example. Without
             examples, floating-point values are standard normal and all others 0 or 1, or one short text.
     """
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array
 
-# Where the weight stands, and its axis of output channels; None where an attribute or the rank decides.
+# The position of the weight, and its axis of output channels; None where an attribute or the rank decides.
 _WEIGHTED: Mapping[str, tuple[int, int | None]] = {
     "Conv": (1, 0),
     "ConvTranspose": (1, 1),
@@ -34,7 +34,7 @@ class Layer:
     """A node and its weight.
 
     Attributes:
-        name: the user's name of it: the module's path if the exporter kept it, otherwise the node's name.
+        name: the user's name: the module's path if the exporter kept it, otherwise the node's name.
         operator: the ONNX operator.
         node: the node itself.
         weight: its constant weight.
@@ -67,11 +67,11 @@ class Layer:
 
     @property
     def size(self) -> int:
-        """How many weights."""
+        """The number of weights."""
         return tensor(self.weight).size
 
     def number(self, name: str, default: float) -> float:
-        """Return a real attribute of the node."""
+        """Return a floating-point attribute of the node."""
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.as_float()
 
@@ -79,8 +79,8 @@ class Layer:
 def find(model: ir.Model) -> tuple[Layer, ...]:
     """Return the layers of a model's main graph in the order of the graph.
 
-    Weights below 16 bits, of no floating-point type, or without any value make no layer. A weight that two nodes share
-    makes two.
+    Weights below 16 bits, of other than floating-point types, or without any value are not layers. A weight that two
+    nodes share makes two layers.
     """
     found: list[Layer] = []
     names: dict[str, int] = {}
@@ -104,15 +104,15 @@ def has_double(model: ir.Model) -> bool:
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Return whether a graph holds integer arithmetic or conversions to integers already."""
+    """Return whether a graph already contains integer arithmetic or conversions to integers."""
     return any(node.op_type in _QUANTIZED for node in model.graph.all_nodes())
 
 
 def choose(names: Sequence[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Return those layers that are meant: by name, or by a prefix that ends at a dot.
+    """Select layers by name, or by a prefix that ends at a dot.
 
     Raises:
-        InvalidArgument: a name matches none; the nearest are named.
+        InvalidArgument: a name matches none; the message lists the nearest.
     """
     chosen: list[str] = []
     for item in wanted:
@@ -132,7 +132,7 @@ def tensor(value: ir.Value) -> ir.TensorProtocol:
 
 
 def weights(value: ir.Value) -> Array:
-    """Return a constant's values in float32. It is a copy, so that mapped files do not stay in memory."""
+    """Return a constant's values in float32, as a copy, so that mapped files do not stay in memory."""
     held = tensor(value)
     array = np.array(held.numpy(), np.float32)
     if isinstance(held, ir.ExternalTensor):
@@ -177,7 +177,7 @@ def is_float(value: ir.Value | None) -> bool:
 
 
 def integer(node: ir.Node, name: str, default: int) -> int:
-    """Return a whole attribute of a node."""
+    """Return an integer attribute of a node."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
 

@@ -20,7 +20,7 @@ class Source:
     """A floating-point variant of format ``onnx``, whose blobs are files.
 
     Args:
-        variant: the variant; its archive is to be held as long as this.
+        variant: the variant; the caller must hold its archive as long as this.
 
     Raises:
         InvalidArgument: it is quantized already.
@@ -55,7 +55,7 @@ class Source:
         return tuple(layer.name for layer in self.layers)
 
     def model(self) -> ir.Model:
-        """Return the graph, to be changed at will. Its large weights are mapped from their files.
+        """Return a new copy of the graph, which may be changed. Its large weights are mapped from their files.
 
         All its constants are initializers, and the types of its values are known as far as ONNX can infer them.
         """
@@ -66,5 +66,5 @@ class Source:
         return model
 
     def by_name(self, model: ir.Model) -> dict[str, Layer]:
-        """Return the layers of a graph that :meth:`model` gave."""
+        """Return the layers of a graph that :meth:`model` returned."""
         return {layer.name: layer for layer in graph_layers.find(model)}

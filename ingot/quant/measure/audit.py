@@ -1,4 +1,4 @@
-"""The integer operators that an engine really runs: quantization that does not fuse makes models slower."""
+"""The integer operators that an engine actually runs: quantization that does not fuse makes models slower."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _optimized(path: Path) -> ir.Model:
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         out = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(out)
-        # Large weights go into a file next to it, which is not read.
+        # Large weights are written to a file next to it, which is not read.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

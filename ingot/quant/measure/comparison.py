@@ -24,7 +24,7 @@ from ingot.tensors import Dim, Range, Signature, TensorSpec
 
 Progress = Callable[[str], None]
 Source = Variant | Archive | str | os.PathLike[str]
-"""A model to compare: a variant, an archive, whose preferred variant is taken, or a path, as in ``m.ingot#fp32``."""
+"""A model to compare: a variant, an archive (its preferred variant), or a path, as in ``m.ingot#fp32``."""
 
 
 def compare(
@@ -47,7 +47,7 @@ def compare(
         before: the model that the other is compared with.
         after: the other model, with the same inputs and outputs.
         data: the inputs, see :meth:`ingot.quant.data.samples.Samples.read`; by default the golden inputs of the first,
-            which are few: they only show whether a model is broken.
+            which are too few to show more than whether a model is broken.
         metric: see :func:`ingot.quant.metric.parse_metric`; by default the cosine of the worst output.
         transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
         batches: the batch sizes to time; empty for no timing.
@@ -75,9 +75,9 @@ def compare(
     options: dict[str, Any] = {"device": device, "threads": threads, "allow_code": allow_code}
     progress("Loading")
     with _engine(first, options) as left, _engine(second, options) as right:
-        progress(f"Asking {first.label} {samples.rows} rows")
+        progress(f"Running {first.label} on {samples.rows} rows")
         expected = [left.run(batch.inputs) for batch in samples.batches()]
-        progress(f"Asking {second.label} the same")
+        progress(f"Running {second.label} on the same rows")
         actual = [right.run(batch.inputs) for batch in samples.batches()]
         outputs, notes = by_output(signature, expected, actual, samples)
         scores = chosen.compare(expected, actual, samples)
@@ -137,7 +137,7 @@ def _find(source: Source) -> _Model:
 
 
 def _unpacked(variant: Variant) -> Variant:
-    """Return a variant with its own blobs as files, and not those of the archive's others."""
+    """Return a variant with its blobs as files, without those of the archive's other variants."""
     if isinstance(variant.blobs, BlobFolder):
         return variant
     folder = BlobFolder.scratch()
@@ -165,7 +165,7 @@ def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
 def _batches(batches: Iterable[int]) -> list[int]:
     sizes = list(batches)
     if any(rows < 1 for rows in sizes):
-        raise InvalidArgument(f"a call cannot be timed with {min(sizes)} rows; give batches of 1 and more")
+        raise InvalidArgument(f"a call cannot be timed with {min(sizes)} rows; use batch sizes of 1 or more")
     return sizes
 
 
@@ -174,18 +174,18 @@ def _read(signature: Signature, first: _Model, data: Data | None, transform: str
         return Samples.read(signature, data, transform=transform, purpose="data")
     inputs = [golden.inputs for golden in first.variant.goldens()]
     if not inputs:
-        raise InvalidArgument(f"{first.label} carries no golden inputs to compare on; give data")
+        raise InvalidArgument(f"{first.label} has no golden inputs to compare on; pass data (--data)")
     return Samples.read(signature, inputs, purpose="golden inputs")
 
 
 def _warnings(first: _Model, second: _Model, samples: Samples, data: Data | None) -> Iterator[str]:
     if data is None:
         yield (
-            f"no data was given: the models were asked the {samples.rows} rows of the golden inputs of {first.label}, "
-            "which show whether a model is broken, but not how accurate it is"
+            f"no data was given: the models were run on the {samples.rows} rows of the golden inputs of "
+            f"{first.label}, which show whether a model is broken, but not how accurate it is"
         )
     if first.variant.descriptor.digest == second.variant.descriptor.digest:
-        yield "both are the same variant: what differs is noise"
+        yield "both are the same variant: differences are noise"
 
 
 def _where(samples: Samples, data: Data | None) -> str:
@@ -198,7 +198,7 @@ def _common(first: _Model, second: _Model) -> Signature:
     """Return the signature that both models have.
 
     Raises:
-        InvalidArgument: it is not the same.
+        InvalidArgument: they have different ones.
     """
     one, other = first.variant.signature, second.variant.signature
     if one == other:
@@ -209,13 +209,13 @@ def _common(first: _Model, second: _Model) -> Signature:
             tensors.check_same(Signature(mine, ()), Signature(theirs, ()))
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"{first.label} and {second.label} cannot be compared: the {side} of the one are {_listed(mine)}, "
-                f"those of the other {_listed(theirs)}"
+                f"{first.label} and {second.label} cannot be compared: the {side} of the first are {_listed(mine)}, "
+                f"those of the second {_listed(theirs)}"
             ) from error
     for specs, others in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
         if one.batch_axes(specs) != other.batch_axes(others):
             raise InvalidArgument(
-                f"{first.label} and {second.label} cannot be compared: they take batches along other dimensions, "
+                f"{first.label} and {second.label} cannot be compared: their batch dimensions differ: "
                 f"{one.batch or 'none'} and {other.batch or 'none'}"
             )
     try:
@@ -225,7 +225,7 @@ def _common(first: _Model, second: _Model) -> Signature:
 
 
 def _narrowed(one: Signature, other: Signature) -> Signature:
-    """Return the first signature with only those sizes that the other takes too."""
+    """Return the first signature, limited to sizes that the other accepts too."""
     theirs = {spec.name: spec for spec in other.inputs}
     ranges = dict(one.ranges)
     fixed: dict[str, Dim] = {}

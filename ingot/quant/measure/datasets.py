@@ -17,9 +17,9 @@ from ingot.quant.data.synthetic import synthetic
 from ingot.quant.metric import Metric
 from ingot.tensors import Array
 
-# The most rows that ranges are learnt from; more change nothing.
+# The largest number of rows for calibration; more do not change the ranges.
 _CALIBRATION = 256
-# The most rows that the metric is computed on.
+# The largest number of rows for the metric.
 _EVALUATION = 2048
 # With fewer rows than this, all are used for both.
 _FEW = 16
@@ -31,9 +31,9 @@ class Datasets:
     """The samples of a quantization.
 
     Attributes:
-        calibration: the samples that ranges are learnt from; None without data.
-        evaluation: the samples that the metric is computed on.
-        held_out: whether no range is learnt from the latter.
+        calibration: the samples for calibration; None without data.
+        evaluation: the samples for the metric.
+        held_out: whether none of the latter is used for calibration.
         generated: whether they are synthetic.
         notes: remarks for the report.
     """
@@ -77,7 +77,7 @@ def prepare(
         datasets = _generated(variant, config, metric)
     rows = datasets.evaluation.rows
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
-        note = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; give more"
+        note = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; pass more"
         return replace(datasets, notes=(*datasets.notes, note))
     return datasets
 
@@ -86,7 +86,7 @@ def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:
     """Split data that came without validation data."""
     metric.check(main)
     if main.rows < _FEW:
-        notes = (*main.notes, f"all {main.rows} samples served for calibration and for the metric")
+        notes = (*main.notes, f"all {main.rows} samples were used for both calibration and the metric")
         return Datasets(main, main, held_out=False, notes=notes)
     first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed, metric.groups)
     return Datasets(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
@@ -104,12 +104,12 @@ def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric
     learnt = set(_row_hashes(calibration))
     shared = sum(row in learnt for row in _row_hashes(evaluation))
     if shared:
-        notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric are rows that ranges were learnt from")
+        notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric were also used for calibration")
     return Datasets(calibration, evaluation, held_out=not shared, notes=notes)
 
 
 def _row_hashes(samples: Samples) -> Iterator[bytes]:
-    """Yield a digest of each row's inputs, without extras such as labels, from which no ranges are learnt."""
+    """Yield a digest of each row's inputs, without extras such as labels, which calibration does not use."""
     signature = samples.signature
     axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
     for batch in samples.batches():
@@ -128,22 +128,22 @@ def _hash(array: Array) -> bytes:
 
 def _check_recipe(config: QuantConfig) -> None:
     if config.recipe is not None and config.recipe.needs_data:
-        other = "set its option dynamic" if config.recipe.compiles else "take dynamic-int8"
+        other = "set its option dynamic" if config.recipe.compiles else "use dynamic-int8"
         raise InvalidArgument(
-            f"the recipe '{config.recipe.name}' learns ranges from data; give calibration data, or {other}"
+            f"the recipe '{config.recipe.name}' needs calibration data; pass some (--calibrate), or {other}"
         )
 
 
 def _without_data(config: QuantConfig) -> tuple[str, ...]:
-    note = "recipes that learn ranges from data were not tried: there is no calibration data"
+    note = "recipes that need calibration data were not tried"
     return (note,) if config.recipe is None else ()
 
 
 def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Datasets:
     _check_recipe(config)
     if metric.labels is not None:
-        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and there is no data")
+        raise InvalidArgument(f"the metric '{metric.name}' needs labels, and no data was given")
     goldens = [golden.inputs for golden in variant.goldens()]
     samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
-    notes = ("measured on generated inputs alone: give real ones to be sure", *_without_data(config))
+    notes = ("measured on generated inputs only: pass real ones for a reliable result", *_without_data(config))
     return Datasets(None, samples, held_out=False, generated=True, notes=notes)

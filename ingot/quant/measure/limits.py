@@ -1,4 +1,4 @@
-"""Limits of a quantization: its time, and the space on disk."""
+"""Limits of a quantization: time, and disk space."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def disk_is_full(error: BaseException | str) -> bool:
 def disk_full(folder: Path | None = None) -> StorageFull:
     """Return the error for a full disk; ``folder`` None is that of temporary files."""
     if folder is not None:
-        return StorageFull(f"no space is left in {folder.resolve()}: make room, or name another folder")
+        return StorageFull(f"no space is left in {folder.resolve()}: free some, or choose another folder")
     return StorageFull(
-        f"no space is left in {tempfile.gettempdir()}, where models are made: make room, or set TMPDIR to a folder "
+        f"no space is left in {tempfile.gettempdir()}, where models are built: free some, or set TMPDIR to a folder "
         "with more"
     )
 

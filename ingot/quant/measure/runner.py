@@ -1,4 +1,4 @@
-"""Compare quantized models with the original: answers and speed."""
+"""Compare quantized models with the original: outputs and speed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Runner:
     Args:
         variant: the original.
         load: loads the original.
-        calibration: the samples that ranges are learnt from; None without data.
-        evaluation: the samples that the metric is computed on.
+        calibration: the samples for calibration; None without data.
+        evaluation: the samples for the metric.
         metric: the measure of accuracy.
         batches: the batch sizes that are timed.
         threads: CPU threads per call.
@@ -54,13 +54,13 @@ class Runner:
         self._loaded: Engine | None = None
         progress(f"Running the original on {evaluation.rows} samples")
         self._expected = self._answers(self.original)
-        # Also checks, before anything else is done, that the metric accepts these answers.
+        # Also checks early that the metric accepts these outputs.
         self.before = metric.compare(self._expected, self._expected, evaluation).before
         self.notes = metric.notes(self._expected, self.before, evaluation)
 
     @property
     def original(self) -> Engine:
-        """The original's engine, loaded when it is first needed."""
+        """The original's engine, loaded on first use."""
         if self._loaded is None:
             self._loaded = self._load()
         return self._loaded

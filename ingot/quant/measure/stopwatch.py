@@ -1,10 +1,10 @@
 """Time models in a separate process, whose OpenMP threads sleep while they wait.
 
 PyTorch computes with OpenMP, whose threads spin while they wait unless the environment says otherwise before PyTorch
-is loaded. They then take the cores from whatever is timed in turn with them, and on a busy machine from each other: on
-two cores with other work, a compiled ResNet18 in int8 took up to 272 ms a call, in turn with ONNX Runtime or alone,
-and 3 to 12 ms with threads that sleep. On an idle machine the two are equally fast. With threads that sleep, calls in
-turn measure the same as calls alone. The ``ingot`` command serves with such threads too.
+is loaded. They then take the cores from engines that are timed in turn with them, and on a busy machine from each
+other: on two cores with other work, a compiled ResNet18 in int8 took up to 272 ms per call, timed in turn with ONNX
+Runtime or alone, and 3 to 12 ms with sleeping threads. On an idle machine both are equally fast. With sleeping threads,
+timing in turn and timing alone agree. The ``ingot`` command serves with such threads too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Race:
     """Models of one signature to be timed in turn.
 
     Attributes:
-        models: the file of each and its format. Their code is run: they must be trusted.
+        models: the file and format of each. Their code is run, so they must be trusted.
         signature: the models'.
         example: valid inputs; their first row is repeated.
         batches: the batch sizes.
@@ -47,7 +47,7 @@ class Race:
     seconds: float = 0.3
 
     def run(self) -> list[tuple[BatchLatency, ...]]:
-        """Return the latencies of each model by batch, taken in another process.
+        """Return the latencies of each model by batch, measured in another process.
 
         Raises:
             IngotError: a model cannot be loaded or run.
@@ -55,7 +55,7 @@ class Race:
         with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
             path = Path(folder) / "race"
             path.write_bytes(pickle.dumps(self))
-            # As this process finds its modules, and nothing that lies in the folder where it happens to run.
+            # With this process's module path, and without the current folder.
             found = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
             result = subprocess.run(
                 [sys.executable, "-P", "-c", f"from {__name__} import main; main()", path],
@@ -87,7 +87,7 @@ class Race:
 
 
 def main() -> None:
-    """Run the race in the file that the command line names, and leave the result in its place."""
+    """Run the race in the file that the command line names, and replace it by the result."""
     path = Path(sys.argv[1])
     race: Race = pickle.loads(path.read_bytes())
     try:

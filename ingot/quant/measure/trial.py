@@ -1,4 +1,4 @@
-"""Try a plan: build its model, load it, and compare its speed and answers with the original's."""
+"""Try a plan: build its model, load it, and compare its speed and outputs with the original's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FASTER = 1.02
 _SLOWEST = 0.9
 # Seconds for each batch size and model while candidates are tried.
 _TIMING = 0.15
-# Bytes of a model that memory should not hold twice.
+# Models of more bytes than this should not be in memory twice.
 _LARGE = 1 << 30
 
 
@@ -75,7 +75,7 @@ class Trial:
 
     @property
     def faster(self) -> bool:
-        """Whether it is faster than the original on the whole, and at no batch clearly slower."""
+        """Whether it is faster than the original overall, and not clearly slower at any batch size."""
         return is_faster(self.speedups)
 
     @property
@@ -88,12 +88,12 @@ class Trial:
 
 
 def is_faster(speedups: Mapping[int, float]) -> bool:
-    """Return whether speed-ups by batch are a gain on the whole, and at no batch a clear loss."""
+    """Return whether speed-ups by batch are a gain overall, and not a clear loss at any batch size."""
     return not slowness(speedups)
 
 
 def slowness(speedups: Mapping[int, float]) -> str:
-    """Return why speed-ups by batch are not a gain, in a few words; empty where they are."""
+    """Return why speed-ups by batch are not a gain, in a few words; empty if they are."""
     whole = mean(speedups.values()) or 0.0
     if whole < FASTER:
         return "not faster than the original" if whole <= 1 else f"less than {FASTER}x"
@@ -117,7 +117,7 @@ class Built:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for the same model on the same engine."""
+        """Equal for equal models on the same engine."""
         return (self.engine, self.compute, self.graph.digest, *(item.digest for item in self.weights))
 
     def load(self, threads: int | None = None) -> Engine:
@@ -162,29 +162,29 @@ class TrialRunner(Runner):
 
     @property
     def large(self) -> bool:
-        """Whether the model is so large that memory should not hold it twice."""
+        """Whether the model is too large to be in memory twice."""
         return self.source.variant.size > _LARGE
 
     def _make_room(self) -> None:
-        """Free a large original while another model is made of it."""
+        """Free a large original while another model is built from it."""
         if self.large:
             self.close()
 
     @property
     def seen(self) -> Mapping[str, Observation]:
-        """The values of activations on the calibration data, looked at when they are first needed."""
+        """The values of activations on the calibration data, observed on first use."""
         if self._seen is None:
             self._seen = self._observe() if self.calibration is not None else {}
         return self._seen
 
     def build(self, candidate: Plan, blobs: BlobFolder, *, link: bool = True) -> Built:
-        """Make the model of a plan.
+        """Build the model of a plan.
 
         Args:
             candidate: the plan.
-            blobs: where its files go.
-            link: link large weights that stay as they are. As long as the links are there, no other model can be made:
-                onnx_ir reads no file that has several.
+            blobs: the folder for its files.
+            link: link large weights that do not change. While the links exist, no other model can be built: onnx_ir
+                refuses files with several links.
 
         Raises:
             QuantizationError: the plan quantizes nothing.
@@ -196,10 +196,10 @@ class TrialRunner(Runner):
         return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
 
     def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
-        """Compare the speed and answers of a plan's model with the original's.
+        """Compare the speed and outputs of a plan's model with the original's.
 
         Raises:
-            IngotError: the plan's engine cannot load or run it, or its answers are of no use.
+            IngotError: the plan's engine cannot load or run it, or its outputs are unusable.
         """
         self.check()
         with contextlib.closing(built.load(self.threads)) as engine:
@@ -236,7 +236,7 @@ class TrialRunner(Runner):
             return Trial(plan=candidate, failure=str(error))
         except Exception as error:  # onnx_ir and engines raise any error for odd graphs, which must not end the search
             log.debug("candidate '%s' failed", candidate.name, exc_info=True)
-            return Trial(plan=candidate, failure=f"it cannot be made: {type(error).__name__}: {error}")
+            return Trial(plan=candidate, failure=f"it cannot be built: {type(error).__name__}: {error}")
         self._known[built.key] = trial
         return trial
 

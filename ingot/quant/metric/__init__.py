@@ -1,4 +1,4 @@
-"""What a model's answers are worth, before and after: metrics with confidence intervals."""
+"""Metrics of a model's outputs before and after quantization, with confidence intervals."""
 
 from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, within
 from ingot.quant.metric.parse import parse_metric

@@ -21,10 +21,10 @@ _SQNR_LIMIT = 200.0
 
 
 def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[Agreement, ...]:
-    """Compare two models' answers to the same batches, for each floating-point output.
+    """Compare two models' outputs for the same batches, for each floating-point output.
 
     Args:
-        expected: the original's answers, one mapping per batch; the first axis of an array is the rows. Outputs
+        expected: the original's outputs, one mapping per batch; the first axis of an array is the rows. Outputs
             without a finite value are omitted.
         actual: the quantized model's.
     """
@@ -36,16 +36,16 @@ def agreement(expected: Sequence[Outputs], actual: Sequence[Outputs]) -> tuple[A
 def by_output(
     signature: Signature, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples
 ) -> tuple[tuple[Agreement, ...], list[str]]:
-    """Compare all outputs of two models, with the rows where the signature says that they are.
+    """Compare all outputs of two models, with rows along the axes that the signature states.
 
     Args:
-        signature: that of both.
-        expected: the first's answers, one mapping a batch of ``samples.batches()``.
+        signature: the signature of both.
+        expected: the first's outputs, one mapping per batch of ``samples.batches()``.
         actual: the second's.
-        samples: what both were asked.
+        samples: the inputs of both.
 
     Returns:
-        How each floating-point output agrees, and in words what has no number.
+        The agreement of each floating-point output, and remarks on outputs without one.
     """
     found: list[Agreement] = []
     notes: list[str] = []
@@ -53,10 +53,10 @@ def by_output(
         pairs = pairs_of(expected, actual, spec.name, samples)
         if not spec.dtype.is_float:
             equal, size = sum(int((left == right).sum()) for left, right in pairs), sum(left.size for left, _ in pairs)
-            notes.append(f"'{spec.name}' is the same in {equal} of {size} values")
+            notes.append(f"'{spec.name}' is equal in {equal} of {size} values")
             continue
         if not any(has_value(left) for left, _ in pairs):
-            notes.append(f"the first has no finite value in '{spec.name}': nothing can be compared")
+            notes.append(f"the first has no finite value in '{spec.name}', so it cannot be compared")
             continue
         (item,) = agreement([{spec.name: left} for left, _ in pairs], [{spec.name: right} for _, right in pairs])
         if math.isfinite(item.cosine) and math.isfinite(item.error):
@@ -89,12 +89,12 @@ def _cosine(left: Array, right: Array, joined: bool) -> float:
     if joined:
         left, right = left.reshape(1, -1), right.reshape(1, -1)
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)  # [rows]
-    same = (left == right).all(axis=1)  # rows of zeros have no direction, but may well be equal
+    same = (left == right).all(axis=1)  # rows of zeros have no direction, but may be equal
     return float(np.where(same, 1.0, (left * right).sum(axis=1) / np.maximum(norms, 1e-100)).mean())
 
 
 def _sqnr(left: Array, right: Array) -> float | None:
-    """Return the signal to noise in dB, or None where the signal is zero or not finite."""
+    """Return the signal-to-noise ratio in dB, or None if the signal is zero or not finite."""
     signal, noise = np.square(left).sum(), np.square(left - right).sum()
     if not (np.isfinite(signal) and np.isfinite(noise)) or signal == 0:
         return None
@@ -107,7 +107,7 @@ def _rows(batches: Sequence[Outputs], name: str) -> list[Array]:
 
 
 def _joined(parts: Sequence[Array]) -> Array:
-    """Return all rows [rows, values]; where they are of several lengths, [values, 1]: those are compared one by one."""
+    """Return all rows [rows, values]; if they have several lengths, [values, 1], to compare values one by one."""
     flat = [part.reshape(len(part), -1) for part in parts]
     if len({part.shape[1] for part in flat}) > 1:
         flat = [part.reshape(-1, 1) for part in flat]

@@ -1,4 +1,4 @@
-"""What every metric is, and how two models' answers are brought into rows."""
+"""The interface of metrics, and the arrangement of two models' outputs in rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ingot.tensors import Array, DType, Signature
 
 _ROUNDING = 1e-9
 Outputs = Mapping[str, Array]
-"""One batch's answers by name."""
+"""One batch's outputs by name."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A value and its 95 % interval, from resampling the rows; NaN at both ends where resampling gives none."""
+    """A value and its 95 % interval, from resampling the rows; NaN at both ends if resampling yields none."""
 
     value: float
     low: float
@@ -33,8 +33,8 @@ class Comparison:
     Attributes:
         before: the original's.
         after: the other's.
-        drop: by how much the other is worse, whichever way the metric points; its interval comes from the same
-            resampled rows for both, and so is narrower than those of the two.
+        drop: how much worse the other is, whichever direction is better; its interval is from the same resampled rows
+            for both, and so is narrower than those of the two.
     """
 
     before: Score
@@ -48,10 +48,10 @@ def within(drop: float, budget: float) -> bool:
 
 
 class Metric(ABC):
-    """A measure of a model's answers.
+    """A measure of a model's outputs.
 
     Attributes:
-        name: as it was asked for, with what was left out.
+        name: as requested, completed with defaults.
         labels: the extra that it needs, or None.
         groups: the extra that groups rows, or None if rows are independent.
     """
@@ -62,34 +62,34 @@ class Metric(ABC):
 
     @property
     def identity(self) -> str:
-        """The name, and whatever else must be the same for values to be comparable."""
+        """The name, and everything else that must be equal for values to be comparable."""
         return self.name
 
     def check(self, samples: Samples) -> None:  # noqa: B027 - most metrics of agreement take any data
-        """Check that the metric can be taken of this data.
+        """Check that the metric can be computed on this data.
 
         Raises:
             InvalidArgument: labels are missing or wrong, or there are too few rows.
         """
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Return caveats about the original's answers, from which a drop is computed.
+        """Return caveats about the original's outputs, from which a drop is computed.
 
         Args:
-            expected: the original's answers, one mapping a batch of ``samples.batches()``.
+            expected: the original's outputs, one mapping per batch of ``samples.batches()``.
             before: their score.
-            samples: what it was asked.
+            samples: its inputs.
         """
         return ()
 
     @abstractmethod
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
-        """Compare two models' answers.
+        """Compare two models' outputs.
 
         Args:
-            expected: the original's, one mapping a batch of ``samples.batches()``.
+            expected: the original's, one mapping per batch of ``samples.batches()``.
             actual: the other's.
-            samples: what both were asked.
+            samples: the inputs of both.
 
         Raises:
             InvalidArgument: the metric does not apply to the outputs.
@@ -103,7 +103,7 @@ def float_outputs(signature: Signature) -> list[str]:
 
 
 def find_output(signature: Signature, output: str | None, metric: str) -> str:
-    """Return the output that a metric is of: the named one, or the only one, or the only floating-point one.
+    """Return the output of a metric: the named one, or the only one, or the only floating-point one.
 
     Raises:
         InvalidArgument: there is no such output, or several could be meant.
@@ -116,14 +116,14 @@ def find_output(signature: Signature, output: str | None, metric: str) -> str:
     candidates = names if len(names) == 1 else float_outputs(signature)
     if len(candidates) != 1:
         raise InvalidArgument(
-            f"the metric {metric} is of one output, and the model has: {_join(names)}; say which one with "
+            f"the metric {metric} needs one output, and the model has: {_join(names)}; choose one with "
             f"{metric}:output=NAME"
         )
     return candidates[0]
 
 
 def rows_of(batches: Sequence[Outputs], name: str, signature: Signature) -> list[Array]:
-    """Return an output's arrays with the rows on the first axis; a model without a batch gives one row a batch."""
+    """Return an output's arrays with the rows on the first axis; a model without a batch has one row per batch."""
     axis = next(spec for spec in signature.outputs if spec.name == name).axis(signature.batch)
     if axis is None:
         return [batch[name][None] for batch in batches]
@@ -145,7 +145,7 @@ def pairs_of(
     for before, after in zip(left, right, strict=True):
         if before.shape != after.shape:
             raise QuantizationError(
-                f"the quantized model returns the shape {list(after.shape)} in '{name}' where the original returns "
+                f"the quantized model returns the shape {list(after.shape)} in '{name}', the original "
                 f"{list(before.shape)}"
             )
     return list(zip(left, right, strict=True))
@@ -157,12 +157,12 @@ def comparable_pairs(
     """Return the result of :func:`pairs_of` for outputs with finite values.
 
     Raises:
-        InvalidArgument: the original gives only NaN and infinity, or nothing at all.
+        InvalidArgument: the original returns only NaN and infinity, or nothing at all.
         QuantizationError: see :func:`pairs_of`.
     """
     pairs = pairs_of(expected, actual, name, samples)
     if not any(has_value(before) for before, _ in pairs):
-        raise InvalidArgument(f"the original has no finite value in '{name}' for this data: nothing can be compared")
+        raise InvalidArgument(f"the original has no finite value in '{name}' for this data, so it cannot be compared")
     return pairs
 
 
@@ -172,7 +172,7 @@ def has_value(array: Array) -> bool:
 
 
 def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:
-    """Return both as float64 [rows, values]; where the original is not finite, both are 0, and so do not count.
+    """Return both as float64 [rows, values]; where the original is not finite, both are 0, so that they do not count.
 
     Raises:
         QuantizationError: the other is not finite where the original is.
@@ -181,8 +181,8 @@ def finite_pair(name: str, before: Array, after: Array) -> tuple[Array, Array]:
     sound = np.isfinite(left)
     if not np.isfinite(right[sound]).all():
         raise QuantizationError(
-            f"the quantized model returns NaN or infinity in '{name}' where the original does not; "
-            "calibrate with data that is like the requests it will serve"
+            f"the quantized model returns NaN or infinity in '{name}' where the original does not; calibrate with "
+            "data like that in production"
         )
     return (left, right) if sound.all() else (np.where(sound, left, 0.0), np.where(sound, right, 0.0))
 
@@ -196,8 +196,8 @@ def flat_rows(parts: Sequence[Array], name: str, metric: str) -> Array:
     flat = [part.reshape(len(part), -1) for part in parts]
     if len({part.shape[1] for part in flat}) > 1:
         raise InvalidArgument(
-            f"the output '{name}' has rows of several sizes, which the metric {metric} cannot be taken of; "
-            f"name another one with {metric}:output=NAME"
+            f"the output '{name}' has rows of several sizes, which the metric {metric} does not support; choose "
+            f"another with {metric}:output=NAME"
         )
     joined = np.concatenate(flat)
     return joined.astype(np.float64) if DType.of(joined).is_float else joined

@@ -11,15 +11,15 @@ from ingot.quant.metric.base import Comparison, Score
 from ingot.tensors import Array
 
 Statistic = Callable[[Array], Array]
-"""From the numbers of rows [resamples, rows] to the metric of each resample [resamples]."""
+"""Maps row numbers [resamples, rows] to the metric of each resample [resamples]."""
 
 RESAMPLES = 1000
 SLOW_RESAMPLES = 200
-"""For statistics that are not a mean, and take each resample by itself."""
+"""For statistics that are not a mean, which compute each resample separately."""
 
 _ROUNDING = 1e-9
 _AT_ONCE = 1 << 20  # row numbers held in memory at a time
-_DRAWN = 20_000_000  # row numbers drawn in all: of very many rows, fewer resamples say as much
+_DRAWN = 20_000_000  # row numbers drawn in all: with very many rows, fewer resamples suffice
 
 
 def compare(
@@ -35,9 +35,9 @@ def compare(
     Args:
         before: the original's metric.
         after: the other's.
-        rows: how many rows there are.
+        rows: the number of rows.
         resamples: how many times rows are drawn.
-        lower_is_better: which way the metric points.
+        lower_is_better: the direction of the metric.
         groups: the number of each row's group [rows], where whole groups are drawn; None draws rows singly.
     """
     whole = np.arange(rows)[None]
@@ -74,7 +74,7 @@ def mean(columns: Array, combine: Callable[[Array], Array] = lambda means: means
 
 
 def constant(value: float) -> Statistic:
-    """Return the statistic that is the same whatever the rows."""
+    """Return the statistic that is the same for all rows."""
     return lambda index: np.full(len(index), value)
 
 
@@ -86,7 +86,7 @@ def each(function: Callable[[Array], float]) -> Statistic:
 def _score(values: Array) -> Score:
     """Return the first value, with the interval of the others; a resample may have no value (NaN).
 
-    An interval without the value is not one of the metric: NaN stands in its place.
+    An interval that does not contain the value is not valid for the metric, and is replaced by NaN.
     """
     others = values[1:][np.isfinite(values[1:])]
     value = float(values[0])

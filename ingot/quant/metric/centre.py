@@ -1,4 +1,4 @@
-"""From where the directions of an output's rows are seen: from 0, or from their own mean."""
+"""The origin for the directions of an output's rows: 0, or their mean."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from ingot.tensors import Array
 
-# Of the squared distance from 0: below the first, rows of several values all but share a direction (a constant answer
-# would have a cosine of 0.99); below the second, what varies is rounding.
+# Of the squared distance from 0: below the first, rows of several values have nearly the same direction (a constant
+# output would have a cosine of 0.99); below the second, the variation is rounding.
 _ALIKE = 0.02
 _ROUNDING = 1e-12
 
 
 def find_centre(parts: Sequence[Array]) -> Array | None:
-    """Return the mean row [values] from which the cosine of an output is to be taken, or None for 0.
+    """Return the mean row [values] as the origin for the cosine of an output, or None for 0.
 
-    It is the mean for outputs of one value a row, and for those that hardly vary: seen from 0, all rows of these lie in
-    one direction, and a model that always answers the same would seem to agree. An original that is constant has
-    nothing but its direction from 0, and rows of several sizes have no mean.
+    It is the mean for outputs of one value per row, and for those that hardly vary: seen from 0, all their rows have
+    one direction, and a model with constant output would seem to agree. A constant original has only its direction from
+    0, and rows of several sizes have no mean.
 
     Args:
-        parts: the original's answers, rows first; values that are not finite do not count.
+        parts: the original's outputs, rows first; values that are not finite do not count.
     """
     width = parts[0].size // max(len(parts[0]), 1)
     if not width or any(part.size != width * len(part) for part in parts):
@@ -39,7 +39,7 @@ def find_centre(parts: Sequence[Array]) -> Array | None:
 
 
 def move(original: Array, other: Array, centre: Array | None) -> tuple[Array, Array]:
-    """Return both as float64 [rows, values] as seen from a centre; 0 where the original is not finite."""
+    """Return both as float64 [rows, values] relative to a centre; 0 where the original is not finite."""
     left, sound = _finite(original)
     right = np.where(sound, other.reshape(left.shape).astype(np.float64), 0.0)
     return (left, right) if centre is None else (_from(left, sound, centre), _from(right, sound, centre))

@@ -28,7 +28,7 @@ from ingot.tensors import Array, DType, Signature
 
 Pairs = list[tuple[Array, Array]]
 
-_SQNR_LIMIT = 100.0  # dB: so much better than any 8-bit model that it is as good as equal
+_SQNR_LIMIT = 100.0  # dB: far better than any 8-bit model, and as good as equal
 
 
 class Agreement(Metric):
@@ -61,7 +61,7 @@ class Agreement(Metric):
         return max(found, key=lambda item: item.drop.value)
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
-        """Note rows without a finite value: they count as equal, whatever the other model outputs."""
+        """Note rows without a finite value: they count as equal for any output of the other model."""
         found: list[str] = []
         for name in self._outputs:
             rows = [row for part in rows_of(expected, name, samples.signature) for row in part]
@@ -74,16 +74,16 @@ class Agreement(Metric):
 def cosine(signature: Signature, output: str | None) -> Metric:
     """Mean cosine similarity of the rows, each flattened.
 
-    Of one value a row, and where the original's rows hardly vary, it is that of all rows as one vector, after the mean
-    of the original's has been taken from both; see :func:`ingot.quant.metric.centre.find_centre`.
+    For one value per row, and if the original's rows hardly vary, it is that of all rows as one vector, after the
+    original's mean is subtracted from both; see :func:`ingot.quant.metric.centre.find_centre`.
     """
     return Agreement(_titled("cosine", output), 1.0, _cosine, _floats(signature, output, "cosine"))
 
 
 def top1(signature: Signature, output: str | None) -> Metric:
-    """Share of rows whose largest value (on the last axis) is the same one.
+    """Share of rows whose largest value (on the last axis) is at the same index.
 
-    Of one value a row, the share on the same side of 0, or of 0.5 where all of the original's are from 0 to 1; of
+    For one value per row, the share on the same side of 0, or of 0.5 if all of the original's are from 0 to 1; for
     integers and text, the share of equal values.
     """
     names = [spec.name for spec in signature.outputs]
@@ -141,14 +141,14 @@ def _equal(pairs: Pairs) -> Array:
 
 
 def threshold(parts: Sequence[Array]) -> float:
-    """Return where one value a row turns from no to yes: 0.5 for probabilities, else 0."""
+    """Return the threshold of one value per row between no and yes: 0.5 for probabilities, otherwise 0."""
     return 0.5 if all(not ((part < 0) | (part > 1)).any() for part in parts) else 0.0
 
 
 def decide(values: Array, edge: float) -> Array:
-    """Return the index of the largest value on the last axis, or of one value a row, whether it exceeds ``edge``.
+    """Return the index of the largest value on the last axis, or for one value per row, whether it exceeds ``edge``.
 
-    A row with NaN is decided as -1, which agrees with no label.
+    A row with NaN yields -1, which equals no label.
     """
     values = values.reshape(len(values), -1) if values[0].size == max(values.shape[1:], default=1) else values
     if values.shape[-1] == 1:
@@ -174,8 +174,8 @@ def _sqnr(name: str, pairs: Pairs) -> bootstrap.Statistic:
 class Similarity(Metric):
     """Spearman's rank correlation of the rows' pairwise cosine similarities with the original's.
 
-    It says whether an embedding model still finds the same rows alike. The interval resamples rows, leaves pairs of a
-    row with itself out, and keeps the ranks of the whole set.
+    It shows whether an embedding model still finds the same rows similar. The interval resamples rows, leaves pairs of
+    a row with itself out, and keeps the ranks of the whole set.
     """
 
     MOST = 1500  # rows: their pairs are already more than a million
@@ -207,7 +207,7 @@ def _ranks(embeddings: Array) -> Array:
     """Return the ranks of all pairs' similarities, centered, as a symmetric matrix with a diagonal of 0."""
     units = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     upper = np.triu_indices(len(units), 1)
-    # Rounding keeps equal rows' similarities equal, which the last bits of a matrix product would rank by chance.
+    # Rounding keeps the similarities of equal rows equal; the last bits of a matrix product would rank them by chance.
     ranks = rank(np.round((units @ units.T)[upper], 9))
     matrix = np.zeros((len(units), len(units)))
     matrix[upper] = ranks - ranks.mean()
@@ -224,7 +224,7 @@ def _pair_correlation(left: Array, right: Array) -> bootstrap.Statistic:
         total, x, y, xy, xx, yy = (((weights @ table) * weights).sum(1) for table in tables)
         total = np.maximum(total, 1.0)
         spread = np.sqrt(np.maximum(xx - x * x / total, 0) * np.maximum(yy - y * y / total, 0))
-        same = np.isclose(xx, xy) & np.isclose(yy, xy)  # no spread at all in both is agreement
+        same = np.isclose(xx, xy) & np.isclose(yy, xy)  # no spread in either is agreement
         found: Array = np.where(spread > 0, (xy - x * y / total) / np.where(spread > 0, spread, 1), same)
         return found
 

@@ -1,4 +1,4 @@
-"""A metric of the user's own."""
+"""A user-defined metric."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from ingot.quant.metric.base import Comparison, Metric, Outputs, Score, rows_of
 from ingot.tensors import Array, Signature
 
 Column = Array | list[Array]
-"""All rows of an output or extra; a list of rows where they are of several sizes."""
+"""All rows of an output or extra; a list of rows if they have several sizes."""
 
 _OWN = (__file__, foreign.__file__)
-_RESAMPLES = 100  # each is two calls of a function that may be slow
+_RESAMPLES = 100  # each takes two calls of a function that may be slow
 
 
 class Function(Metric):
     """What ``function(outputs, data)`` returns; higher is better.
 
     Args:
-        function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes come
-            as a list. The arrays cannot be written to. A number is the metric, and the function is called for resampled
-            rows too. An array has one value for each independent unit, such as a query: the metric is their mean, and
-            the values are resampled. The function's attribute ``groups`` may name the extra that groups
-            rows.
-        name: what to call it.
+        function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes are
+            passed as a list. The arrays cannot be written to. A number is the metric, and the function is called for
+            resampled rows too. An array has one value for each independent unit, such as a query: the metric is their
+            mean, and the values are resampled. The function's attribute ``groups`` may name the extra that groups rows.
+        name: its name in messages and reports.
 
     Raises:
         InvalidArgument: ``groups`` is not a name.
@@ -51,7 +50,7 @@ class Function(Metric):
         self.groups = getattr(function, "groups", None)
         if self.groups is not None and not isinstance(self.groups, str):
             raise InvalidArgument(
-                f"groups of the metric {name} is of type {type(self.groups).__name__}; give the name of an array"
+                f"groups of the metric {name} is of type {type(self.groups).__name__}; it must be the name of an array"
             )
 
     @property
@@ -70,7 +69,7 @@ class Function(Metric):
             raise InvalidArgument(f"the metric {self.name} needs its groups: {error}") from error
         if not several:
             raise InvalidArgument(
-                f"the {samples.purpose}{samples.where} has one group only in '{self.groups}', and the metric "
+                f"the {samples.purpose}{samples.where} has only one group in '{self.groups}', and the metric "
                 f"{self.name} needs several"
             )
 
@@ -79,8 +78,8 @@ class Function(Metric):
         if not math.isnan(before.low):
             return ()
         return (
-            f"the metric {self.name} has no 95 % interval: of drawn rows it is not what it is of all rows. Return an "
-            "array with a value for each independent unit, or set the function's attribute groups",
+            f"the metric {self.name} has no 95 % interval: its values on resampled rows are not like that on all "
+            "rows. Return an array with a value for each independent unit, or set the function's attribute groups",
         )
 
     def compare(self, expected: Sequence[Outputs], actual: Sequence[Outputs], samples: Samples) -> Comparison:
@@ -95,8 +94,8 @@ class Function(Metric):
         if any(value.ndim for value in values):
             if values[0].shape != values[1].shape:
                 raise QuantizationError(
-                    f"the metric {self.name} returns {values[0].size} values for the original and {values[1].size} for "
-                    "the quantized model; give a value for each unit of the data, in the same order"
+                    f"the metric {self.name} returns {values[0].size} values for the original and {values[1].size} "
+                    "for the quantized model; return one for each unit of the data, in the same order"
                 )
             return bootstrap.compare(bootstrap.mean(values[0]), bootstrap.mean(values[1]), len(values[0]))
         left, right = (bootstrap.each(self._resampled(outputs, extras)) for outputs in (before, after))
@@ -123,7 +122,7 @@ class Function(Metric):
             value = self._function(_lent(outputs), _lent(extras))
             found = np.asarray(value, np.float64) if np.ndim(value) else np.asarray(float(value))
         if not found.size:
-            raise InvalidArgument(f"the metric {self.name} gives an empty array")
+            raise InvalidArgument(f"the metric {self.name} returns an empty array")
         return found.reshape(()) if found.size == 1 else found
 
     def _resampled(self, outputs: Mapping[str, Column], extras: Mapping[str, Column]) -> Callable[[Array], float]:
@@ -133,7 +132,7 @@ class Function(Metric):
             except InvalidArgument:
                 if np.array_equal(index, np.arange(len(index))):
                     raise
-                return math.nan  # some resamples may be of one class only, of which many metrics have no value
+                return math.nan  # some resamples may have only one class, for which many metrics are undefined
 
         return measure
 
@@ -145,7 +144,7 @@ def _place(error: Exception) -> str:
 
 
 def load_function(spec: str) -> Function:
-    """Return the metric ``module:function``; the module may lie in the present folder.
+    """Return the metric ``module:function``; the module may be in the current folder.
 
     Raises:
         InvalidArgument: the module cannot be imported, or has no such function.
@@ -156,7 +155,7 @@ def load_function(spec: str) -> Function:
 
     def unloaded(error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}"
-        return f"the metric '{spec}' cannot be imported: {reason}; run where {module_name}.py lies"
+        return f"the metric '{spec}' cannot be imported: {reason}; run this in the folder of {module_name}.py"
 
     with foreign.reported_as(InvalidArgument, unloaded):
         function = getattr(importlib.import_module(module_name), name, None)
@@ -166,7 +165,7 @@ def load_function(spec: str) -> Function:
 
 
 def _code(function: Any) -> CodeType | None:
-    """Return the code of a function, or of an object that can be called; None of one that is not written in Python."""
+    """Return the code of a function or callable object; None if it is not written in Python."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -180,7 +179,7 @@ def _describe(constant: object) -> str:
         return f"{constant.co_code.hex()} {constant.co_names} {_describe(constant.co_consts)}"
     if isinstance(constant, tuple):
         return f"({', '.join(map(_describe, constant))})"
-    if isinstance(constant, frozenset):  # its order differs from one process to the next
+    if isinstance(constant, frozenset):  # its order differs between processes
         return f"{{{', '.join(sorted(map(_describe, constant)))}}}"
     return repr(constant)
 
@@ -196,7 +195,7 @@ def _column(parts: Sequence[Array]) -> Column:
 
 
 def _locked(array: Array) -> Array:
-    """Return a read-only view: a change by one call would reach the next one."""
+    """Return a read-only view: a change by one call would affect the next."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""Metrics that compare answers with labels."""
+"""Metrics that compare outputs with labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Labelled(Metric):
     Args:
         name: its name.
         signature: the model's.
-        labels: the extra that holds the labels.
+        labels: the extra with the labels.
         output: the output; by default the only floating-point one.
     """
 
@@ -58,14 +58,14 @@ class Labelled(Metric):
 
     @abstractmethod
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
-        """Return the metric of both models' answers [rows, values]."""
+        """Return the metric of both models' outputs [rows, values]."""
 
     def column(self, samples: Samples) -> Array:
         """Return the labels as they are in the data."""
         try:
             return samples.column(self.labels)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{error}; say where the labels are with {self.kind}:labels=NAME") from None
+            raise InvalidArgument(f"{error}; name the labels with {self.kind}:labels=NAME") from None
 
     def wrong(self, samples: Samples, text: str) -> InvalidArgument:
         """Return an error that describes a fault of the labels."""
@@ -75,8 +75,8 @@ class Labelled(Metric):
 class Classes(Labelled):
     """Accuracy, top-5 accuracy and macro F1 of classes.
 
-    A row's class is the index of its largest value; of one value a row, 1 where it exceeds 0, or 0.5 where all of the
-    original's are from 0 to 1; of an integer output, the value itself. A row with NaN is wrong.
+    A row's class is the index of its largest value; for one value per row, 1 if it exceeds 0, or 0.5 if all of the
+    original's are from 0 to 1; for an integer output, the value itself. A row with NaN is wrong.
     """
 
     def __init__(self, name: str, signature: Signature, labels: str, output: str | None):
@@ -84,7 +84,7 @@ class Classes(Labelled):
         spec = next(spec for spec in signature.outputs if spec.name == self.output)
         if sum(dim not in (1, signature.batch) for dim in spec.shape) > 1:
             raise InvalidArgument(
-                f"{name} is of one class a row; the output {spec} has more: write your own metric, module:function"
+                f"{name} needs one class per row; the output {spec} has more: write your own metric, module:function"
             )
 
     def read_labels(self, samples: Samples) -> Array:
@@ -93,15 +93,16 @@ class Classes(Labelled):
             labels = labels[:, 0]
         if labels.dtype.kind not in "biu":
             raise self.wrong(
-                samples, f"are of type {DType.of(labels).torch_name}; give the number of each row's class as int64"
+                samples,
+                f"are of type {DType.of(labels).torch_name}; they must be the number of each row's class, as int64",
             )
         if labels.ndim != 1:
-            raise self.wrong(samples, f"have the shape {list(labels.shape)}; give one class a row")
+            raise self.wrong(samples, f"have the shape {list(labels.shape)}; there must be one class per row")
         if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
-            raise self.wrong(samples, f"hold the class {labels.max()}, which is beyond int64; count classes from 0")
+            raise self.wrong(samples, f"contain the class {labels.max()}, which exceeds int64; count classes from 0")
         labels = labels.astype(np.int64)
         if (labels == labels[0]).all():
-            raise self.wrong(samples, f"hold only one class ({labels[0]}), which does not measure accuracy")
+            raise self.wrong(samples, f"contain only one class ({labels[0]}), so they cannot measure accuracy")
         if self.width_known and not self.integer:
             self._check_range(labels, self.width, samples)
         return labels
@@ -111,21 +112,19 @@ class Classes(Labelled):
         if labels.min() < 0 or labels.max() >= classes:
             odd = labels.min() if labels.min() < 0 else labels.max()
             raise self.wrong(
-                samples, f"hold the class {odd}; the output '{self.output}' has {classes}, from 0 to {classes - 1}"
+                samples, f"contain the class {odd}; the output '{self.output}' has {classes}, from 0 to {classes - 1}"
             )
 
     def notes(self, expected: Sequence[Outputs], before: Score, samples: Samples) -> tuple[str, ...]:
         """Note an original that is no better than the most frequent class."""
-        if self.kind == "f1":  # which does not reward that
+        if self.kind == "f1":  # macro F1 does not reward that
             return ()
         count, which = (5, "five most frequent classes") if self.kind == "top5" else (1, "most frequent class")
         _, counts = np.unique(self.read_labels(samples), return_counts=True)
         if before.value > np.sort(counts)[-count:].sum() / samples.rows + 1e-9:
             return ()
         share = f"{100 * before.value:.0f} % of the rows"
-        return (
-            f"the original is right in {share}, no better than always answering the {which}: it cannot show a drop",
-        )
+        return (f"the original is right in {share}, no better than always choosing the {which}: it cannot show a drop",)
 
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
         if self.kind == "top5":
@@ -142,7 +141,9 @@ class Classes(Labelled):
     def _decide(self, before: Array, after: Array) -> tuple[Array, Array]:
         if self.integer:
             if before.shape[1] != 1:
-                raise InvalidArgument(f"the integer output '{self.output}' has {before.shape[1]} values a row, not one")
+                raise InvalidArgument(
+                    f"the integer output '{self.output}' has {before.shape[1]} values per row, not one"
+                )
             return before[:, 0].astype(np.int64), after[:, 0].astype(np.int64)
         edge = threshold([before])
         return decide(before, edge), decide(after, edge)
@@ -157,7 +158,7 @@ class Classes(Labelled):
 
 @dataclass(frozen=True)
 class _MacroF1:
-    """The mean of the F1 of all classes that are among the labels or the answers of the drawn rows."""
+    """The mean F1 of all classes among the labels or outputs of the resampled rows."""
 
     labels: Array
     answers: Array
@@ -184,8 +185,8 @@ class Errors(Labelled):
         wanted = labels.reshape(len(labels), -1)
         if wanted.shape != before.shape:
             raise InvalidArgument(
-                f"the labels '{self.labels}' have {wanted.shape[1]} values a row, the output '{self.output}' "
-                f"has {before.shape[1]}"
+                f"the labels '{self.labels}' have {wanted.shape[1]} values per row, the output '{self.output}' has "
+                f"{before.shape[1]}"
             )
         left, right = (self._measure(answers, wanted) for answers in _finite(self, before, after))
         return left, right
@@ -198,44 +199,44 @@ class Errors(Labelled):
 
 
 class RankCorrelation(Labelled):
-    """Spearman's rank correlation of one value a row with the labels."""
+    """Spearman's rank correlation of one value per row with the labels."""
 
     resamples = bootstrap.SLOW_RESAMPLES
 
     def read_labels(self, samples: Samples) -> Array:
         labels = _numbers(self, samples).reshape(samples.rows, -1)
         if labels.shape[1] != 1:
-            raise self.wrong(samples, f"have {labels.shape[1]} values a row; give one")
+            raise self.wrong(samples, f"have {labels.shape[1]} values per row; there must be one")
         if (labels == labels[0]).all():
-            raise self.wrong(samples, f"are all {labels[0, 0]:g}, which does not measure accuracy")
+            raise self.wrong(samples, f"are all {labels[0, 0]:g}, so they cannot measure accuracy")
         return labels[:, 0]
 
     def statistics(self, before: Array, after: Array, labels: Array) -> tuple[bootstrap.Statistic, bootstrap.Statistic]:
         if before.shape[1] != 1:
-            raise InvalidArgument(f"spearman is of one value a row; the output '{self.output}' has {before.shape[1]}")
+            raise InvalidArgument(f"spearman needs one value per row; the output '{self.output}' has {before.shape[1]}")
         left, right = (self._measure(answers[:, 0], labels) for answers in _finite(self, before, after))
         return left, right
 
     def _measure(self, answers: Array, labels: Array) -> bootstrap.Statistic:
-        constant = bool((answers == answers[0]).all())  # such answers rank nothing
+        constant = bool((answers == answers[0]).all())  # such outputs have no ranking
         return bootstrap.constant(0.0) if constant else bootstrap.each(lambda i: spearman(answers[i], labels[i]))
 
 
 def _numbers(metric: Labelled, samples: Samples) -> Array:
     labels = metric.column(samples)
     if DType.of(labels) is DType.BYTES:
-        raise metric.wrong(samples, "are text; give numbers")
+        raise metric.wrong(samples, "are text; they must be numbers")
     labels = labels.astype(np.float64)
     if not np.isfinite(labels).all():
-        raise metric.wrong(samples, "hold NaN or infinity")
+        raise metric.wrong(samples, "contain NaN or infinity")
     return labels
 
 
 def _finite(metric: Labelled, before: Array, after: Array) -> tuple[Array, Array]:
-    """Return both models' answers; NaN is an error."""
+    """Return both models' outputs; NaN is an error."""
     for answers, whose in ((before, "original"), (after, "quantized model")):
         if not np.isfinite(answers).all():
             raise QuantizationError(
-                f"the {whose} returns NaN or infinity in '{metric.output}', of which there is no {metric.kind}"
+                f"the {whose} returns NaN or infinity in '{metric.output}', for which {metric.kind} is undefined"
             )
     return before.astype(np.float64), after.astype(np.float64)

@@ -36,18 +36,18 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signature) -> Metric:
-    """Return the metric that is asked for.
+    """Return the requested metric.
 
     Args:
         spec: None for ``cosine`` (``top1`` of a model without floating-point outputs); a name, with options as in
-            ``accuracy:labels=y,output=logits``; ``module:function``; or a function ``(outputs, data) -> float`` of
-            which higher is better. ``cosine``, ``top1``, ``sqnr`` and ``similarity`` measure the agreement with the
+            ``accuracy:labels=y,output=logits``; ``module:function``; or a function ``(outputs, data) -> float`` whose
+            higher values are better. ``cosine``, ``top1``, ``sqnr`` and ``similarity`` measure the agreement with the
             original; ``accuracy``, ``top5``, ``f1`` (macro), ``mae``, ``mse``, ``rmse`` and ``spearman`` need labels,
-            which are the extra "labels" unless another is named.
+            by default the extra "labels".
         signature: the model's.
 
     Raises:
-        InvalidArgument: there is no such metric, option or output, or which output is meant is open.
+        InvalidArgument: there is no such metric, option or output, or the output is ambiguous.
     """
     if spec is None:
         spec = "cosine" if float_outputs(signature) else "top1"
@@ -76,7 +76,7 @@ def _options(spec: str, text: str, known: tuple[str, ...]) -> dict[str, str]:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in known or not value or name in options:
             raise InvalidArgument(
-                f"'{part}' of the metric '{spec}' is not understood; it takes once each: "
+                f"'{part}' of the metric '{spec}' is not a valid option; the options, each at most once, are: "
                 + ", ".join(f"{option}=NAME" for option in known)
             )
         options[name] = value

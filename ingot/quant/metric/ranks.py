@@ -15,7 +15,7 @@ def rank(values: Array) -> Array:
 
 
 def spearman(left: Array, right: Array) -> float:
-    """Return Spearman's rank correlation, NaN where all values of one side are equal."""
+    """Return Spearman's rank correlation, NaN if all values of one side are equal."""
     x, y = (ranks - ranks.mean() for ranks in (rank(left), rank(right)))
     spread = np.sqrt((x * x).sum() * (y * y).sum())
     return float((x * y).sum() / spread) if spread > 0 else np.nan

@@ -27,7 +27,7 @@ def html(comparison: ModelComparison) -> str:
             "Latency by batch",
             curves + pages.table(_LATENCY, _latency(comparison)),
         ),
-        ("Outputs of the second against the first's", pages.table(words.AGREEMENT, outputs)),
+        ("Outputs of the second compared with the first's", pages.table(words.AGREEMENT, outputs)),
         ("Notes", pages.listing(comparison.notes)),
     )
     return pages.page(
@@ -60,7 +60,7 @@ def text(comparison: ModelComparison) -> str:
 
 
 def verdict(comparison: ModelComparison) -> str:
-    """Return in a sentence how the second model stands to the first."""
+    """Return a one-sentence comparison of the second model with the first."""
     speedup = words.mean(comparison.speedups.values())
     parts = [] if speedup is None else [f"{speedup:.2f} times as fast"]
     if comparison.before.size:

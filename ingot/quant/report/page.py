@@ -13,11 +13,11 @@ from ingot.report import charts, pages
 from ingot.report.charts import Bar, Curve, Kind, Point
 from ingot.report.units import duration, number, percent, size, times
 
-# A longer table of layers is folded.
+# A longer table of layers is collapsed.
 _LONGEST = 40
-# A speed-up below this, or above its inverse, is not plausible: latencies are picoseconds to years.
+# A speed-up below this, or above its inverse, is implausible: latencies are between picoseconds and years.
 _LEAST = 1e-21
-_COLORS = 6  # schemes with an own colour; further ones share the last
+_COLORS = 6  # schemes with their own colour; further ones share the last
 
 
 def html(report: Report) -> str:
@@ -27,7 +27,7 @@ def html(report: Report) -> str:
         ("Frontier", _frontier(report)),
         ("Candidates", _candidates(report)),
         ("Latency by batch", _latency(report)),
-        ("Outputs against the original's", _outputs(report)),
+        ("Outputs compared with the original's", _outputs(report)),
         ("Noise by layer", _noise(report.layers)),
         ("Layers", _layers(report.layers)),
         ("Integer operators of the optimized graph", _audit(report.audit)),
@@ -66,7 +66,7 @@ def _summary(report: Report) -> str:
 def _drop(report: Report) -> str:
     if report.drop is None:
         return ""
-    text = f"{words.score(report.drop)}, where {number(report.budget)} is allowed"
+    text = f"{words.score(report.drop)} of {number(report.budget)} allowed"
     return pages.mark(report.drop.value <= report.budget, escape(text), escape(text))
 
 
@@ -110,7 +110,7 @@ def _lower_is_better(report: Report) -> bool:
 
 
 def _milliseconds(item: Candidate, baseline: Sequence[BatchLatency]) -> float | None:
-    """Return a candidate's time by its speed-up: candidates were timed at different moments of the machine."""
+    """Return a candidate's latency from its speed-up: candidates were timed under different load."""
     original, speedup = words.latency(baseline), words.mean(item.speedups.values())
     if original is not None and speedup is not None and _LEAST < speedup < 1 / _LEAST:
         return original / speedup * 1e3
@@ -223,13 +223,13 @@ def _noise(layers: Sequence[Layer]) -> str:
     keys = [("hollow" if color is None else f"c{color}", scheme) for scheme, color in colors.items()]
     intro = (
         "<p>Signal to quantization noise of each layer's output when it alone is quantized, in the graph's order: a "
-        "short bar is a layer that suffers. #1 hurts the metric most.</p>"
+        "short bar is a noisy layer. #1 hurts the metric most.</p>"
     )
     return intro + charts.legend(keys) + drawn
 
 
 def _colors(layers: Sequence[Layer]) -> dict[str, int | None]:
-    """Return a colour for each scheme, and none for those that are left in floating point."""
+    """Return a colour for each scheme except floating point."""
     schemes = dict.fromkeys(layer.scheme for layer in layers)
     whole = [scheme for scheme in schemes if not scheme.startswith("float")]
     return {scheme: min(whole.index(scheme), _COLORS - 1) if scheme in whole[:99] else None for scheme in schemes}
@@ -261,7 +261,7 @@ def _audit(audit: Audit | None) -> str:
         return ""
     counts = pages.table(("Operator", "Count"), [(pages.code(name), str(n)) for name, n in audit.quantized.items()])
     if not audit.floats:
-        return f"{counts}<p>No operator in floating point is left between quantized ones.</p>"
+        return f"{counts}<p>No floating-point operator is left between quantized ones.</p>"
     return f"{counts}<p>Left in floating point between quantized operators:</p>{pages.listing(audit.floats)}"
 
 

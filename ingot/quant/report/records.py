@@ -1,4 +1,4 @@
-"""The records of a quantization report: candidates, measurements, and the choice. They travel in the archive."""
+"""The records of a quantization report: candidates, measurements, and the choice. They are stored in the archive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Score(_Record):
 
     @classmethod
     def of(cls, score: _Interval) -> Score | None:
-        """Return the record of a :class:`ingot.quant.metric.Score`, or None of one that has no value."""
+        """Return the record of a :class:`ingot.quant.metric.Score`, or None if it has no value."""
         if not math.isfinite(score.value):
             return None
         low, high = (bound if math.isfinite(bound) else score.value for bound in (score.low, score.high))
@@ -51,8 +51,8 @@ class DataRecord(_Record):
     Attributes:
         digest: ``sha256:...`` over names, types, shapes and values; empty for generated inputs.
         source: its name, such as ``digits.npz``.
-        calibration_rows: the number of rows that ranges were learnt from.
-        evaluation_rows: the number of rows that the metric was computed on.
+        calibration_rows: the number of rows for calibration.
+        evaluation_rows: the number of rows for the metric.
         held_out: whether the two sets are disjoint.
     """
 
@@ -121,7 +121,7 @@ class Audit(_Record):
     """The operators of the chosen model in the engine.
 
     Attributes:
-        quantized: the integer operators of the optimized graph, by the engine's names, and how often each stands in it.
+        quantized: the integer operators of the optimized graph, by the engine's names, with the number of each.
         floats: the float operators that were left between quantized ones, such as ``Conv layer1.0.conv1``; only known
             for ONNX Runtime.
     """

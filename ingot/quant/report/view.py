@@ -11,7 +11,7 @@ from ingot.report import pages
 from ingot.report.text import items, section, table
 from ingot.report.units import number, percent, size, times
 
-# As many layers as a terminal shows at a glance; the page shows all.
+# The number of layers that fits a terminal; the page shows all.
 _MOST_LAYERS = 10
 
 
@@ -21,7 +21,7 @@ def text(report: Report) -> str:
     lines = [f"{name}, quantized at {report.created}" if report.created else name, "", words.verdict(report)]
     lines += section("Metric", _metric(report))
     lines += section("Candidates", _candidates(report.candidates))
-    lines += section("Outputs against the original's", agreement(report))
+    lines += section("Outputs compared with the original's", agreement(report))
     lines += section(*_layers(report.layers))
     lines += section("Integer operators of the optimized graph", _audit(report.audit))
     where = [words.data(report.data), report.data.digest, report.machine]
@@ -65,7 +65,7 @@ def _state(item: Candidate) -> str:
 
 
 def _padded(lines: list[str], ends: list[str]) -> list[str]:
-    """Return a table whose last column, of whole sentences, begins in one place."""
+    """Return a table whose last column, of whole sentences, is aligned."""
     width = max(map(len, lines))
     return (
         [lines[0], *(f"{line.ljust(width)}  {end}" for line, end in zip(lines[1:], ends, strict=True))] if ends else []
@@ -73,7 +73,7 @@ def _padded(lines: list[str], ends: list[str]) -> list[str]:
 
 
 def _layers(layers: Sequence[Layer]) -> tuple[str, list[str]]:
-    """Return the layers that hurt most, or have the least signal to noise where they are not ranked."""
+    """Return the layers that hurt most, or if they are not ranked, those with the lowest signal-to-noise ratio."""
     known = [layer for layer in layers if layer.rank or layer.sqnr is not None]
     worst = sorted(known, key=lambda layer: (layer.rank or 1 << 63, layer.sqnr if layer.sqnr is not None else 1e150))
     rows = [

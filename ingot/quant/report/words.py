@@ -1,4 +1,4 @@
-"""Scores, speed-ups and acceptance as people read them."""
+"""Scores, speed-ups and acceptance as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def score(item: Score | None) -> str:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Return the geometric mean of those above 0, or None."""
+    """Return the geometric mean of the values above 0, or None."""
     held = [math.log(value) for value in values if value > 0]
     return math.exp(sum(held) / len(held)) if held else None
 
@@ -47,10 +47,10 @@ def data(item: DataRecord) -> str:
     """Return a description of the data, in a line."""
     parts = [item.source or "generated inputs"]
     if item.calibration_rows:
-        parts.append(f"{item.calibration_rows} rows to calibrate on")
+        parts.append(f"{item.calibration_rows} rows for calibration")
     if item.evaluation_rows:
         held_out = ", none of them among those" if item.held_out and item.calibration_rows else ""
-        parts.append(f"{item.evaluation_rows} rows to measure on{held_out}")
+        parts.append(f"{item.evaluation_rows} rows for the metric{held_out}")
     return "; ".join(parts)
 
 
@@ -69,7 +69,7 @@ def verdict(report: Report) -> str:
     chosen = report.chosen
     if chosen is None:
         why = f": {report.reason}" if report.reason else ""
-        return f"{_tried(report.candidates)}; the model was left as it is{why}."
+        return f"{_tried(report.candidates)}; the model is unchanged{why}."
     parts = [f"{chosen.name} {_why(report, chosen)}: {speed(chosen.speedups)}"]
     if report.size and chosen.size:
         parts.append(f"{size(chosen.size)} instead of {size(report.size)}")
@@ -87,13 +87,13 @@ def _tried(candidates: Sequence[Candidate]) -> str:
 def _why(report: Report, chosen: Candidate) -> str:
     count = len(report.candidates)
     if report.reason or not chosen.holds:
-        return f"was kept although it {report.reason or 'does not keep within the budget'}"
+        return f"was kept although it {report.reason or 'exceeds the budget'}"
     holding = [mean(item.speedups.values()) or 0 for item in report.candidates if item.holds]
     if count == 1:
-        return "keeps within the budget"
+        return "is within the budget"
     if (mean(chosen.speedups.values()) or 0) >= max(holding):
-        return f"is the fastest of {count} candidates that keeps within the budget"
-    return f"was chosen of {count} candidates, of which {len(holding)} keep within the budget"
+        return f"is the fastest of {count} candidates within the budget"
+    return f"was chosen of {count} candidates, of which {len(holding)} are within the budget"
 
 
 def _loss(report: Report, item: Candidate) -> str:

@@ -1,1 +1,1 @@
-"""One module a way of computing layers: each changes a graph in place."""
+"""Schemes of computing layers, one module each; they change a graph in place."""

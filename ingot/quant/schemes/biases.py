@@ -10,7 +10,7 @@ from ingot.quant.schemes import edit
 from ingot.quant.schemes.rounding import along
 from ingot.tensors import Array
 
-# The largest bias in integers, with some room for rounding.
+# The largest bias in integers, with a margin for rounding.
 _LARGEST = 2**31 - 256
 
 
@@ -20,7 +20,7 @@ def fits(dims: tuple[int, ...], width: int) -> bool:
 
 
 def join(graph: ir.Graph, layer: Layer) -> None:
-    """Make a product of two dimensions and the addition that alone takes it a Gemm."""
+    """Join a product of two dimensions and the addition that is its only user into a Gemm."""
     node, product = layer.node, layer.output
     users = [user for user, _ in product.uses()]
     if (
@@ -56,7 +56,7 @@ def mean_error(array: Array, integers: Array, scales: Array, axis: int | None, m
 
 
 def correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
-    """Subtract an error from a layer's bias, wherever it is added; a layer without one is left."""
+    """Subtract an error from a layer's bias, wherever it is added; a layer without a bias is unchanged."""
     node, place = layer.node, 2
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if layer.operator == "MatMul":
@@ -72,7 +72,7 @@ def correct(graph: ir.Graph, layer: Layer, error: Array) -> None:
 
 
 def least_scales(layer: Layer, axis: int | None) -> Array:
-    """Return the smallest scales of a layer's weights at which its bias, at the scale of the products, has 32 bits."""
+    """Return the smallest scales of a layer's weights at which its bias fits in 32 bits at the products' scale."""
     found = _constant(layer)
     if found is None:
         return np.zeros((), np.float32)
@@ -98,9 +98,9 @@ def quantize(graph: ir.Graph, layer: Layer, scales: Array) -> None:
 
 
 def _constant(layer: Layer) -> tuple[ir.Value, float] | None:
-    """Return a layer's bias, if it can become integers, and the scale of its input, which has them already.
+    """Return a layer's bias, if it can be quantized, and the scale of its input, which is quantized already.
 
-    In half precision, which no CPU has integer kernels for, it stays: the scale would be too coarse.
+    A bias in half precision is left: no CPU has integer kernels for it, and the scale would be too coarse.
     """
     bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
     pair = layer.data.producer()

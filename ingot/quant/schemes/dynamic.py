@@ -1,7 +1,7 @@
-"""Dynamic quantization: activations get the range of each call, weights 8 bits. It needs no data.
+"""Dynamic quantization: activations in 8 bits with the range of each call, weights in 8 bits. It needs no data.
 
-Matrix products become MatMulInteger, which ONNX Runtime fuses with what stands around it; LSTMs become its own
-DynamicQuantizeLSTM. Its integer convolution with dynamic ranges is slower than floats, so convolutions are left.
+Matrix products become MatMulInteger, which ONNX Runtime fuses with the operators around it; LSTMs become its own
+DynamicQuantizeLSTM. Its integer convolution with dynamic ranges is slower than floats, so convolutions are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Return whether a layer can be quantized so."""
+    """Return whether a layer supports this scheme."""
     if opset < 11:
         return False
     if layer.operator == "Gemm":
@@ -29,7 +29,7 @@ def takes(layer: Layer, opset: int) -> bool:
         )
     if layer.operator == "LSTM":
         recurrence = layer.node.inputs[2]
-        # The kernel knows one layout: steps first.
+        # The kernel supports one layout: steps first.
         steps_first = integer(layer.node, "layout", 0) == 0
         return layer.data.dtype is _FLOAT and steps_first and recurrence is not None and constant(recurrence)
     return layer.operator == "MatMul" and len(layer.shape) == 2
@@ -81,7 +81,7 @@ class _Writer:
         edit.replace(self._graph, layer.node, value)
 
     def _dynamic(self, layer: Layer) -> tuple[ir.Value, ...]:
-        """Return the integers, scale and zero point of a layer's input, made once for all layers that take it."""
+        """Return the integers, scale and zero point of a layer's input, made once for all layers that read it."""
         data = layer.data
         if data not in self._quantized:
             source = data
@@ -101,7 +101,7 @@ class _Writer:
         return self._quantized[data]
 
     def _lstm(self, layer: Layer) -> None:
-        """Replace an LSTM; weights [directions, 4 hidden, inputs] are turned as the kernel wants them."""
+        """Replace an LSTM; weights [directions, 4 hidden, inputs] are transposed for the kernel."""
         node = layer.node
         parts: list[ir.Value] = []
         scales: list[ir.Value] = []

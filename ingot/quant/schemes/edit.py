@@ -1,4 +1,4 @@
-"""Small edits of a graph that every scheme makes."""
+"""Small edits of a graph that all schemes share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.tensors import Array
 
 @dataclass(frozen=True)
 class Operation:
-    """A node of one output, which is called ``name``."""
+    """A node with one output, which is called ``name``."""
 
     operator: str
     inputs: tuple[ir.Value | None, ...]
@@ -47,7 +47,7 @@ def constant(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType | None
 
 
 def insert_after(graph: ir.Graph, value: ir.Value, operation: Operation) -> ir.Value:
-    """Add a node right after the one that makes ``value``, or at the start, and return its output.
+    """Add a node right after the one that computes ``value``, or at the start, and return its output.
 
     The output has the shape of ``value``.
     """
@@ -68,7 +68,7 @@ def insert_before(graph: ir.Graph, place: ir.Node, operation: Operation) -> ir.V
 
 
 def redirect(graph: ir.Graph, value: ir.Value, other: ir.Value, keep: ir.Node) -> None:
-    """Make all that take ``value`` take ``other``, the graph's output too; ``keep`` still takes ``value``."""
+    """Replace ``value`` by ``other`` in all its users, the graph's outputs included, except in ``keep``."""
     for user, place in list(value.uses()):
         if user is not keep:
             user.replace_input_with(place, other)
@@ -81,7 +81,7 @@ def redirect(graph: ir.Graph, value: ir.Value, other: ir.Value, keep: ir.Node) -
 
 
 def replace(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
-    """Put ``result`` in the place of a node's one output, and remove the node."""
+    """Replace a node's only output by ``result``, and remove the node."""
     output = node.outputs[0]
     name = output.name
     output.name = f"{name}_float"
@@ -91,7 +91,7 @@ def replace(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
 
 
 def lazy(graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
-    """Add a constant whose values are made when they are written, and not kept."""
+    """Add a constant whose values are computed when they are written, and not kept."""
     value = constant(graph, name, np.zeros(0, dtype.numpy()))
     unique = value.name or name
     value.const_value = ir.LazyTensor(
@@ -106,9 +106,9 @@ def lazy(graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataTy
 
 
 def unique_names(model: ir.Model) -> None:
-    """Give each value and node a unique name; those of the graph's inputs and outputs stay.
+    """Give each value and node a unique name; the graph's inputs and outputs keep theirs.
 
-    A weight that two layers share gives its name to what is written for both.
+    Values that are written for two layers that share a weight have the weight's name.
     """
     NameFixPass(_Naming())(model)
 

@@ -2,21 +2,22 @@
 
 The choice of operators follows PyTorch's autocast:
 
-- Matrix products, convolutions and embeddings always are.
-- Elementwise operators, and those that only move elements, are where all activations that they take are in half.
+- Matrix products, convolutions and embeddings are always converted.
+- Elementwise operators, and those that only move elements, are converted if all their activations are in half.
 - All others stay in float32: reductions, norms and softmax, which add up many numbers; ``Pow``, ``Exp``, ``Sqrt`` and
-  the like, which leave float16's range; ``Resize``, ``Range`` and others that compute places; operators of domains
-  other than ONNX's own; and the bodies of ``If``, ``Loop`` and functions.
-- So do recurrent layers, for another reason: with them in float16, loading a graph on a CPU ended the process (a fault
+  the like, which leave float16's range; ``Resize``, ``Range`` and others that compute positions; operators of domains
+  other than ONNX's; and the bodies of ``If``, ``Loop`` and functions.
+- Recurrent layers too, for another reason: with them in float16, loading a graph on a CPU ended the process (a fault
   of ONNX Runtime 1.31's MatmulTransposeFusion).
 - A node with a constant that becomes infinite in half, or a single number that becomes zero, stays in float32 too.
 
 The model's inputs and outputs stay as they are, with casts next to them.
 
-Only what ONNX Runtime has CUDA kernels for is converted. On a CPU (measured with 1.31) float16 runs, but most operators
-compute in float32 between casts, some of which are then removed, so it is slower than float32 and rounds less than a
-GPU does; a graph in bfloat16 is refused for most operators. Accuracy is therefore measured on :func:`emulated`, a
-float32 graph that rounds where the GPU would. :func:`stored` is for CPUs: half the size on disk, float32's speed.
+Only operators for which ONNX Runtime has CUDA kernels are converted. On a CPU (measured with 1.31) float16 runs, but
+most operators compute in float32 between casts, some of which are then removed, so it is slower than float32 and rounds
+less than a GPU does; a graph in bfloat16 is refused for most operators. Accuracy is therefore measured on
+:func:`emulated`, a float32 graph that rounds where the GPU would. :func:`stored` is for CPUs: half the size on disk,
+float32's speed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Halved:
     """The changes of a graph.
 
     Attributes:
-        operators: how many nodes of each operator are in half precision now.
+        operators: the number of nodes of each operator that were converted.
         notes: which layers had to stay in float32, and why.
     """
 
@@ -82,7 +83,7 @@ class Halved:
 def apply(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -> Halved:
     """Convert a model to half precision in place; it then needs a GPU, see the module's description.
 
-    Weights are converted one by one when they are read, so models larger than the memory pass through.
+    Weights are converted one by one when they are read, so models may be larger than the memory.
 
     Args:
         model: its graph's inputs and outputs keep their types.
@@ -90,7 +91,7 @@ def apply(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) -
         keep: nodes of the main graph that stay in float32.
 
     Raises:
-        InvalidArgument: there is no such half precision.
+        InvalidArgument: ``dtype`` is not a half precision.
         QuantizationError: no matrix product, convolution or embedding can be converted.
     """
     return _convert(model, dtype, keep, half_graph.Writer)
@@ -116,7 +117,7 @@ def stored(model: ir.Model, dtype: ir.DataType, keep: Collection[ir.Node] = ()) 
         keep: nodes of the main graph whose weights stay in float32.
 
     Raises:
-        InvalidArgument: there is no such half precision.
+        InvalidArgument: ``dtype`` is not a half precision.
         QuantizationError: there are no weights that could be stored so.
     """
     _check(dtype)

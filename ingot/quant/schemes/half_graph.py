@@ -1,4 +1,4 @@
-"""Writing of half precision, or of its roundings, into an ONNX graph."""
+"""Writing half precision, or its roundings, into an ONNX graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rounded(held: ir.TensorProtocol, dtype: ir.DataType, name: str, *, back: boo
 
 
 def release(held: ir.TensorProtocol) -> None:
-    """Let go of a file that holds a tensor, so that no more than one is in memory; it is opened again when needed."""
+    """Release the file of a tensor, so that only one is in memory at a time; it is opened again when needed."""
     if isinstance(held, ir.ExternalTensor):
         with contextlib.suppress(BufferError):  # another thread reads it
             held.release()
@@ -48,7 +48,7 @@ class Names:
             self._taken.update(value.name or "" for node in graph for value in node.outputs)
 
     def new(self, name: str) -> str:
-        """Return a name like this one that is not taken, and take it."""
+        """Reserve and return a name like this one that is not in use."""
         unique, count = name, 1
         while unique in self._taken:
             count += 1
@@ -105,7 +105,7 @@ class Writer:
                     self._give(node, value)
 
     def _half(self, value: ir.Value) -> ir.Value:
-        """Return a value in half precision, made once."""
+        """Return a value in half precision, converted once."""
         if value not in self._halves:
             self._halves[value] = self._constant(value) if constant(value) else self._narrow(value)
         return self._halves[value]
@@ -113,7 +113,7 @@ class Writer:
     def _constant(self, value: ir.Value) -> ir.Value:
         if self._is_own(value):
             return take_place(self._graph, value, self._dtype, self._names)
-        return self._narrow(value)  # another node takes it in float32: it is stored once, and cast when it is loaded
+        return self._narrow(value)  # another node reads it in float32: it is stored once, and cast when it is loaded
 
     def _is_own(self, value: ir.Value) -> bool:
         """Return whether no node needs a value in float32."""
@@ -123,14 +123,14 @@ class Writer:
         return self._cast(value, self._dtype, f"{value.name}_half")
 
     def _give(self, node: ir.Node, value: ir.Value) -> None:
-        """Make ``value`` one in half precision, and give float32 to those that still want it."""
+        """Convert ``value`` to half precision, with a cast to float32 for nodes that still need that."""
         value.type = ir.TensorType(self._dtype)
         users = [(user, place) for user, place in value.uses() if user not in self._chosen]
         if users or value.is_graph_output():
             self._replace(value, self._cast(value, ir.DataType.FLOAT, f"{value.name}_float"), users)
 
     def _replace(self, value: ir.Value, other: ir.Value, users: Collection[tuple[ir.Node, int]]) -> None:
-        """Make nodes, and the graph's outputs, take ``other`` instead of ``value``; outputs keep their names."""
+        """Replace ``value`` by ``other`` in nodes and in the graph's outputs, which keep their names."""
         for user, place in users:
             user.replace_input_with(place, other)
         for index, output in enumerate(self._graph.outputs):

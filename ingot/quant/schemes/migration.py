@@ -30,16 +30,16 @@ class Moved:
 
 
 def apply(model: ir.Model, layers: Iterable[Layer], seen: Mapping[str, Observation], alpha: float) -> dict[str, Moved]:
-    """Migrate in place, for matrix products whose input's channels were looked at.
+    """Migrate in place, for matrix products whose inputs were observed by channel.
 
     Args:
         model: the model.
         layers: those that will be quantized.
-        seen: the values of activations.
+        seen: observations of activations.
         alpha: 0 leaves everything in the activations, 1 puts all into the weights.
 
     Returns:
-        The layers' new inputs, by the names of values.
+        The layers' new inputs, by value name.
     """
     groups: dict[ir.Value, list[Layer]] = {}
     for layer in layers:

@@ -35,17 +35,17 @@ class Plan:
     """How each layer is computed.
 
     Attributes:
-        name: what people call it, such as ``static int8``.
+        name: for display, such as ``static int8``.
         schemes: by layer name.
-        method: how static ranges are taken from the data.
+        method: how static ranges are computed from the data.
         activations: the integers of static activations: ``u8``, ``s8`` or ``u16``.
-        between: quantize what stands between static layers too.
+        between: also quantize the operators between static layers.
         per_channel: one scale per output channel, or one per tensor.
-        migrate: how much of the activations' spread goes into the weights (SmoothQuant's alpha); 0 for none.
-        correct: put the mean error of rounded weights into the biases.
-        block: how many weights share a scale where weights alone are quantized.
-        engine: what runs the model.
-        compute: what that computes floats in.
+        migrate: how much of the activations' spread is moved into the weights (SmoothQuant's alpha); 0 for none.
+        correct: correct the biases by the mean error of rounded weights.
+        block: how many weights share a scale in weight-only schemes.
+        engine: the engine that runs the model.
+        compute: the precision in which it computes floats.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def rows_touch(self) -> bool:
-        """Whether rows of one call depend on each other: dynamic ranges are taken from all of them."""
+        """Whether rows of one call depend on each other: dynamic ranges cover all of them."""
         return "dynamic" in self.schemes.values()
 
     @property
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """What the variant is called: by its precision, and by the engine where that rounds the floats."""
+        """The name of the variant: its precision, and the engine if that rounds the floats."""
         return self.precision if self.compute == "f32" else f"{self.precision}-{self.engine}"
 
     @property
@@ -100,13 +100,13 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A name that two plans share only if they make the same model."""
+        """A key that two plans share only if they produce the same model."""
         content = {**self.record(), "name": ""}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fitting(source: Source, scheme: Scheme, names: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return the layers that can have a scheme, of those named or of all."""
+    """Return the layers that support a scheme, of those named or of all."""
     takes = {"static": static.takes, "dynamic": dynamic.takes}.get(scheme, weight_only.takes)
     wanted = set(source.names if names is None else names)
     return tuple(layer.name for layer in source.layers if layer.name in wanted and takes(layer, source.opset))
@@ -116,15 +116,17 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     """Return the model that a plan describes.
 
     Args:
-        source: the model that it is made of.
+        source: the original model.
         plan: the plan.
-        seen: the values of activations on data; empty where the plan needs none.
+        seen: observations of activations on data; empty if the plan needs none.
 
     Raises:
         QuantizationError: the plan quantizes nothing.
     """
     if plan.empty:
-        raise QuantizationError("nothing in this model can be quantized so: it has no layer left that the recipe takes")
+        raise QuantizationError(
+            "nothing in this model can be quantized in this way: it has no layer that the recipe supports"
+        )
     model = source.model()
     layers = source.by_name(model)
     chosen = {
@@ -153,7 +155,7 @@ def _static(model: ir.Model, layers: list[Layer], plan: Plan, seen: Mapping[str,
 
 
 def _drop_unused(model: ir.Model) -> None:
-    """Remove the floating-point weights that nothing takes any more."""
+    """Remove the floating-point weights that are no longer used."""
     for name, value in list(model.graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del model.graph.initializers[name]

@@ -1,4 +1,4 @@
-"""How reals become integers."""
+"""Conversion of floating-point numbers to integers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Affine:
 
     @classmethod
     def of(cls, low: float, high: float, dtype: ir.DataType, kept: ir.DataType | None = None) -> Affine:
-        """Return the conversion that spends all integers on ``low`` to ``high``; zero is met exactly.
+        """Return the conversion that maps ``low`` to ``high`` to the full range of integers; zero is exact.
 
         Args:
             low: the lowest real.
             high: the highest.
             dtype: the integers.
-            kept: the type that the scale will be kept in.
+            kept: the type in which the scale will be stored.
         """
         low, high = min(low, 0.0), max(high, 0.0)
         bottom = -128 if dtype is ir.DataType.INT8 else 0
@@ -45,7 +45,7 @@ def channel_scales(array: Array, axis: int | None) -> Array:
 
 
 def as_kept(scales: Array, dtype: ir.DataType | None) -> Array:
-    """Return scales as another type holds them, no smaller: in half precision small ones are coarse, or zero."""
+    """Round scales up to another type: in half precision small ones are coarse, or zero."""
     if dtype is not ir.DataType.FLOAT16:
         return np.asarray(scales, np.float32)
     rounded = np.asarray(scales, np.float16)

@@ -1,13 +1,13 @@
-"""Static quantization in ONNX's QDQ form: activations in ranges that were learnt from data, weights in 8 bits.
+"""Static quantization in ONNX's QDQ form: activations in calibrated ranges, weights in 8 bits.
 
 The form is chosen so that ONNX Runtime fuses it into integer kernels:
 
 - A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
-- A matrix product needs no QuantizeLinear at its output: it then gives floats, more exact and as fast.
+- A matrix product needs no QuantizeLinear at its output: it then returns floats, which is more exact and as fast.
 - A matrix product of two dimensions and the addition of its bias are one Gemm: ONNX Runtime would join them into a Gemm
   whose bias stays in floats.
-- Operators between quantized layers, such as the addition of a residual, are quantized where all that they take is, and
-  something takes theirs in integers; those that only move elements keep the scale of their input.
+- Operators between quantized layers, such as the addition of a residual, are quantized if all their inputs are, and a
+  user reads their output in integers; those that only move elements keep the scale of their input.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _MOVED = frozenset(
 )
 # Operators that may stand between a layer and its QuantizeLinear, whose range replaces them: ONNX Runtime drops them.
 _CLAMPS = ("Relu", "Clip")
-# Constants of this size mask the values that they are added to, such as padding.
+# Constants of this magnitude mask the values that they are added to, such as padding.
 _MASK = 1e5
-# Factors whose sizes are further apart than this are not of one scale.
+# Factors whose magnitudes differ by more than this do not share a scale.
 _SPREAD = 8
-# The first operator set with one scale a channel, with scales in half precision, and with 16-bit integers.
+# The first operator sets with one scale per channel, with scales in half precision, and with 16-bit integers.
 _CHANNELS, _HALF, _WIDE = 13, 19, 21
 
 
 @dataclass(frozen=True)
 class Activations:
-    """How activations become integers.
+    """The quantization of activations.
 
     Attributes:
         ranges: the lowest and highest real by value name.
@@ -58,7 +58,7 @@ class Activations:
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Return whether a layer can be quantized so."""
+    """Return whether a layer supports this scheme."""
     if layer.operator not in OPERATORS or (layer.operator == "MatMul" and len(layer.shape) != 2):
         return False
     if layer.operator == "Gemm" and not _plain(layer):
@@ -67,7 +67,7 @@ def takes(layer: Layer, opset: int) -> bool:
 
 
 def _plain(layer: Layer) -> bool:
-    """Return whether a Gemm is the product and a constant bias that integer kernels compute, and nothing else."""
+    """Return whether a Gemm is only a product and a constant bias, as integer kernels compute."""
     bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
     return (
         layer.number("beta", 1.0) == 1
@@ -78,7 +78,7 @@ def _plain(layer: Layer) -> bool:
 
 
 def watched(model: ir.Model, layers: Collection[Layer]) -> tuple[str, ...]:
-    """Return the values whose ranges :func:`apply` asks for."""
+    """Return the values whose ranges :func:`apply` needs."""
     nodes = {layer.node for layer in layers}
     near = [node for node in model.graph if node in nodes or node.op_type in (*_COMPUTED, *_CLAMPS)]
     found: dict[str, None] = {}
@@ -112,11 +112,11 @@ def apply(
 
     Args:
         model: the model.
-        layers: which.
+        layers: the layers to quantize.
         activations: how activations become integers.
         per_channel: one scale per output channel, or one per tensor.
-        means: the mean of each channel of layers' inputs, by value name; where it is known, the mean error that rounded
-            weights make is put into the bias (arXiv:1906.04721, section 4.2).
+        means: the mean of each channel of layers' inputs, by value name; where it is known, the bias is corrected by
+            the mean error of the rounded weights (arXiv:1906.04721, section 4.2).
     """
     chosen = list(layers)
     for layer in chosen:
@@ -151,7 +151,7 @@ class _Writer:
         self._means = means
         self._graph = model.graph
         self._opset = model.opset_imports.get("", 1)
-        # Integers of 16 bits are ONNX Runtime's own in older operator sets.
+        # In older operator sets, 16-bit integers are an extension of ONNX Runtime.
         wide = activations.dtype is ir.DataType.UINT16 and self._opset < _WIDE
         self._domain = "com.microsoft" if wide else ""
         if wide:
@@ -208,7 +208,7 @@ class _Writer:
         )
 
     def _wanted(self, value: ir.Value, computed: Collection[ir.Node]) -> bool:
-        """Return whether a node uses a value in integers."""
+        """Return whether a node reads a value in integers."""
         uses = clamped(value).uses()
         return any(user in computed or (user in self._layers and place == 0) for user, place in uses)
 
@@ -234,7 +234,7 @@ class _Writer:
                 node.replace_input_with(place, self._pair(value))
 
     def _pair(self, value: ir.Value, affine: Affine | None = None) -> ir.Value:
-        """Return a value after a QuantizeLinear and a DequantizeLinear, made once."""
+        """Return a value after a QuantizeLinear and a DequantizeLinear, inserted once."""
         if value not in self._pairs:
             affine = affine or self._affine_of(value)
             base = value.name or "value"
@@ -251,7 +251,7 @@ class _Writer:
         return self._pairs[value]
 
     def _quantize_source(self, value: ir.Value) -> None:
-        """Make all that take a value take its quantized form: a float user would keep the fusion from happening."""
+        """Replace a value by its quantized form in all users: a float user would prevent the fusion."""
         pair = self._pair(value)
         quantize = next(user for user, _ in value.uses() if user.op_type == "QuantizeLinear")
         edit.redirect(self._graph, value, pair, keep=quantize)
@@ -282,9 +282,9 @@ def _varies(value: ir.Value) -> bool:
 
 
 def _modest(value: ir.Value, node: ir.Node) -> bool:
-    """Return whether a value is a constant that integers can hold.
+    """Return whether a value is a constant that integers can represent.
 
-    The minus infinity of a mask is not, nor are factors of many sizes, the small ones of which would be rounded away.
+    The minus infinity of a mask is not, nor are factors of many magnitudes, whose small ones would be rounded to zero.
     """
     if not constant(value):
         return False

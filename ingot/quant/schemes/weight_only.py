@@ -1,7 +1,7 @@
-"""Weight-only quantization: smaller weights, activations as they are. It needs no data.
+"""Weight-only quantization: smaller weights, unchanged activations. It needs no data.
 
 Matrix products become ONNX Runtime's MatMulNBits, with one scale for each block of weights along the contracted axis;
-embeddings are kept in 8 bits with one scale a row. Weights are rounded when the model is packed, one after the other,
+embeddings are stored in 8 bits with one scale per row. Weights are rounded one by one when the model is packed,
 so a model may be larger than half of the memory.
 """
 
@@ -18,13 +18,13 @@ from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.rounding import as_kept
 from ingot.tensors import Array
 
-# Smaller embeddings, such as those of two kinds of text, are not worth their rounding.
+# Smaller embeddings, such as those of two segment types, are not worth their rounding error.
 _TABLE = 1 << 16
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def takes(layer: Layer, opset: int) -> bool:
-    """Return whether a layer can be quantized so."""
+    """Return whether a layer supports this scheme."""
     if layer.weight.dtype not in _FLOATS and tensor(layer.weight).dtype not in _FLOATS:
         return False
     if layer.operator == "Gemm":
@@ -43,10 +43,10 @@ def apply(
 
     Args:
         model: the model.
-        layers: which; weights of embeddings get 8 bits whatever ``bits`` says.
+        layers: the layers to quantize; embeddings always get 8 bits.
         bits: 4 or 8.
         block: how many weights share a scale: a power of two, 16 or more.
-        integer_sums: let the kernel round activations to 8 bits by blocks, which is faster and nearly as exact.
+        integer_sums: let the kernel round activations to 8 bits per block, which is faster and nearly as exact.
     """
     for layer in layers:
         if layer.operator == "Gather":
@@ -92,13 +92,13 @@ def _product(model: ir.Model, layer: Layer, bits: int, block: int, integer_sums:
 
 
 def pack(array: Array, bits: int, block: int, kept: ir.DataType = ir.DataType.FLOAT) -> tuple[Array, Array]:
-    """Return the integers and scales that MatMulNBits takes.
+    """Return the integers and scales for MatMulNBits.
 
     Args:
         array: weights [columns, rows], the contracted axis last.
         bits: 4 or 8.
         block: how many weights along the contracted axis share a scale.
-        kept: the type that the scales will be kept in.
+        kept: the type in which the scales will be stored.
 
     Returns:
         Unsigned integers around the middle of their range, [columns, blocks, block * bits / 8], two to a byte at 4
@@ -125,7 +125,7 @@ def _blocks(array: Array, bits: int, block: int, kept: ir.DataType) -> tuple[Arr
     padded[:, :rows] = array
     parts = padded.reshape(columns, blocks, block)
     middle = 1 << (bits - 1)
-    # The sign of the largest weight decides which end of the integers it gets: there is one more below the middle.
+    # The sign of the largest weight decides its end of the integer range: there is one more integer below the middle.
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], -1)[..., 0]
     scales = largest / -middle
     scales = as_kept(np.where(np.abs(scales) < 1e-12, 1e-12, scales), kept)

@@ -1,4 +1,4 @@
-"""The plans that a search begins with, and the forms of them that may be more exact."""
+"""The plans that a search starts with, and variations of them that may be more exact."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ingot.runtime import devices
 
 
 def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("onnxruntime",)) -> Iterator[Plan]:
-    """Yield the plans that a search begins with: those first that cost little to make.
+    """Yield the plans that a search starts with, the cheapest to build first.
 
     Args:
         source: the model.
-        has_data: whether ranges can be learnt.
-        engines: what may run them. OpenVINO takes static ranges, and floats in bfloat16 where the processor has it: it
-            has no kernels for ranges of each call.
+        has_data: whether ranges can be calibrated.
+        engines: those that may run them. OpenVINO runs static ranges, and floats in bfloat16 if the processor has it:
+            it has no kernels for ranges per call.
     """
     if "openvino" in engines and source.layers and devices.has_bf16():
         yield Plan("bf16, OpenVINO", {}, engine="openvino", compute="bf16")
@@ -30,7 +30,7 @@ def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("o
 
 
 def _static(source: Source, static: Sequence[str], dynamic: Sequence[str]) -> Iterator[Plan]:
-    """Yield plans with static ranges; layers that cannot have them get those of each call."""
+    """Yield plans with static ranges; layers without support for them get ranges per call."""
     if static:
         schemes: dict[str, Scheme] = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
         yield with_embeddings(source, Plan("static int8", schemes))
@@ -63,7 +63,7 @@ def _for_onnxruntime(source: Source, has_data: bool) -> Iterator[Plan]:
 
 
 def refinements(plan: Plan) -> Iterator[Plan]:
-    """Yield forms of a plan that may be more exact and cost little or no speed."""
+    """Yield variations of a plan that may be more exact at little or no cost in speed."""
     if not plan.needs_data:
         return
     yield replace(plan, method="mse", name=f"{plan.name}, least squares")

@@ -20,14 +20,14 @@ from ingot.quant.metric import Score as Value
 from ingot.quant.report.records import Audit, Score
 from ingot.quant.schemes.plan import Plan
 
-# Bytes; a line has some thousand, and a search some hundred lines.
+# Bytes; a line has about a thousand, and a search a few hundred lines.
 _MOST = 64 << 20
-# A link could lead to another's file, and a pipe would be waited for. Windows has neither option.
+# A link could lead to another user's file, and a pipe would block. Windows has neither option.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class _Line(BaseModel):
-    """A trial as it is written. It is computed with when it is read: numbers are bounded, and batches known."""
+    """A trial as it is written. Its numbers are used in computations, so they are bounded when it is read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,7 +49,7 @@ class _Line(BaseModel):
         if bool(self.failure) == bool(rows) or bool(rows) != (self.comparison is not None):
             raise ValueError("a trial must have failed or be measured")
         if self.comparison is not None and set(self.comparison) != {"before", "after", "drop"}:
-            raise ValueError("a comparison must be of three scores")
+            raise ValueError("a comparison must have three scores")
         return self
 
     @classmethod
@@ -105,7 +105,7 @@ class Journal:
         content = self._read(path)
         lines = content.splitlines()
         if lines and not _is_head(lines[0]):
-            raise InvalidArgument(f"{path} is not a journal of a search; give another file")
+            raise InvalidArgument(f"{path} is not a journal of a search; choose another file")
         if lines[:1] != [head]:
             self._write(path, f"{head}\n", os.O_TRUNC)
             return
@@ -181,7 +181,7 @@ def _fault(path: Path, error: OSError) -> InvalidArgument | StorageFull:
         return InvalidArgument(f"the journal {path} is not a regular file; remove it")
     why = "no space is left in its folder" if error.errno == errno.ENOSPC else error.strerror or error
     kind = StorageFull if error.errno == errno.ENOSPC else InvalidArgument
-    return kind(f"the journal {path} cannot be kept: {why}")
+    return kind(f"the journal {path} cannot be written: {why}")
 
 
 def _is_head(line: str) -> bool:

@@ -1,8 +1,8 @@
 """The search for the fastest model that keeps its accuracy.
 
-Families of plans are tried first. Beginning with the fastest, one that breaks the budget is repaired: by other ranges,
-by moving outliers into the weights, and at last by keeping the layers that hurt most, found by one ranking and a
-bisection. A family is only repaired while it could still beat the best that holds.
+Families of plans are tried first. Starting with the fastest, one that exceeds the budget is improved: by other ranges,
+by moving outliers into the weights, and finally by keeping the layers that hurt most, found by one ranking and a
+bisection. A family is improved only while it could still beat the best within the budget.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 _FINALISTS = 4
 _FINAL_TIMING = 1.0
 _LEAST_TIMING = 0.15
-# How many of the fastest are tried with one scale a tensor.
+# How many of the fastest are tried with one scale per tensor.
 _COARSENED = 3
-# A plan whose rows touch must be so much faster than one whose requests can be joined.
+# A plan whose rows affect each other must be this much faster than one whose requests can be batched.
 _UNJOINED = 1.2
-# Speeds closer than this are equal; then the more exact one wins.
+# Speeds closer than this count as equal; then the more exact plan wins.
 _EQUAL = 1.03
 
-# Drops closer than this are equal: the order of sums depends on the threads.
+# Drops closer than this count as equal: the order of sums depends on the threads.
 _CLOSE = 1e-3
 
 
@@ -49,9 +49,9 @@ class Found:
     Attributes:
         chosen: the fastest trial within the budget, or None.
         trials: all trials.
-        noises: the damage by each layer of the chosen plan, the largest first, if it was measured.
+        noises: the damage by each layer of the chosen plan, largest first, if it was measured.
         complete: whether the search ended within its time.
-        cost: the seconds per attempt.
+        cost: seconds per attempt.
         remarks: by plan, the reason why one within the budget with a higher speed-up was not chosen.
     """
 
@@ -77,7 +77,7 @@ class Search:
         config: the configuration.
         journal: keeps results, and has those of an earlier run.
         progress: called with the name of each step as it begins.
-        deadline: the end of the search; by default the configuration's budget from now.
+        deadline: the end of the search; by default after the configuration's budget.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Search:
         self._costs: list[float] = []  # seconds of each attempt
         self._trials: dict[str, Trial] = {}
         self._noises: dict[str, list[Noise]] = {}
-        self._origins: dict[str, str] = {}  # the plans of which others keep some layers
-        self._unproven: set[str] = set()  # plans whose measurements come only from the journal
+        self._origins: dict[str, str] = {}  # plans from which others were made by keeping layers
+        self._unproven: set[str] = set()  # plans whose measurements are only from the journal
         self._kept = choose(runner.source.names, config.keep)
 
     def run(self) -> Found:
-        """Search until nothing faster can be expected, or until the time is up."""
+        """Search until nothing faster can be expected, or the time is up."""
         complete = True
         self._runner.check = self._check_time
         try:
@@ -127,14 +127,14 @@ class Search:
     def _explore(self) -> None:
         engines = self._config.engines or installed()
         plans = families(self._runner.source, self._has_data, engines)
-        # Where all is in bfloat16, no layer stays as it is.
+        # In a plan that is entirely in bfloat16, no layer can be kept.
         asked = (plan for plan in plans if plan.schemes or not self._kept)
         first = [self._try(plan.keep(self._kept)) for plan in asked]
         for trial in sorted(first, key=lambda item: -item.speed):
             if not self._hopeful(trial):
                 break
             if not trial.holds(self._config.max_drop):
-                self._mend(trial)
+                self._improve(trial)
         self._coarsen()
 
     @property
@@ -145,7 +145,7 @@ class Search:
         return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
 
     def _different(self) -> list[Trial]:
-        """Return the plans that hold and are faster; of those of one model, which have one timing, the first."""
+        """Return the plans that hold and are faster; of plans with equal models, which share a timing, the first."""
         models: dict[object, Trial] = {}
         for trial in filter(self._good, self._trials.values()):
             models.setdefault((trial.latency, trial.size), trial)
@@ -172,7 +172,7 @@ class Search:
         if trial.failure:
             log.warning("'%s' failed, though the journal says otherwise: %s", trial.plan.name, trial.failure)
         elif not math.isclose(trial.drop, known.drop, rel_tol=_CLOSE, abs_tol=_CLOSE):
-            log.warning("'%s' loses %.4g, and by the journal %.4g", trial.plan.name, trial.drop, known.drop)
+            log.warning("'%s' loses %.4g, but %.4g according to the journal", trial.plan.name, trial.drop, known.drop)
 
     def _best(self, finalists: Sequence[Trial]) -> Trial | None:
         if not finalists:
@@ -180,7 +180,7 @@ class Search:
         timed = self._time_again(finalists)
         for before, after in zip(finalists, timed, strict=True):
             for key, trial in self._trials.items():
-                if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, by whatever plan
+                if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, from any plan
                     self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
         again = [trial for trial in timed if trial.faster]
         if not again:
@@ -199,7 +199,7 @@ class Search:
                 continue
             priced = trial.speed / self._price(trial.plan)
             if priced < trial.speed and priced < worth * _EQUAL:
-                told[key] = f"counts as {priced:.2f}x: its requests are not joined"
+                told[key] = f"counts as {priced:.2f}x: its requests are not batched"
             elif (trial.size, trial.drop) not in models:
                 told[key] = f"timed once, not among the best {len(finalists)} then"
             else:
@@ -207,7 +207,7 @@ class Search:
         return told
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
-        """Time the best in turn with each other if there is time; otherwise keep their measurements."""
+        """Time the best in turn if there is time; otherwise keep their measurements."""
         calls = len(self._runner.batches) * (len(finalists) + 1)
         spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
         if spare < _LEAST_TIMING:
@@ -217,12 +217,12 @@ class Search:
 
     @property
     def _cost(self) -> float:
-        """The seconds that an attempt takes: to make a model, to load it, and to ask and time it."""
+        """The seconds of an attempt: building a model, loading, running and timing it."""
         return median(self._costs) if self._costs else 0.0
 
     @property
     def _affordable(self) -> int:
-        """The number of models that there is time to build again, in addition to the one that is written."""
+        """The number of models that can be built again in time, in addition to the one that is written."""
         if not self._cost or math.isinf(self._deadline.left):
             return _FINALISTS
         return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
@@ -249,18 +249,18 @@ class Search:
         began = self._deadline.now
         trial = self._runner.attempt(plan)
         self._costs.append(self._deadline.now - began)
-        if limits.disk_is_full(trial.failure):  # not a fault of the plan: it is tried again when there is space
+        if limits.disk_is_full(trial.failure):  # not the plan's fault: it is tried again when there is space
             raise limits.disk_full()
         self._journal.add(trial)
         return trial
 
     @property
     def _fastest(self) -> float:
-        """The speed of the best so far; it must at least be faster than the original."""
+        """The speed of the best so far, or the least that counts as faster than the original."""
         return max((trial.speed for trial in self._trials.values() if self._good(trial)), default=FASTER)
 
     def _hopeful(self, trial: Trial) -> bool:
-        """Return whether a plan is as fast as the best so far, so that repairing it can be worthwhile."""
+        """Return whether a plan is as fast as the best so far, so that improving it may be worthwhile."""
         return not trial.failure and trial.faster and trial.speed >= self._fastest
 
     def _so_far(self) -> str:
@@ -269,21 +269,21 @@ class Search:
 
     @property
     def _reserve(self) -> float:
-        """The seconds that the end takes where something was found: the best is timed once more, and written."""
+        """The seconds for the end of a successful search: the best is timed once more, and written."""
         return 2 * self._cost if any(map(self._good, self._trials.values())) else 0.0
 
     def _check_time(self) -> None:
         self._deadline.check(self._reserve)
 
     def _coarsen(self) -> None:
-        """Try one scale a tensor for the fastest that hold: fewer factors to apply, at some loss."""
+        """Try one scale per tensor for the fastest that hold: fewer factors to apply, at some loss."""
         good = sorted(self._different(), key=lambda trial: -trial.speed)
         for trial in good[:_COARSENED]:
             if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
-                self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale a tensor"))
+                self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale per tensor"))
 
-    def _mend(self, broken: Trial) -> None:
-        """Try forms of a plan that may hold."""
+    def _improve(self, broken: Trial) -> None:
+        """Try variations of a plan that may hold."""
         tried = [broken]
         for plan in refinements(broken.plan):
             trial = self._try(plan)
@@ -295,16 +295,16 @@ class Search:
             self._keep_some(min(hopeful, key=lambda trial: trial.drop).plan)
 
     def _keep_some(self, plan: Plan) -> None:
-        """Keep as few layers as it takes, of those that hurt most."""
+        """Keep as few layers as necessary, of those that hurt most."""
         self._check_time()
         self._progress(f"Finding the layers that hurt {plan.name}")
         try:
             order = self._rank(plan)
-        except IngotError as error:  # a graph that cannot be ranked is searched without
+        except IngotError as error:  # a graph that cannot be ranked is searched without a ranking
             log.warning("the layers of '%s' cannot be ranked: %s", plan.name, error)
             return
 
-        def enough(count: int) -> bool:  # it holds, or is too slow for more floats to be of use
+        def enough(count: int) -> bool:  # it holds, or is too slow for more floats to help
             kept = _kept(plan, order[:count])
             self._origins[kept.key] = plan.key
             trial = self._try(kept)
@@ -313,7 +313,7 @@ class Search:
         count = fewest(len(order), enough)
         if count is None or not self._try(_kept(plan, order[:count])).holds(self._config.max_drop):
             return
-        # Weights of 8 bits alone may be faster for the kept ones than floats, and as exact.
+        # For the kept layers, 8-bit weights alone may be faster than floats, and as exact.
         light = fitting(self._runner.source, "int8", order[:count])
         if light and plan.engine == "onnxruntime":
             name = f"{plan.name}, int8 weights alone for {len(light)}"
@@ -340,9 +340,9 @@ class Search:
 
 
 def fewest(most: int, enough: Callable[[int], bool]) -> int | None:
-    """Return the least count from 1 to ``most`` that is enough, by doubling and then halving; None if none is.
+    """Return the smallest count from 1 to ``most`` that is enough, by doubling and then halving; None if there is none.
 
-    ``enough`` is taken to stay true once it is.
+    ``enough`` is assumed to be monotonic.
     """
     high = 1
     while high < most and not enough(high):

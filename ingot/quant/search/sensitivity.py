@@ -1,9 +1,8 @@
-"""Which layers hurt most when they are quantized, each by itself: all of them from one graph.
+"""Ranking layers by the damage of quantizing each one alone, with one graph for all of them.
 
-The graph computes every layer twice, as it is and with its input and weights rounded, on the same input. A gate for
-each layer, an input of the graph, lets the rounded one through. So the effect of any layer on the model's outputs takes
-a run on a few rows, where quantizing one layer after the other takes a model, its loading and a pass over the data for
-each.
+The graph computes every layer twice on the same input: unchanged, and with its input and weights rounded. A gate for
+each layer, an input of the graph, selects the rounded one. So measuring the effect of a layer on the model's outputs
+takes one run on a few rows, instead of a separate model with its loading and a pass over the data.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _LARGEST = 200.0
 
 @dataclass(frozen=True)
 class Noise:
-    """What rounding one layer's input and weights does.
+    """The effect of rounding one layer's input and weights.
 
     Attributes:
         layer: the layer's name.
-        sqnr: signal to noise of the layer's own output in dB; 200 where there is no noise.
-        damage: the noise of the model's outputs as a share of their power, the worst output's; None if not asked.
+        sqnr: signal-to-noise ratio of the layer's output in dB; 200 if there is no noise.
+        damage: the noise of the worst output of the model as a share of its power; None if not measured.
     """
 
     layer: str
@@ -61,17 +60,17 @@ def rank(
     effects: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Noise]:
-    """Return a plan's layers, those first that hurt most.
+    """Return a plan's layers, the most damaging first.
 
     Args:
         source: the floating-point model.
-        plan: how its layers are to be computed.
-        seen: the values of activations.
+        plan: the schemes of its layers.
+        seen: observations of activations.
         samples: real inputs.
-        seed: of the choice of rows.
+        seed: for the choice of rows.
         effects: also measure the effect on the model's outputs. Otherwise layers are ordered by their noise, which
             takes a single run.
-        progress: called with the layers that are done and their number.
+        progress: called with the number of finished layers and of all layers.
     """
     model = source.model()
     twins = {
@@ -102,7 +101,7 @@ def rank(
 
 
 def _share(expected: Sequence[Mapping[str, Array]], actual: Sequence[Mapping[str, Array]], output: str) -> float:
-    """Return the power of the difference between two models' answers as a share of the first's."""
+    """Return the power of the difference between two models' outputs as a share of the first's."""
     power = noise = 0.0
     for left, right in zip(expected, actual, strict=True):
         own = left[output].astype(np.float64)
@@ -138,12 +137,12 @@ class _Twin:
 
     @property
     def gate(self) -> str:
-        """The name of the input that is false for the layer as it is, and true for the rounded one."""
+        """The name of the input that is false for the unchanged layer, and true for the rounded one."""
         return self._gate.name or ""
 
     @property
     def signal(self) -> str:
-        """The name of the output that gives the power of the layer's own output."""
+        """The name of the output with the power of the layer's output."""
         return self._powers[0].name or ""
 
     @property
@@ -172,7 +171,7 @@ class _Twin:
         self._open(twin.outputs[0])
 
     def _open(self, rounded: ir.Value) -> None:
-        """Let the rounded output through where the gate is open, and give the powers of signal and noise."""
+        """Select the rounded output if the gate is open, and output the powers of signal and noise."""
         own, kind = self._layer.output, self._layer.output.dtype
         users = list(own.uses())
         self._graph.inputs.append(self._gate)
@@ -215,7 +214,7 @@ class _Twin:
             return self._rounded_by_call(value)
         if self._scheme != "static" or value.name not in self._seen:
             return value
-        # Integers of 16 bits, which no CPU has kernels for, add next to nothing.
+        # 16-bit integers, for which no CPU has kernels, add almost no noise.
         if self._plan.activations == "u16":
             return value
         affine = Affine.of(
@@ -227,7 +226,7 @@ class _Twin:
         return self._add("DequantizeLinear", (quantized, scale, zero), "rounded", value.dtype)
 
     def _rounded_by_call(self, value: ir.Value) -> ir.Value:
-        """Return a value after rounding in the range that it has in each call."""
+        """Return a value after rounding in its range in each call."""
         single, kind = ir.DataType.FLOAT, value.dtype
         if kind is not single:
             value = self._add("Cast", (value,), "single", single, {"to": int(single)})

@@ -34,7 +34,7 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
 
 def double(source: Source) -> str:
     """Return the end of a sentence on why a model in float64 has no layers; empty for others."""
-    return "; layers in float64 are not quantized: cast the model to float32 first" if source.double else ""
+    return "; layers in float64 cannot be quantized: cast the model to float32 first" if source.double else ""
 
 
 def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdict, str]:
@@ -61,9 +61,10 @@ def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdic
         whole = max((trial for trial in found.trials if not trial.failure), key=lambda trial: trial.speed)
         if whole.speed >= FASTER:
             return "nothing faster", (
-                f"no candidate is faster than the original and nowhere slower; '{whole.plan.name}' is "
-                f"{whole.speed:.2f} times as fast on the whole and {slowness(whole.speedups)}: give the batch sizes "
-                "that you serve"
+                "no candidate is faster than the original without being slower at some batch size; "
+                f"'{whole.plan.name}' is "
+                f"{whole.speed:.2f} times as fast overall but {slowness(whole.speedups)}: pass the batch sizes that "
+                "you serve"
             )
         return "nothing faster", "no candidate is faster than the original on this machine"
     best = min(fast, key=lambda trial: trial.drop)

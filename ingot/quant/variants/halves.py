@@ -1,4 +1,4 @@
-"""Half precision as a variant: computed in for speed on GPUs, or only stored in for size."""
+"""Variants in half precision: computed in it for speed on GPUs, or only stored in it for size."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ingot.quant.variants import packing
 from ingot.quant.variants.packing import GraphJob
 from ingot.runtime import devices, load_engine
 
-# Sums in half precision depend on the order that a GPU takes them in.
+# Sums in half precision depend on the order in which a GPU adds.
 _GOLDEN_TOLERANCE = 0.1
 _TIMING = 0.3
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Latencies by batch, where the variant can run on this machine; notes say where it cannot."""
+    """Latencies by batch, if the variant can run on this machine; otherwise a note."""
 
     baseline: tuple[BatchLatency, ...] = ()
     latency: tuple[BatchLatency, ...] = ()
@@ -37,13 +37,13 @@ class _Times:
 
 
 def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
-    """Add a variant in half precision to an archive, behind those that are there.
+    """Add a variant in half precision to an archive, after the existing ones.
 
-    Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only where a GPU is.
-    Returned are the report, whose reason is what is wrong with the variant where that is forced, and the archive.
+    Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only on a machine with a GPU.
+    Returns the report, whose reason has the faults of a forced variant, and the archive.
 
     Raises:
-        QuantizationError: nothing can be converted, or the metric loses more than was asked.
+        QuantizationError: nothing can be converted, or the metric loses more than allowed.
     """
     progress(f"Converting to {recipe.precision}")
     model = job.runner.source.model()
@@ -113,7 +113,7 @@ def _convert(recipe: HalfRecipe, model: ir.Model, job: GraphJob, *, emulate: boo
 
 
 def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
-    """Time the variant and the original where the variant can run."""
+    """Time the variant and the original if the variant can run."""
     device = "cuda" if recipe.device == "cuda" else "cpu"
     if device == "cuda" and not devices.has_cuda():
         return _Times(notes=("made for GPUs and not timed, as this machine has none",))

@@ -31,8 +31,8 @@ from ingot.runtime import devices
 
 log = logging.getLogger(__name__)
 
-_UNJOINED = "a server runs its requests one by one: ranges of each call make the rows of a batch depend on each other"
-# Integer kernels round differently from one CPU family to the next; a damaged model departs by far more than this.
+_UNJOINED = "a server runs its requests one by one: with ranges per call, the rows of a batch affect each other"
+# Integer kernels round differently on each CPU family; a damaged model differs by far more than this.
 _GOLDEN_TOLERANCE = 0.1
 
 
@@ -73,7 +73,7 @@ class Job:
 class GraphJob(Job):
     """The quantization of an ONNX graph, whose ``runner`` tries plans.
 
-    After the ``deadline``, parts of the report that only serve readers are omitted.
+    After the ``deadline``, parts of the report that are only informative are omitted.
     """
 
     runner: TrialRunner
@@ -83,7 +83,7 @@ class GraphJob(Job):
 def add(
     job: GraphJob, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
 ) -> tuple[Report, Archive | None]:
-    """Return the report of a search, and the archive with its result; None if it has none.
+    """Return the report of a search, and the archive with its result; None if there is none.
 
     ``verdict`` and ``reason`` are those of the report.
     """
@@ -139,7 +139,7 @@ def free_name(archive: Archive, precision: str) -> str:
         if variant.serving.recipe is None:
             raise InvalidArgument(f"'{archive.name}' is in {precision} already")
         raise InvalidArgument(
-            f"'{archive.name}' has a variant '{precision}' already; quantize the archive that it was made from"
+            f"'{archive.name}' has a variant '{precision}' already; quantize the archive from which it was made"
         )
     return precision
 
@@ -150,14 +150,14 @@ def loss(drop: float, budget: float) -> str:
 
 
 def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
-    """Return the provenance of a new variant; ``packages`` made it, by default those of ONNX."""
+    """Return the provenance of a new variant made with ``packages``, by default those of ONNX."""
     known = packages_distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
     return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
-    """Return a report in the forms that a variant carries."""
+    """Return a report in the formats that a variant contains."""
     return {
         DOCUMENT: summary.model_dump_json(indent=1).encode(),
         "quantization.html": html(summary).encode(),
@@ -198,7 +198,7 @@ def report(job: GraphJob, found: Found, variant: str, noises: Sequence[Noise]) -
     """Return the report of a search."""
     chosen = found.chosen
     part = head(job, variant, chosen.comparison if chosen is not None else None)
-    notes = job.notes if found.complete else (*job.notes, "the time for the search was up before it was done")
+    notes = job.notes if found.complete else (*job.notes, "the time was up before the search was complete")
     return part.model_copy(
         update={
             "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),
@@ -305,7 +305,7 @@ def metric_evidence(job: Job, values: Comparison | None) -> MetricEvidence | Non
     if values is None:
         return None
     before, after, drop = (Score.of(score) for score in (values.before, values.after, values.drop))
-    if before is None or after is None or drop is None:  # infinite: JSON has no such number
+    if before is None or after is None or drop is None:  # infinity, which JSON does not have
         return None
     return MetricEvidence(
         name=job.metric,

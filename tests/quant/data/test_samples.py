@@ -159,11 +159,11 @@ class TestSizes:
         assert samples.rows == sum(sizes)
         lost = given - sum(sizes)
         assert samples.notes == (
-            (f"{lost} rows were left out, which fill no batch that the model takes",) if lost else ()
+            (f"{lost} rows were left out: the model does not accept a batch of so few",) if lost else ()
         )
 
     def test_too_few_rows_for_the_model(self) -> None:
-        with pytest.raises(InvalidArgument, match="fewer than the 8 rows that the model takes at once"):
+        with pytest.raises(InvalidArgument, match="fewer rows than the 8 that the model needs in one batch"):
             Samples.read(signature("x:float32[batch=8..,2]"), np.ones((7, 2), np.float32))
 
     def test_a_batch_that_is_not_the_first_axis_and_an_input_that_all_rows_share(self) -> None:
@@ -237,13 +237,19 @@ class TestRefusals:
         ("data", "message"),
         [
             ({"x": np.ones((5, 8), np.float32), "y": np.ones(4)}, r"has 5 rows of inputs, but 4 in 'y'"),
-            (5, "is of type int; give arrays by name, a path, or an iterable"),
+            (5, "is of type int; pass arrays by name, a path, or an iterable"),
             ([], "is empty: it has no rows"),
             ([np.ones((0, 8), np.float32)], r"item 0 of the calibration data is empty: 'x' has shape \[0, 8\]"),
             ([np.ones((2, 8), np.float32), np.ones((2, 7), np.float32)], "item 1 .* dimension 1 of input 'x' is 7"),
-            ([(np.ones((2, 8), np.float32),) * 3], r"item 0 .* holds 3 arrays; the model takes 1 \(x\), and one more"),
-            ({"x": [[1.0], [1.0, 2.0]]}, "'x' in the calibration data cannot be made an array"),
-            ([{"x": np.ones((2, 8), np.float32), "y": [1, 2]}, np.ones((2, 8), np.float32)], "'y' is only in some"),
+            (
+                [(np.ones((2, 8), np.float32),) * 3],
+                r"item 0 .* has 3 arrays; the model's inputs are x, and one more",
+            ),
+            ({"x": [[1.0], [1.0, 2.0]]}, "'x' in the calibration data cannot be converted to an array"),
+            (
+                [{"x": np.ones((2, 8), np.float32), "y": [1, 2]}, np.ones((2, 8), np.float32)],
+                "only some of them have 'y'",
+            ),
             ({"x": np.array([[None] * 8])}, "input 'x' has datatype BYTES, the model takes FP32"),
         ],
     )
@@ -253,7 +259,7 @@ class TestRefusals:
 
     def test_half_types_are_searched_for_nan(self) -> None:
         for dtype in (DType.FP16, DType.BF16):
-            with pytest.raises(InvalidArgument, match="holds NaN or infinity in 'x'"):
+            with pytest.raises(InvalidArgument, match="contains NaN or infinity in 'x'"):
                 Samples.read(signature(f"x:{dtype.torch_name}[batch,1]"), np.array([[np.nan]]).astype(dtype.numpy))
 
     def test_the_purpose_is_named(self) -> None:
@@ -267,9 +273,9 @@ class TestRefusals:
             with pytest.raises(InvalidArgument, match="the path of the calibration data is empty; give one"):
                 Samples.read(X, empty)
         (tmp_path / "data.csv").write_text("1,2")
-        with pytest.raises(InvalidArgument, match=r"data\.csv is none of the kinds of data that are known: \.npz"):
+        with pytest.raises(InvalidArgument, match=r"data\.csv is not data of a known kind: \.npz"):
             Samples.read(X, tmp_path / "data.csv")
-        with pytest.raises(InvalidArgument, match=r"holds neither \.npy files, one per input, nor images"):
+        with pytest.raises(InvalidArgument, match=r"contains neither \.npy files, one per input, nor images"):
             Samples.read(X, tmp_path)
         np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
         with pytest.raises(InvalidArgument, match=r"x\.npy is not an \.npy file of a plain array"):
@@ -278,7 +284,9 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match=r"x\.npz is not an \.npz file of plain arrays"):
             Samples.read(X, tmp_path / "x.npz")
         np.save(tmp_path / "x.npy", np.ones((2, 3)))
-        with pytest.raises(InvalidArgument, match=r"holds one array, the model takes several \(ids, mask\)"):
+        with pytest.raises(
+            InvalidArgument, match=r"contains one array, but the model has several inputs \(ids, mask\)"
+        ):
             Samples.read(TEXT, tmp_path / "x.npy")
         with pytest.raises(InvalidArgument, match="a transform is for a folder of images"):
             Samples.read(X, tmp_path, transform="crop=8")
@@ -288,7 +296,9 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic"):
             Samples.read(X, tmp_path)
         (tmp_path / "0.safetensors").write_bytes(encode([Golden({"z": np.ones(2)}, {})]))
-        with pytest.raises(InvalidArgument, match=r"request 0 of \S*0\.safetensors, lacks the input 'x'; it holds: z"):
+        with pytest.raises(
+            InvalidArgument, match=r"request 0 of \S*0\.safetensors, lacks the input 'x'; it contains: z"
+        ):
             Samples.read(X, tmp_path)
 
     def test_files_that_may_never_end(self, tmp_path: Path) -> None:
@@ -328,7 +338,7 @@ class TestRefusals:
 
     def test_an_extra_that_is_not_there(self) -> None:
         samples = Samples.read(X, {"x": np.ones((5, 8), np.float32), "y": np.arange(5)})
-        with pytest.raises(InvalidArgument, match="has no array 'labels'; it holds: y"):
+        with pytest.raises(InvalidArgument, match="has no array 'labels'; it contains: y"):
             samples.column("labels")
 
 
@@ -397,7 +407,7 @@ class TestImages:
             image.new("L", (4, 4), number).save(path)
         samples = Samples.read(signature("x:uint8[batch,1,4,4]"), tmp_path, limit=6)
         assert joined(samples)[:, 0, 0, 0].tolist() == [0, 2, 4, 6, 8, 10]
-        assert samples.notes == ("6 of the 12 images were read, at even distances",)
+        assert samples.notes == ("6 of the 12 images were read, evenly spaced",)
 
     def test_a_damaged_image_is_named(self, folder: Path) -> None:
         (folder / "dog" / "bad.jpg").write_bytes(b"no image")
@@ -433,7 +443,7 @@ class TestImages:
     def test_more_than_8_bits_are_refused(self, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image")
         image.fromarray(np.full((4, 4), 1000, np.uint16)).save(tmp_path / "deep.png")
-        with pytest.raises(InvalidArgument, match=r"deep\.png has more than 8 bits a value"):
+        with pytest.raises(InvalidArgument, match=r"deep\.png has more than 8 bits per value"):
             Samples.read(signature("x:float32[batch,1,4,4]"), tmp_path)
 
     @pytest.mark.parametrize(
@@ -446,8 +456,8 @@ class TestImages:
             ("std=0", "std=0 of the transform must be"),
             ("scale=1/0", "scale=1/0 of the transform is not a number"),
             ("layout=hwc", "layout=hwc of the transform is not known; known: nchw, nhwc"),
-            ("color=gray", "images of color=gray and layout=nchw cannot be fed"),
-            ("crop=4x6,crop=4x6", "says crop twice"),
+            ("color=gray", "does not accept images of color=gray and layout=nchw"),
+            ("crop=4x6,crop=4x6", "contains crop twice"),
             ("resize=65536x65536", "resize=65536x65536 of the transform is too large"),
             ("resize=65536", "resize=65536 of the transform is too large"),
         ],
@@ -459,8 +469,8 @@ class TestImages:
     @pytest.mark.parametrize(
         ("takes", "message"),
         [
-            (X, r"images cannot be fed to the input x:float32\[batch,8\]"),
-            (TEXT, r"the model takes several inputs \(ids, mask\)"),
+            (X, r"the input x:float32\[batch,8\] does not accept images"),
+            (TEXT, r"the model has several inputs \(ids, mask\)"),
             (signature("x:int64[batch,3,4,6]"), "it must be float or uint8"),
             (signature("x:float32[batch,3,65536,65536]"), "is too large for images"),
         ],

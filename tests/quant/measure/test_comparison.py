@@ -86,8 +86,8 @@ def test_two_variants_of_one_archive(digits: tuple[Digits, Data, Data], digits_a
 def test_without_data_the_goldens_are_asked_and_it_says_so(original: Archive) -> None:
     found = ingot.compare(original, original, batches=(1, 2))
     assert found.goldens
-    assert found.notes[0].startswith("no data was given: the models were asked the ")
-    assert found.notes[1] == "both are the same variant: what differs is noise"
+    assert found.notes[0].startswith("no data was given: the models were run on the ")
+    assert found.notes[1] == "both are the same variant: differences are noise"
     assert found.metric == "cosine"
     assert found.drop is not None
     assert found.drop.value == 0
@@ -100,7 +100,7 @@ def test_every_output_is_compared(tmp_path: Path, original: Archive, weight: Arr
     (y,) = found.outputs
     assert y.cosine == pytest.approx(-1)
     assert y.sqnr == pytest.approx(-20 * np.log10(2), abs=1e-3)
-    assert "'label' is the same in 0 of 50 values" in found.notes
+    assert "'label' is equal in 0 of 50 values" in found.notes
     assert found.speedups == {}
     assert found.after.latency == ()
 
@@ -121,13 +121,13 @@ def test_a_file_may_have_a_number_sign_in_its_name(tmp_path: Path, original: Arc
 
 def test_differences_are_reported(tmp_path: Path, original: Archive, weight: Array) -> None:
     renamed = linear(tmp_path, "renamed", weight, out="z")
-    with pytest.raises(InvalidArgument, match=r"the outputs of the one are y:float32\[batch,3\], .* z:float32"):
+    with pytest.raises(InvalidArgument, match=r"the outputs of the first are y:float32\[batch,3\], .* z:float32"):
         ingot.compare(original, renamed)
     wider = linear(tmp_path, "wider", RNG.standard_normal((6, 3)), ("batch", 6))
-    with pytest.raises(InvalidArgument, match=r"#fp32 and .*#fp32 cannot be compared: the inputs of the one are x:"):
+    with pytest.raises(InvalidArgument, match=r"#fp32 and .*#fp32 cannot be compared: the inputs of the first are x:"):
         ingot.compare(original, wider)
     single = linear(tmp_path, "single", weight, (2, 4))
-    with pytest.raises(InvalidArgument, match="they take batches along other dimensions, batch and none"):
+    with pytest.raises(InvalidArgument, match="their batch dimensions differ: batch and none"):
         ingot.compare(original, single)
 
 
@@ -186,7 +186,7 @@ def linear_with_nan(archive: Archive) -> Archive:
 
 
 def test_no_goldens_and_no_data(original: Archive) -> None:
-    with pytest.raises(InvalidArgument, match="carries no golden inputs to compare on; give data"):
+    with pytest.raises(InvalidArgument, match="has no golden inputs to compare on; pass data"):
         ingot.compare(changed(original), original)
 
 

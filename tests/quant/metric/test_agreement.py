@@ -76,7 +76,7 @@ def test_an_output_without_a_finite_value_has_no_agreement(said: Array) -> None:
     takes = Signature((specs[0],), (specs[1],), "batch")
     samples = Samples.read(takes, {"x": np.ones(4, np.float32)})
     found, notes = by_output(takes, [{"y": said}], [{"y": said}], samples)
-    assert (found, notes) == ((), ["the first has no finite value in 'y': nothing can be compared"])
+    assert (found, notes) == ((), ["the first has no finite value in 'y', so it cannot be compared"])
 
 
 def test_half_types_are_compared_in_full() -> None:

@@ -235,7 +235,7 @@ class TestLabels:
 
         useless = np.tile(-np.arange(10, dtype=np.float32), (100, 1))
         (note,) = told(useless)
-        assert note.startswith(f"the original is right in {right} % of the rows, no better than always answering the ")
+        assert note.startswith(f"the original is right in {right} % of the rows, no better than always choosing the ")
         assert len(told(-useless)) == 1
         assert told(np.eye(10, dtype=np.float32)[labels]) == ()
 
@@ -281,23 +281,27 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("spec", "labels", "message"),
         [
-            ("accuracy", np.full(8, 3), r"hold only one class \(3\), which does not measure accuracy"),
-            ("f1", np.full(8, 3), "hold only one class"),
-            ("accuracy", np.arange(8) / 2, "are of type float64; give the number of each row's class as int64"),
+            ("accuracy", np.full(8, 3), r"contain only one class \(3\), so they cannot measure accuracy"),
+            ("f1", np.full(8, 3), "contain only one class"),
+            (
+                "accuracy",
+                np.arange(8) / 2,
+                "are of type float64; they must be the number of each row's class, as int64",
+            ),
             ("accuracy", np.array(list("abcdefgh")), "are of type string"),
-            ("accuracy", np.arange(8) + 3, r"hold the class 10; the output 'y' has 10, from 0 to 9"),
-            ("accuracy", np.arange(8) - 1, "hold the class -1"),
-            ("accuracy", np.arange(8, dtype=np.uint64) + 2**63, "hold the class 9223372036854775815, which is beyond"),
-            ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; give one class a row"),
+            ("accuracy", np.arange(8) + 3, r"contain the class 10; the output 'y' has 10, from 0 to 9"),
+            ("accuracy", np.arange(8) - 1, "contain the class -1"),
+            ("accuracy", np.arange(8, dtype=np.uint64) + 2**63, "contain the class 9223372036854775815, which exceeds"),
+            ("accuracy", np.ones((8, 2), np.int64), r"have the shape \[8, 2\]; there must be one class per row"),
             (
                 "accuracy:labels=z",
                 np.arange(8),
-                "the evaluation data has no array 'z'; it holds: labels; say where the labels are",
+                "the evaluation data has no array 'z'; it contains: labels; name the labels",
             ),
-            ("spearman", np.ones(8), "are all 1, which does not measure accuracy"),
-            ("spearman", np.ones((8, 2)), "have 2 values a row; give one"),
-            ("mae", np.array([np.nan] * 8), "hold NaN or infinity"),
-            ("mae", np.array(list("abcdefgh")), "are text; give numbers"),
+            ("spearman", np.ones(8), "are all 1, so they cannot measure accuracy"),
+            ("spearman", np.ones((8, 2)), "have 2 values per row; there must be one"),
+            ("mae", np.array([np.nan] * 8), "contain NaN or infinity"),
+            ("mae", np.array(list("abcdefgh")), "are text; they must be numbers"),
         ],
     )
     def test_bad_labels(self, spec: str, labels: Array, message: str) -> None:
@@ -307,8 +311,8 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
-            ("mae", "the labels 'labels' have 1 values a row, the output 'y' has 10"),
-            ("spearman", "spearman is of one value a row; the output 'y' has 10"),
+            ("mae", "the labels 'labels' have 1 values per row, the output 'y' has 10"),
+            ("spearman", "spearman needs one value per row; the output 'y' has 10"),
         ],
     )
     def test_outputs_that_the_labels_do_not_fit(self, spec: str, message: str) -> None:
@@ -323,7 +327,9 @@ class TestBroken:
     def test_an_uninformative_original_is_refused(self, spec: str | None, value: float | None) -> None:
         takes = CLASSES if value is not None else signature("y:float32[batch,n]")
         said = np.full((8, 10), value, np.float32) if value is not None else np.ones((8, 0), np.float32)
-        with pytest.raises(InvalidArgument, match="the original has no finite value in 'y' for this data: nothing"):
+        with pytest.raises(
+            InvalidArgument, match="the original has no finite value in 'y' for this data, so it cannot be"
+        ):
             compare(spec, takes, {"y": said}, {"y": said}, labels=np.arange(8))
 
     def test_rows_without_a_value_are_reported(self) -> None:
@@ -362,9 +368,7 @@ class TestBroken:
 
     def test_other_shapes(self) -> None:
         _, logits = answers(8)
-        with pytest.raises(
-            QuantizationError, match=r"returns the shape \[8, 9\] in 'y' where the original returns \[8, 10\]"
-        ):
+        with pytest.raises(QuantizationError, match=r"returns the shape \[8, 9\] in 'y', the original \[8, 10\]"):
             compare("cosine", CLASSES, {"y": logits}, {"y": logits[:, :9]})
         with pytest.raises(QuantizationError, match="returns 8 rows in 'y' for 9 rows of data"):
             parse_metric(None, CLASSES).compare(batches(y=logits), batches(y=logits), samples(CLASSES, 9))
@@ -461,12 +465,12 @@ class TestFunctions:
     def test_malformed_groups(self) -> None:
         _, logits = answers()
         with pytest.raises(
-            InvalidArgument, match=r"metric _grouped needs its groups: .* has no array 'group'; it holds: only the "
+            InvalidArgument, match=r"metric _grouped needs its groups: .* has no array 'group'; it contains: only the "
         ):
             compare(_grouped, CLASSES, {"y": logits}, {"y": logits})
-        with pytest.raises(InvalidArgument, match="has one group only in 'group'"):
+        with pytest.raises(InvalidArgument, match="has only one group in 'group'"):
             compare(_grouped, CLASSES, {"y": logits}, {"y": logits}, group=np.ones(ROWS))
-        with pytest.raises(InvalidArgument, match="groups have one value a row"):
+        with pytest.raises(InvalidArgument, match="groups need one value per row"):
             compare(_grouped, CLASSES, {"y": logits}, {"y": logits}, group=np.ones((ROWS, 2)))
 
     @pytest.mark.parametrize("widths", [(3, 3), (3, 4)])
@@ -534,11 +538,11 @@ class TestNames:
             ("", "there is no metric ''; known: "),
             (
                 "accuracy:label=y",
-                "'label=y' of the metric 'accuracy:label=y' is not understood; it takes once each: lab",
+                "'label=y' of the metric 'accuracy:label=y' is not a valid option; the options, each",
             ),
             ("accuracy:labels=", "'labels=' of the metric"),
             ("accuracy:labels=a,labels=b", "'labels=b' of the metric"),
-            ("cosine:labels=y", "it takes once each: output=NAME"),
+            ("cosine:labels=y", "each at most once, are: output=NAME"),
             ("accuracy:output=z", "the model has no output 'z' for the metric accuracy; it has: y"),
             (5, "a metric is a name or a function, not of type int"),
         ],
@@ -549,13 +553,13 @@ class TestNames:
 
     def test_the_output_must_be_clear(self) -> None:
         takes = signature("y:float32[batch,10]", "z:float32[batch,10]", "n:int64[batch]")
-        with pytest.raises(InvalidArgument, match="the model has: y, z, n; say which one with accuracy:output=NAME"):
+        with pytest.raises(InvalidArgument, match="the model has: y, z, n; choose one with accuracy:output=NAME"):
             parse_metric("accuracy", takes)
         with pytest.raises(InvalidArgument, match="cosine needs a floating-point output"):
             parse_metric("cosine:output=n", takes)
         parse_metric("accuracy", signature("y:float32[batch,10]", "n:int64[batch]"))
         parse_metric("accuracy", signature("y:float32[batch,10,1,1]"))
-        with pytest.raises(InvalidArgument, match=r"one class a row; the output y:float32\[batch,n,10\] has more"):
+        with pytest.raises(InvalidArgument, match=r"one class per row; the output y:float32\[batch,n,10\] has more"):
             parse_metric("accuracy", signature("y:float32[batch,n,10]"))
 
     def test_what_a_metric_says_of_itself(self) -> None:

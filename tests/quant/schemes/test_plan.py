@@ -45,7 +45,7 @@ def test_which_layers_fit_a_scheme() -> None:
 
 def test_a_plan_for_nothing_is_refused() -> None:
     source = graphs.source_of(PRODUCTS["gemm"].model())
-    with pytest.raises(QuantizationError, match="nothing in this model can be quantized so"):
+    with pytest.raises(QuantizationError, match="nothing in this model can be quantized in this way"):
         plans.make(source, Plan("p", {}), {})
 
 

@@ -20,7 +20,7 @@ from tests.quant.networks import BLOCKS, CONVOLUTIONS, NETWORKS, PRODUCTS, Netwo
 STATIC = Plan("static int8", {})
 VARIANTS: Mapping[str, Plan] = {
     "layers alone": replace(STATIC, between=False),
-    "one scale a tensor": replace(STATIC, per_channel=False),
+    "one scale per tensor": replace(STATIC, per_channel=False),
     "signed activations": replace(STATIC, activations="s8"),
     "activations of 16 bits": replace(STATIC, activations="u16"),
     "corrected": replace(STATIC, correct=True),
@@ -83,7 +83,7 @@ def test_operator_sets(name: str, opset: int, activations: str) -> None:
 def test_half_precision(name: str) -> None:
     network = NETWORKS[name].half()
     assert min(noises(network, quantized(network))) > 32
-    with pytest.raises(Exception, match="nothing in this model can be quantized so"):
+    with pytest.raises(Exception, match="nothing in this model can be quantized in this way"):
         quantized(network, opset=18) if name != "attention" else graphs.quantized(
             PRODUCTS["matmul"].half().model(18), STATIC, PRODUCTS["matmul"].half().inputs
         )

@@ -171,7 +171,7 @@ def test_an_unwritable_journal(path: Path, monkeypatch: pytest.MonkeyPatch, code
     monkeypatch.setattr("ingot.quant.search.journal.os.open", refuse)
     kind = StorageFull if code == errno.ENOSPC else InvalidArgument
     for act in (lambda: journal.add(FIRST), lambda: Journal(path, SEARCH)):
-        with pytest.raises(kind, match=f"the journal {path} cannot be kept: "):
+        with pytest.raises(kind, match=f"the journal {path} cannot be written: "):
             act()
 
 

@@ -146,7 +146,7 @@ class TestChoice:
         assert found.chosen.plan.name == "static int8"
         names = {trial.plan.key: trial.plan.name for trial in found.trials}
         assert {names[key]: remark for key, remark in found.remarks.items()} == {
-            "dynamic int8": "counts as 1.83x: its requests are not joined",
+            "dynamic int8": "counts as 1.83x: its requests are not batched",
             "int8 weights": "within 3% of the chosen one, less exact",
         }
 
@@ -379,7 +379,7 @@ class TestJournal:
             assert not found.chosen.plan.needs_data
             assert found.chosen.drop == 0.001
             assert not any(item.holds(0.01) for item in found.trials if item.plan.needs_data and not item.failure)
-        assert "'static int8' loses 0.5, and by the journal 0" in caplog.text
+        assert "'static int8' loses 0.5, but 0 according to the journal" in caplog.text
         assert "'static int8, layers alone' failed, though the journal says otherwise" in caplog.text
 
     def test_a_search_that_was_interrupted_resumes(self, source: Source, rankings: list[Plan], tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class TestInt8:
         assert serving.recipe is not None
         assert serving.recipe["operators"] == {"linear": 1}
         assert any("generated inputs" in note for note in serving.provenance.notes)
-        with pytest.raises(InvalidArgument, match="'pt2e-int8' learns ranges from data"):
+        with pytest.raises(InvalidArgument, match="'pt2e-int8' needs calibration data"):
             quantize(program, config=config(PT2EInt8()))
 
     @pytest.mark.usefixtures("compile_at_once")
@@ -170,7 +170,7 @@ class TestHalf:
         self, program: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
-        with pytest.raises(Unsupported, match=r"does not compute in float16, .*; take bf16"):
+        with pytest.raises(Unsupported, match=r"does not compute in float16, .*; use bf16"):
             quantize(program, {"image": IMAGES}, config=config(Float16(device="cpu")))
 
     def test_a_device_that_there_is_not(self) -> None:

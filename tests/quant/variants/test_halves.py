@@ -128,7 +128,7 @@ def test_the_graph_is_in_half_precision(classifier: Archive) -> None:
 
 def test_generated_inputs_are_reported(classifier: Archive) -> None:
     result: Quantized = quantize(classifier, config=BFloat16())
-    assert "measured on generated inputs alone: give real ones to be sure" in result.report.notes
+    assert "measured on generated inputs only: pass real ones for a reliable result" in result.report.notes
     assert result.report.data.digest == ""
 
 

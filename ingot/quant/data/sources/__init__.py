@@ -15,13 +15,13 @@ __all__ = ["Source", "open_source"]
 
 
 def open_source(signature: Signature, data: Any, transform: str | None, what: str, limit: int) -> Source:
-    """Return the source that ``data`` is.
+    """Return the source for ``data``.
 
     Args:
         signature: the model's.
         data: see :meth:`ingot.quant.data.samples.Samples.read`.
         transform: how images become arrays.
-        what: the data, for messages.
+        what: the data's name in messages.
         limit: how many rows will be read.
 
     Raises:
@@ -29,7 +29,9 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         InvalidArgument: the format is unknown, or a transform is given for data other than images.
     """
     if isinstance(data, str) and not data.strip():  # as an unset shell variable yields
-        raise InvalidArgument(f"the path of {what} is empty; give one, '.' for the present folder, or leave it out")
+        raise InvalidArgument(
+            f"the path of {what} is empty; give one, such as '.' for the current folder, or leave it out"
+        )
     folder = Path(data) if isinstance(data, str | Path) else None
     if folder is not None and folder.is_dir():
         found = _open_folder(signature, folder, transform, what, limit)
@@ -45,7 +47,7 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         return Source(iter([(what, data)]))
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
         raise InvalidArgument(
-            f"{what} is of type {type(data).__name__}; give arrays by name, a path, or an iterable of such items"
+            f"{what} is of type {type(data).__name__}; pass arrays by name, a path, or an iterable of such items"
         )
     items: Iterator[tuple[str, Any]] = ((f"item {number} of {what}", item) for number, item in enumerate(data))
     return Source(items, single=True, bounded=True)
@@ -65,7 +67,7 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
     pictures = images.find(folder)
     if not pictures:
         raise InvalidArgument(
-            f"{folder} holds neither .npy files, one per input, nor images ({', '.join(images.SUFFIXES)}), nor "
+            f"{folder} contains neither .npy files, one per input, nor images ({', '.join(images.SUFFIXES)}), nor "
             "recorded traffic (.safetensors)"
         )
     return images.open_folder(signature, folder, pictures, transform, limit)
@@ -79,11 +81,11 @@ def _open_file(signature: Signature, path: Path, what: str) -> Source:
         array = files.load_npy(path)
         if len(signature.inputs) > 1:
             names = ", ".join(spec.name for spec in signature.inputs)
-            raise InvalidArgument(f"{path} holds one array, the model takes several ({names}); use an .npz")
+            raise InvalidArgument(f"{path} contains one array, but the model has several inputs ({names}); use an .npz")
         return Source(iter([(f"{what}{where}", array)]), where)
     if suffix != ".npz":
         raise InvalidArgument(
-            f"{path} is none of the kinds of data that are known: .npz, .npy, .safetensors of recorded traffic, or a "
-            "folder of such files or of images"
+            f"{path} is not data of a known kind: .npz, .npy, .safetensors of recorded traffic, or a folder of such "
+            "files or of images"
         )
     return Source(iter([(f"{what}{where}", files.load_npz(path))]), where)

@@ -15,7 +15,7 @@ from ingot.quant.data.sources.items import Batch, check_item, name_arrays, sound
 from ingot.tensors import Array, Signature
 
 MAX_BYTES = 2 << 30
-"""The most bytes that are read from a long source."""
+"""The largest number of bytes to read from a long source."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Source:
     """Where rows come from.
 
     Attributes:
-        items: what to call an item in messages, and the item: a mapping, an array or a tuple.
-        where: what messages add to name the source, such as " in data.npz".
+        items: pairs of an item's name in messages and the item: a mapping, an array or a tuple.
+        where: a suffix for messages that names the source, such as " in data.npz".
         single: whether an item may be one row, without the batch dimension.
-        bounded: whether the limit of rows holds for it.
-        recorded: whether it is what clients once sent, of which rows with NaN or infinity are left out.
+        bounded: whether the limit of rows applies to it.
+        recorded: whether it is recorded traffic, in which rows with NaN or infinity are left out.
         classes: the names of the classes that labels count.
-        notes: what should be known of how it is read.
+        notes: remarks on how it is read.
     """
 
     items: Iterator[tuple[str, Any]]
@@ -42,7 +42,7 @@ class Source:
 
 
 def pick(signature: Signature, batch: Batch, index: Array) -> Batch:
-    """Return some rows of a batch. Inputs without a batch axis, and the one case of a model without, stay whole."""
+    """Return some rows of a batch. Inputs without a batch axis, and the case of a model without one, stay whole."""
     if len(index) == batch.rows and np.array_equal(index, np.arange(batch.rows)):
         return batch
     axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
@@ -54,13 +54,13 @@ def pick(signature: Signature, batch: Batch, index: Array) -> Batch:
 
 
 def collect(signature: Signature, source: Source, what: str, limit: int) -> tuple[list[Batch], tuple[str, ...]]:
-    """Read a source, and join its rows of equal sizes in the order in which sizes first appear.
+    """Read a source, and join rows of equal sizes, in the order in which the sizes first appear.
 
     Returns:
         The groups, and notes on what was left out.
 
     Raises:
-        InvalidArgument: there are no rows, items differ in what they hold, or one does not fit the model.
+        InvalidArgument: there are no rows, items have different arrays, or one does not fit the model.
     """
     groups: dict[Hashable, list[Batch]] = {}
     rows, size, lost = 0, 0, 0
@@ -72,7 +72,7 @@ def collect(signature: Signature, source: Source, what: str, limit: int) -> tupl
             notes = (f"only the {bound} of the data were read",)
             break
         if extras is not None and (odd := extras ^ set(batch.extras)):
-            raise InvalidArgument(f"{name} and those before it differ: '{min(odd)}' is only in some of them")
+            raise InvalidArgument(f"{name} differs from those before it: only some of them have '{min(odd)}'")
         extras = set(batch.extras)
         if source.recorded:
             sound = sound_rows(signature, batch)
@@ -102,7 +102,7 @@ def _batches(signature: Signature, source: Source) -> Iterator[tuple[str, Batch]
 
 
 def _key(signature: Signature, batch: Batch) -> Hashable:
-    """Return the key of rows that can be fed together: sizes, and the inputs that all rows share."""
+    """Return the key of rows that can share a batch: their sizes, and the inputs that all rows share."""
     axes = signature.batch_axes(signature.inputs)
     shapes = tuple(
         (name, np.delete(array.shape, axes[name]).tobytes())

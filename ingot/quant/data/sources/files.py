@@ -17,7 +17,7 @@ def load_npy(path: Path) -> Array:
     """Read the array of an ``.npy`` file; pickled objects are refused.
 
     Raises:
-        InvalidArgument: it is not a ``.npy`` file, or holds Python objects.
+        InvalidArgument: it is not an ``.npy`` file, or contains Python objects.
     """
     try:
         with open_regular(path) as file:
@@ -25,5 +25,5 @@ def load_npy(path: Path) -> Array:
     except (ValueError, OSError, EOFError, MemoryError) as error:
         raise InvalidArgument(f"{path} is not an .npy file of a plain array: {error}") from error
     if not isinstance(loaded, np.ndarray):
-        raise InvalidArgument(f"{path} holds several arrays; call it .npz")
+        raise InvalidArgument(f"{path} contains several arrays; rename it to .npz")
     return loaded

@@ -27,11 +27,11 @@ def find(folder: Path) -> list[Path]:
 def open_folder(signature: Signature, folder: Path, files: list[Path], transform: str | None, limit: int) -> Source:
     """Return images as rows of the model's one input.
 
-    Where all images lie in sub-folders, these are the classes: the extra "labels" counts them in sorted order, empty
-    ones too. Of more images than are to be read, those at even distances are taken, so that all classes are among them.
+    If all images are in sub-folders, these are the classes: the extra "labels" numbers them in sorted order, empty
+    ones included. If there are more images than the limit, every n-th is read, so that all classes are among them.
 
     Raises:
-        InvalidArgument: the model has not one input that is an image, or the transform does not fit it.
+        InvalidArgument: the model does not have exactly one input that is an image, or the transform does not fit it.
         Unsupported: Pillow is not installed.
     """
     try:
@@ -41,7 +41,7 @@ def open_folder(signature: Signature, folder: Path, files: list[Path], transform
     (spec,) = signature.inputs if len(signature.inputs) == 1 else (None,)
     if spec is None:
         names = ", ".join(item.name for item in signature.inputs)
-        raise InvalidArgument(f"{folder} holds images, but the model takes several inputs ({names}); use an .npz")
+        raise InvalidArgument(f"{folder} contains images, but the model has several inputs ({names}); use an .npz")
     steps = ImageTransform.parse(transform or "", spec, signature.batch)
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
     if any(path.parent == folder for path in files):
@@ -52,7 +52,7 @@ def open_folder(signature: Signature, folder: Path, files: list[Path], transform
         count = min(count, max(1, MAX_BYTES // (values * spec.dtype.numpy.itemsize)))
     notes: tuple[str, ...] = ()
     if count < len(files):
-        notes = (f"{count} of the {len(files)} images were read, at even distances",)
+        notes = (f"{count} of the {len(files)} images were read, evenly spaced",)
         files = [files[index * len(files) // count] for index in range(count)]
     items = _rows(folder, files, classes, steps, spec, signature.batch is None and len(spec.shape) == 4)
     return Source(items, f" in {folder}", single=True, classes=classes, notes=notes)
@@ -70,10 +70,10 @@ def _rows(
 
 
 def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
-    """Return one image as the model takes it, [C, H, W] or [H, W, C].
+    """Return one image as the model accepts it, [C, H, W] or [H, W, C].
 
     Raises:
-        InvalidArgument: the file is damaged, holds more than 8 bits a value, or would be scaled to a huge image.
+        InvalidArgument: the file is damaged, has more than 8 bits per value, or would be scaled to a huge image.
     """
     from PIL import Image
 
@@ -83,13 +83,13 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
             Image.open(path) as image,
         ):  # of damaged EXIF data, which is unused
             if image.mode.startswith(("I", "F")):
-                raise InvalidArgument(f"the image {path} has more than 8 bits a value; convert it, or use an .npz")
+                raise InvalidArgument(f"the image {path} has more than 8 bits per value; convert it, or use an .npz")
             picture = image.convert("L" if steps.color == "gray" else "RGB")
         return _values(_fit(picture, steps, path), steps, dtype)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidArgument(f"the image {path} cannot be read: {error}; repair it or take it away") from error
+        raise InvalidArgument(f"the image {path} cannot be read: {error}; repair it or remove it") from error
     except MemoryError as error:
-        raise InvalidArgument(f"there is not enough memory for the image {path}; take it away") from error
+        raise InvalidArgument(f"there is not enough memory for the image {path}; remove it") from error
 
 
 def _values(picture: Any, steps: ImageTransform, dtype: DType) -> Array:
@@ -106,26 +106,26 @@ def _values(picture: Any, steps: ImageTransform, dtype: DType) -> Array:
 
 
 def _fit(picture: Any, steps: ImageTransform, path: Path) -> Any:
-    """Scale a picture and cut its middle out."""
+    """Scale a picture and crop its center."""
     from PIL import Image
 
     width, height = picture.size
     if steps.resize is not None:
         target = steps.resize
-    elif steps.crop is not None:  # the least size that covers the cut
+    elif steps.crop is not None:  # the smallest size that covers the crop
         factor = max(steps.crop[0] / height, steps.crop[1] / width)
         target = (max(round(height * factor), steps.crop[0]), max(round(width * factor), steps.crop[1]))
     else:
         return picture
-    if isinstance(target, int):  # as torchvision: the shorter side, the longer one rounded down
+    if isinstance(target, int):  # as in torchvision: the shorter side, the longer one rounded down
         short = min(height, width)
         target = (target * height // short, target * width // short)
     if target != (height, width):
-        # Pillow scales the width first. A line of pixels that is to cover a square would fill the memory.
+        # Pillow scales the width first. A line of pixels scaled to cover a square would fill the memory.
         if max(target[0], height) * target[1] > MAX_PIXELS:
             raise InvalidArgument(
-                f"the image {path} of {width} x {height} pixels would be scaled to {target[1]} x {target[0]}, which is "
-                "too large; take it away, or give another resize"
+                f"the image {path} of {width} x {height} pixels would be scaled to {target[1]} x {target[0]}, which "
+                "is too large; remove it, or choose another resize"
             )
         methods = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
         methods |= {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
@@ -133,4 +133,4 @@ def _fit(picture: Any, steps: ImageTransform, path: Path) -> Any:
     if steps.crop is None:
         return picture
     top, left = (round((size - part) / 2) for size, part in zip(target, steps.crop, strict=True))
-    return picture.crop((left, top, left + steps.crop[1], top + steps.crop[0]))  # outside the picture it is black
+    return picture.crop((left, top, left + steps.crop[1], top + steps.crop[0]))  # black outside of the picture

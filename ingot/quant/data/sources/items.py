@@ -18,12 +18,12 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one shape, which can be fed together.
+    """Rows of one shape, which can share a batch.
 
     Attributes:
         inputs: by name, exactly the model's.
         extras: all other arrays, such as labels; the first axis is the rows.
-        rows: how many there are.
+        rows: their number.
     """
 
     inputs: dict[str, Array]
@@ -35,12 +35,12 @@ def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
     """Return an item's arrays by name.
 
     Args:
-        signature: gives the order of inputs without names.
-        item: a mapping, a tuple of inputs and perhaps labels, or the one input.
-        what: the item, for messages.
+        signature: has the order of inputs without names.
+        item: a mapping, a tuple of inputs and perhaps labels, or the only input.
+        what: the item's name in messages.
 
     Raises:
-        InvalidArgument: a tuple has another length than there are inputs, or an item of it is not an array.
+        InvalidArgument: the length of a tuple differs from the number of inputs, or a part of it is not an array.
     """
     names = [spec.name for spec in signature.inputs]
     if isinstance(item, Mapping):
@@ -49,27 +49,27 @@ def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
         try:
             parts = list(_flatten(item))
         except RecursionError:
-            raise InvalidArgument(f"{what} holds itself, or is nested too deeply; give arrays") from None
+            raise InvalidArgument(f"{what} contains itself, or is nested too deeply; pass arrays") from None
         if len(parts) not in (len(names), len(names) + 1):
             raise InvalidArgument(
-                f"{what} holds {len(parts)} arrays; the model takes {len(names)} ({', '.join(names)}), and one more "
-                "may be the labels; give a mapping of arrays by name"
+                f"{what} has {len(parts)} arrays; the model's inputs are {', '.join(names)}, and one more array "
+                "may be the labels; pass a mapping of arrays by name"
             )
         named = dict(zip([*names, LABELS], parts, strict=False))
     arrays = {}
     for name, value in named.items():
         try:
             arrays[name] = to_array(value)
-        except (ValueError, TypeError, RuntimeError) as error:  # the last is PyTorch's, such as of a "meta" tensor
-            raise InvalidArgument(f"'{name}' in {what} cannot be made an array: {error}") from error
+        except (ValueError, TypeError, RuntimeError) as error:  # the last is PyTorch's, as for "meta" tensors
+            raise InvalidArgument(f"'{name}' in {what} cannot be converted to an array: {error}") from error
     return arrays
 
 
 def to_array(value: Any) -> Array:
     """Return an array or tensor as a numpy array in the machine's byte order, text as BYTES."""
-    if hasattr(value, "detach"):  # a PyTorch tensor; PyTorch need not be here to take it
+    if hasattr(value, "detach"):  # a PyTorch tensor, converted without importing PyTorch
         value = value.detach().cpu()
-        # numpy has no native bfloat16, and float32 holds all of its values
+        # numpy has no native bfloat16, and float32 represents all of its values
         value = value.float().numpy().astype(DType.BF16.numpy) if "bfloat16" in str(value.dtype) else value.numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "OSU":
@@ -88,8 +88,8 @@ def check_item(
     Args:
         signature: the model's.
         arrays: the inputs, and others by name.
-        what: the item, for messages.
-        single: whether the inputs may be those of one row, without the batch dimension.
+        what: the item's name in messages.
+        single: whether the inputs may be one row without the batch dimension.
         finite: whether NaN and infinity are refused.
 
     Raises:
@@ -99,14 +99,14 @@ def check_item(
     names = [spec.name for spec in signature.inputs]
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise InvalidArgument(f"{what} lacks the input '{missing[0]}'; it holds: {', '.join(arrays) or 'nothing'}")
+        raise InvalidArgument(f"{what} lacks the input '{missing[0]}'; it contains: {', '.join(arrays) or 'nothing'}")
     inputs = {name: arrays[name] for name in names}
     extras = {name: array for name, array in arrays.items() if name not in inputs}
     for name, array in inputs.items():
         if array.size == 0:
             raise InvalidArgument(f"{what} is empty: '{name}' has shape {list(array.shape)}")
         if finite and not _is_finite(array).all():
-            raise InvalidArgument(f"{what} holds NaN or infinity in '{name}'; leave those rows out")
+            raise InvalidArgument(f"{what} contains NaN or infinity in '{name}'; leave out those rows")
     if signature.batch is None:
         yield from _cases(signature, inputs, extras, what)
         return
@@ -114,13 +114,13 @@ def check_item(
     lone = single and all(inputs[spec.name].ndim == len(spec.shape) - (spec.name in axes) for spec in signature.inputs)
     if lone:
         inputs = {name: np.expand_dims(array, axes[name]) if name in axes else array for name, array in inputs.items()}
-    bounds = {**signature.ranges, signature.batch: Range()}  # the data is fed in batches that the model takes
+    bounds = {**signature.ranges, signature.batch: Range()}  # the data is run in batches that the model accepts
     rows = _check(dataclasses.replace(signature, ranges=bounds), inputs, what)[signature.batch]
     yield Batch(inputs, _check_extras(extras, rows, lone, what), rows)
 
 
 def sound_rows(signature: Signature, batch: Batch) -> Array:
-    """Return the numbers of the rows that hold neither NaN nor infinity in any input."""
+    """Return the indices of the rows without NaN and infinity in any input."""
     axes = signature.batch_axes(signature.inputs) if signature.batch is not None else {}
     sound = np.ones(batch.rows, bool)
     for name, array in batch.inputs.items():
@@ -168,11 +168,11 @@ def _check_extras(extras: Mapping[str, Array], rows: int, single: bool, what: st
         if single or (array.ndim == 0 and rows == 1):
             checked[name] = array[None]
         elif array.ndim == 0:
-            continue  # a single value says nothing of the rows
+            continue  # a single value is unrelated to the rows
         elif len(array) != rows:
             raise InvalidArgument(
-                f"{what} has {rows} rows of inputs, but {len(array)} in '{name}'; "
-                "give one value a row, or leave that array out"
+                f"{what} has {rows} rows of inputs, but {len(array)} in '{name}'; pass one value per row, or leave "
+                "out that array"
             )
         else:
             checked[name] = array

@@ -1,4 +1,4 @@
-"""Recorded traffic: requests that a server has answered, kept in the form of an archive's goldens."""
+"""Recorded traffic: requests that a server has answered, in the format of an archive's goldens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.format import goldens
 
 MAX_FILE = 256 << 20
-"""The largest file that is read; a server begins another one long before."""
+"""The largest file that is read; a server starts a new one long before."""
 
 
 def find(folder: Path) -> list[Path]:
@@ -33,13 +33,13 @@ def read(files: Sequence[Path], what: str) -> Iterator[tuple[str, Any]]:
         except (InvalidArchive, OSError) as error:
             raise InvalidArgument(f"{path} is not recorded traffic: {error}") from error
         for number, case in enumerate(cases):
-            # Copied: they are views, which would keep the whole file in memory, with all outputs.
+            # Copied: as views, they would keep the whole file in memory, with all outputs.
             inputs = {name: array.copy() for name, array in case.inputs.items()}
             yield f"{what}, request {number} of {path},", inputs
 
 
 def _content(path: Path) -> bytes:
-    """Return a file's bytes. Others may write into a folder of traffic: nothing in it is followed or waited for."""
+    """Return a file's bytes. Others may write into the folder: links are not followed, pipes not waited for."""
     try:
         with open_regular(path, follow=False) as file:
             size = os.fstat(file.fileno()).st_size

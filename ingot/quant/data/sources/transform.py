@@ -1,4 +1,4 @@
-"""How an image becomes a model's input, declared in one line of text."""
+"""The preprocessing of an image into a model's input, declared in one line of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOICES = {
     "interpolation": ("bilinear", "bicubic", "nearest", "lanczos"),
 }
 MAX_PIXELS = 1 << 26
-"""The most pixels that an image is scaled to, or that are cut out of it: more are a mistake, and fill the memory."""
+"""The largest number of pixels to scale an image to, or to crop: more are a mistake, and would fill the memory."""
 
 _OPTIONS = ("resize", "crop", "mean", "std", "scale", *_CHOICES)
 
@@ -31,19 +31,19 @@ class ImageTransform:
 
     It is written as ``resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225``, each part optional.
     Missing parts come from the model's input: its height and width are the crop, its channels give the layout and the
-    color. Nothing is turned by EXIF data, and transparency is dropped, as torchvision does.
+    color. EXIF orientation is ignored and transparency dropped, as in torchvision.
 
     Attributes:
-        resize: the shorter side (``256``), or height and width (``256x320``); by default the least size that covers
+        resize: the shorter side (``256``), or height and width (``256x320``); by default the smallest size that covers
             the crop, with the proportions kept.
-        crop: height and width of the middle that is kept (``224`` or ``224x320``); None keeps the whole.
-        mean: what is subtracted, one for all channels or one for each, separated by ``/``; 0 by default.
-        std: what is then divided by; 1 by default.
-        scale: what the values 0..255 are multiplied by before; ``1/255`` by default. A model that takes uint8 gets the
-            values as they are.
+        crop: height and width of the center to keep (``224`` or ``224x320``); None keeps the whole.
+        mean: subtracted; one number for all channels or one per channel, separated by ``/``; 0 by default.
+        std: the divisor after that; 1 by default.
+        scale: the factor for the values 0..255, applied before; ``1/255`` by default. A model with uint8 inputs gets
+            the values unchanged.
         layout: ``nchw`` or ``nhwc``.
         color: ``rgb``, ``bgr`` or ``gray``.
-        interpolation: ``bilinear``, ``bicubic``, ``nearest`` or ``lanczos``, as Pillow has them.
+        interpolation: ``bilinear``, ``bicubic``, ``nearest`` or ``lanczos``, as in Pillow.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -68,15 +68,15 @@ class ImageTransform:
             shape = shape[1:]
         if len(shape) != 3 or not (spec.dtype.is_float or spec.dtype is DType.UINT8):
             raise InvalidArgument(
-                f"images cannot be fed to the input {spec}; it must be float or uint8 [batch,C,H,W]; use an .npz"
+                f"the input {spec} does not accept images; it must be float or uint8 [batch,C,H,W]; use an .npz"
             )
         layout = cast(Layout, _choose(options, "layout", "nchw" if shape[0] in (1, 3) else "nhwc"))
         channels, *size = shape if layout == "nchw" else (shape[2], shape[0], shape[1])
         color = cast(Color, _choose(options, "color", "gray" if channels == 1 else "rgb"))
         if channels != (1 if color == "gray" else 3) and isinstance(channels, int):
-            raise InvalidArgument(f"images of color={color} and layout={layout} cannot be fed to the input {spec}")
+            raise InvalidArgument(f"the input {spec} does not accept images of color={color} and layout={layout}")
         if spec.dtype is DType.UINT8 and options.keys() & {"mean", "std", "scale"}:
-            raise InvalidArgument(f"the input {spec} takes the images' own values: leave out mean, std and scale")
+            raise InvalidArgument(f"the input {spec} expects unscaled values: leave out mean, std and scale")
         count = 1 if color == "gray" else 3
         return cls(
             resize=_resize(options),
@@ -97,7 +97,7 @@ def _split(text: str) -> dict[str, str]:
         if not equals or name not in _OPTIONS:
             raise InvalidArgument(f"'{part}' is not part of a transform; known: {', '.join(_OPTIONS)}, as in crop=224")
         if name in options:
-            raise InvalidArgument(f"the transform says {name} twice")
+            raise InvalidArgument(f"the transform contains {name} twice")
         options[name] = value
     return options
 
@@ -115,7 +115,7 @@ def _sizes(name: str, text: str) -> tuple[int, ...]:
         raise InvalidArgument(f"{name}={text} of the transform is not a size; write {name}=224 or {name}=224x320")
     sizes = tuple(map(int, parts))
     if sizes[0] * sizes[-1] > MAX_PIXELS:
-        raise InvalidArgument(f"{name}={text} of the transform is too large: at most {MAX_PIXELS} pixels are fed")
+        raise InvalidArgument(f"{name}={text} of the transform is too large: at most {MAX_PIXELS} pixels are accepted")
     return sizes
 
 

@@ -22,7 +22,7 @@ from ingot.tensors import Range, Signature, symbols
 
 aten = torch.ops.aten
 
-# Where the weight stands among the arguments.
+# The position of the weight among the arguments.
 _WEIGHTED = {
     aten.linear.default: 1,
     aten.conv1d.default: 1,
@@ -33,12 +33,12 @@ _WEIGHTED = {
     aten.conv_transpose3d.input: 1,
     aten.embedding.default: 0,
 }
-# Sizes to trace with: of 2 and more, as smaller ones become fixed, and distinct, so that no two dimensions become one.
+# Sizes to trace with: at least 2, as smaller ones become fixed, and distinct, so that no two dimensions are merged.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 
 
 def read(variant: Variant) -> Program:
-    """Return the program of a variant of format ``pt2``. Loading it can run code of its author.
+    """Return the program of a variant of format ``pt2``. Loading it can run its author's code.
 
     Raises:
         InvalidArgument: the variant is of another format, or damaged.
@@ -71,7 +71,7 @@ def find(graph: fx.Graph) -> dict[str, fx.Node]:
 
 
 def kept(graph: fx.Graph, names: Collection[str]) -> set[fx.Node]:
-    """Return the layers that are meant by names or their beginnings.
+    """Return the layers selected by names or prefixes.
 
     Raises:
         InvalidArgument: there is no such layer.
@@ -101,7 +101,7 @@ def capture(module: fx.GraphModule, program: Program) -> Program:
         )
         return exported.program(traced, signature.inputs, signature.ranges, names)
 
-    # A program from a file does not say how it was traced.
+    # A program from a file does not record how it was traced.
     for options in (program.options,) if program.options else ({}, {"oblivious": True}):
         made = foreign.outcome(functools.partial(again, options))
         if not isinstance(made, Exception):

@@ -46,8 +46,7 @@ def convert(program: Program, dtype: torch.dtype = torch.bfloat16, *, keep: Coll
     Args:
         program: in float32.
         dtype: ``torch.bfloat16`` or ``torch.float16``.
-        keep: names of layers, or beginnings of names, that stay in float32, as do those whose weights are beyond the
-            range of ``dtype``.
+        keep: names or prefixes of layers that stay in float32, as do those whose weights exceed the range of ``dtype``.
 
     Raises:
         InvalidArgument: there is no layer that ``keep`` names, or the type is not a half precision.
@@ -91,7 +90,7 @@ def _narrow(module: fx.GraphModule, node: fx.Node, dtype: torch.dtype, weights: 
 
 
 def _weight(module: fx.GraphModule, name: str, dtype: torch.dtype, weights: dict[str, str]) -> str:
-    """Return the name of a weight in half precision, made once."""
+    """Return the name of a weight in half precision, converted once."""
     if name not in weights:
         weights[name] = path = f"{name}_half"
         owner, _, last = path.rpartition(".")

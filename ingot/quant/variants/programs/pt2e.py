@@ -1,12 +1,12 @@
 """Static and dynamic int8 by torchao's PT2E, compiled with AOTInductor into oneDNN's integer kernels.
 
-torchao recognizes layers by where their calls came from, and is silent about those that it does not recognize: after a
-capture that is not strict, or a rewritten graph, it quantizes no convolution, and none of several that share one ReLU
-module. Each call is therefore marked here as coming from its own module, and what was quantized is counted.
+torchao recognizes layers by the origin of their calls, and silently skips those that it does not recognize: after a
+capture that is not strict, or in a rewritten graph, it quantizes no convolution, and none of several that share one
+ReLU module. Each call is therefore marked here as coming from its own module, and the quantized layers are counted.
 
 The result goes to AOTInductor only. PyTorch's exporter does write it as ONNX, but torchao quantizes no value between a
 convolution and the residual that it is added to, and ONNX Runtime then computes such convolutions in floats, with
-roundings between them that gain nothing.
+useless roundings between them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Quantized:
 
     Attributes:
         program: the quantized program, with the original's inputs and outputs.
-        layers: the names of the layers that are in integers now.
-        operators: how many there are of each kind: ``conv2d``, ``linear``.
+        layers: the names of the quantized layers.
+        operators: the number of each kind: ``conv2d``, ``linear``.
     """
 
     program: Program
@@ -75,9 +75,9 @@ def quantize(program: Program, samples: Samples, *, keep: Collection[str] = (), 
 
     Args:
         program: in float32.
-        samples: real inputs, which give activations their ranges.
-        keep: names of layers, or beginnings of names, that stay in float32.
-        dynamic: take the ranges of activations from each call; linear layers only.
+        samples: real inputs, from which the ranges of activations are computed.
+        keep: names or prefixes of layers that stay in float32.
+        dynamic: compute the ranges of activations in each call; linear layers only.
 
     Raises:
         InvalidArgument: there is no layer that ``keep`` names.
@@ -87,14 +87,14 @@ def quantize(program: Program, samples: Samples, *, keep: Collection[str] = (), 
     module = exported.unguarded(program.exported)
     names = {node.name: name for name, node in graph.find(module.graph).items()}
     kept = graph.kept(module.graph, keep) | _unsafe(module)
-    if dynamic:  # torchao would round the inputs of convolutions, and leave those in floats
+    if dynamic:  # torchao would round the inputs of convolutions, but leave these in floats
         kept |= {node for node in module.graph.nodes if node.target in _LAYERS[1:]}
     _mark(module.graph, kept)
     converted = _convert(module, program, samples, dynamic)
     found = [node for node in converted.graph.nodes if node.target in _LAYERS and _is_quantized(node)]
     if not found:
         raise QuantizationError(
-            "torchao found nothing in the model that it quantizes: linear layers, and convolutions of images"
+            "torchao found no layers in the model that it can quantize: linear layers, and convolutions of images"
             + (" (the latter not dynamically)" if dynamic else "")
         )
     operators = Counter(node.target.name().split("::")[-1] for node in found)
@@ -112,7 +112,7 @@ def pack(program: Program, blobs: BlobFolder) -> Packed:
 
 
 def _unsafe(module: fx.GraphModule) -> set[fx.Node]:
-    """Return the convolutions of one channel: with frozen weights, PyTorch 2.13 compiles them to wrong answers."""
+    """Return the convolutions of one channel: with frozen weights, PyTorch 2.13 compiles them incorrectly."""
     found: set[fx.Node] = set()
     for node in module.graph.nodes:
         weight = node.args[1] if node.target is aten.conv2d.default else None
