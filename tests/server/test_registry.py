@@ -103,7 +103,7 @@ def test_what_may_have_moved_is_not_served_but_the_copy_is_named(
         pass
     switch_off(proxy)
     copy = f"{kept(proxy.address, 'served/moving')}:prod"
-    with pytest.raises(Unavailable, match=f"what '.*' was at an earlier pull, and ingot serve {copy} serves that"):
+    with pytest.raises(Unavailable, match=f"the archive that '.*' was at an earlier pull: ingot serve {copy}"):
         serve(source, store)
     with serve(copy, store) as server:
         assert server.models == ["moving"]

@@ -121,7 +121,7 @@ def _graph(graph: GraphDiff) -> Iterator[tuple[str, _Rows]]:
         ("renamed", len(graph.renamed)),
     )
     title = ", ".join(f"{count} {what}" for what, count in counts if count or what == "unchanged")
-    # Without a changed one, the title alone says all that there is to say.
+    # If no tensor changed, the title says it all.
     yield f"tensors: {title}", [_TENSOR, *(_tensor(item) for item in graph.changed)]
     for what, infos in (("added", graph.added), ("removed", graph.removed)):
         rows = [(one_line(item.name), one_line(str(item)), size(item.size)) for item in infos]
@@ -182,7 +182,7 @@ def _row(what: str, before: str | None, after: str | None) -> tuple[str, ...]:
 
 
 def _share(part: int, whole: int) -> str:
-    # Never "100 %" of what is not all of it.
+    # Never "100 %" for a part.
     share = part / whole if whole else 1.0
     return f"{int(share * 1000) / 10:.1f} %"
 

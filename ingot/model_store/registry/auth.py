@@ -173,7 +173,7 @@ class Authorizer:
         if credentials is not None and not self._trusts(url.host):
             raise InvalidArgument(
                 f"{self._registry} asks to log in at '{realm[:200]}', which is another host; no credentials were sent. "
-                f"If its token server is there, allow it by {TOKEN_HOSTS}={url.host} (several with commas between)"
+                f"If its token server is there, allow it with {TOKEN_HOSTS}={url.host} (several with commas between)"
             )
 
     def _trusts(self, host: str) -> bool:

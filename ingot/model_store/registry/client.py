@@ -164,7 +164,7 @@ class Client:
             yield
         except httpx.TransportError as error:
             if transfer is not None and transfer.cancelled:
-                raise Cancelled("the transfer was given up") from error
+                raise Cancelled("the transfer was cancelled") from error
             raise _network_error(self.address, error) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InvalidArgument(f"{self.address} redirects to an invalid URL: {error}") from error

@@ -131,7 +131,7 @@ def _log(store: Store, name: str, *, repair: bool) -> Iterator[Problem]:
         if repair:
             try:
                 with tags.locked(recover=False) as change:
-                    change.mend_log(store.root / "damaged" / name.replace("/", "_") / tags.reflog.name)
+                    change.repair_log(store.root / "damaged" / name.replace("/", "_") / tags.reflog.name)
             except OSError as fault:
                 raise _unwritable(store, fault) from fault
         yield Problem("log", name, str(error), repaired=repair)

@@ -186,7 +186,7 @@ class Change:
         else:
             tags[tag] = new
         if len(tags) > MAX_TAGS:
-            raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some by ingot remove")
+            raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some with ingot remove")
         self._lock.write(b"*")
         self._lock.flush()
         self._write(tags)
@@ -200,7 +200,7 @@ class Change:
         self._lock.truncate(0)
         return old
 
-    def mend_log(self, aside: Path) -> int:
+    def repair_log(self, aside: Path) -> int:
         """Remove damaged lines from the log, whose original is kept as ``aside``; return their number."""
         lines = self.tags.reflog.read_bytes().split(b"\n")
         sound = [line for number, line in enumerate(lines, 1) if self._sound(line, number)]

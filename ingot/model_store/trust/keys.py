@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 MAX_KEY_BYTES = 64 << 10
-_REMEDY = "make one by ingot keygen"
+_REMEDY = "create one with ingot keygen"
 _KINDS = {
     "CERTIFICATE": "a certificate",
     "PUBLIC KEY": "a public key",

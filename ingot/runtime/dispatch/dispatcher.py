@@ -1,4 +1,4 @@
-"""Serving one loaded model: requests in, batches to its workers, responses out, and statistics of all of it."""
+"""Serving one loaded model: requests in, batches to its workers, responses out, with statistics."""
 
 from __future__ import annotations
 
@@ -192,10 +192,10 @@ class Dispatcher:
         except IngotError:
             parts.cancel()
             raise
-        self.go_on(parts)
+        self.queue_parts(parts)
         return parts
 
-    def go_on(self, parts: Parts) -> None:
+    def queue_parts(self, parts: Parts) -> None:
         """Queue parts of a large request until each engine has one to run and one to follow.
 
         Requests that arrived meanwhile run before them. If the queue is full, one part is enough.

@@ -56,7 +56,7 @@ class Owner(Protocol):
     def discard(self, entry: Entry) -> None:
         """Remove an entry from the queue."""
 
-    def go_on(self, parts: Parts) -> None:
+    def queue_parts(self, parts: Parts) -> None:
         """Queue the next parts of a request."""
 
     def release(self, nbytes: int) -> None:
@@ -205,7 +205,7 @@ class Parts(Pending):
         self._outcomes[index] = outcome
         self._left -= 1
         if self._left:
-            self.owner.go_on(self)
+            self.owner.queue_parts(self)
         else:
             joined = self._joined()
             self._forget()

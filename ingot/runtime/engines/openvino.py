@@ -129,7 +129,7 @@ def package() -> Any:
     # import openvino before.
     with _importing:
         reporting = sys.modules.pop(_TELEMETRY, None)
-        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # Python's own way to say: this is not there
+        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # Python's marker of a missing module
         try:
             return importlib.import_module("openvino")
         except ModuleNotFoundError as error:

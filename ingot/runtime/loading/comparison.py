@@ -1,4 +1,4 @@
-"""Which of several variants is the fastest, according to the archive's records or to timing them now."""
+"""Find the fastest of several variants, from the archive's records or by timing them now."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Downloads:
         if there not in (None, archive.digest) and is_version(found.tag):
             raise AlreadyExists(
                 f"'{found}' was {there} at an earlier pull, and a version never changes; find out who changed it "
-                f"there, or serve what it was: ingot serve {kept}:{found.tag}"
+                f"there, or serve the earlier archive: ingot serve {kept}:{found.tag}"
             )
         with self._transferring(f"Pulling {found.registry}/{found.name}:{found.tag}") as transfer:
             # With a policy, existing blobs are read when the model is loaded: repair damaged ones instead of refusing
@@ -105,7 +105,7 @@ class Downloads:
         copy = f"{kept}:{found.tag}"
         if wanted.digest is None and (wanted.tag is None or not is_version(wanted.tag)):
             raise Unavailable(
-                f"{error}; the store has what '{wanted}' was at an earlier pull, and ingot serve {copy} serves that"
+                f"{error}; the store has the archive that '{wanted}' was at an earlier pull: ingot serve {copy}"
             ) from error
         log.warning("%s; serving %s, which is the same, from the store", error, copy)
         return archive, Reference(

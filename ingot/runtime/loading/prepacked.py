@@ -51,7 +51,7 @@ class Prepacked:
 
     @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> Prepacked | None:
-        """Return how to open a variant through the cache; None if that is impossible or brings nothing."""
+        """Return how to open a variant through the cache; None if that is impossible or has no benefit."""
         weights = sum(layer.size for layer in variant.weights)
         if not settings.derived_cache or variant.serving.format != "onnx" or weights < MIN_BYTES:
             return None

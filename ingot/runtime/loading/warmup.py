@@ -18,7 +18,7 @@ from ingot.tensors import Array, Signature
 _CALLS = 4
 # A record within this factor of the current duration is trusted.
 _SAME = 1.5
-# Archives may come from anybody: bound their numbers.
+# Archives may come from anyone: bound their numbers.
 _MOST_RECORDED = 1 << 20
 
 

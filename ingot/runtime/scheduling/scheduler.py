@@ -1,4 +1,4 @@
-"""Which requests run together, which wait and which are refused: pure policy without threads, clocks or engines.
+"""Decide which requests run together, wait or are refused: pure policy without threads, clocks or engines.
 
 Times are in seconds of a clock that the caller chooses; the scheduler never reads one.
 """

@@ -167,7 +167,7 @@ class TestTokens:
         (tmp_path / "auth.json").write_text(json.dumps(logins))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
         message = refused(run_ingot("inspect", f"{server.address}/tiny:1"))
-        assert message.endswith("allow it by INGOT_TOKEN_HOSTS=localhost (several with commas between)")
+        assert message.endswith("allow it with INGOT_TOKEN_HOSTS=localhost (several with commas between)")
         assert not server.asked("/token")
         monkeypatch.setenv("INGOT_TOKEN_HOSTS", "other.example, localhost")
         succeeded(run_ingot("inspect", f"{server.address}/tiny:1"))
