@@ -156,7 +156,7 @@ class TestDeparture:
             (np.array([b"a"], object), np.array([b"b"], object)),
         ],
     )
-    def test_what_cannot_be_rounding_is_infinite(self, expected: Array, actual: Array) -> None:
+    def test_errors_beyond_rounding_are_infinite(self, expected: Array, actual: Array) -> None:
         assert departure(expected, actual) == math.inf
 
     def test_half_types_are_measured_in_full(self) -> None:

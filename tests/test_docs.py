@@ -46,7 +46,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
-def test_every_public_name_is_loaded_when_asked_for_and_documented(name: str) -> None:
+def test_every_public_name_is_loaded_on_use_and_documented(name: str) -> None:
     assert getattr(ingot, name) is not None
     assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 

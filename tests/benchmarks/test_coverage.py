@@ -90,7 +90,7 @@ def test_a_call_that_fails_is_broken() -> None:
         judge(case, answering(case, fail))
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+def test_written_verdicts_are_read_back(tmp_path: Path) -> None:
     verdict = Verdict("net", "own", "transformers", "correct", True, True, 1e-6, 3.0, 2.0)
     table.write([verdict], tmp_path)
     assert table.read(tmp_path) == [verdict]

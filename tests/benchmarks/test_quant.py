@@ -116,7 +116,7 @@ class TestVerdict:
         assert found.ratio == pytest.approx(2.9 / 3)
         assert found.reached
 
-    def test_what_breaks_the_budget_has_not_reached_the_aim_however_fast(self) -> None:
+    def test_a_fast_way_outside_the_budget_misses_the_aim(self) -> None:
         assert table.verdict([outcome("ort", 1), outcome("ingot", 9, holds=False)]).reached is False
 
     def test_without_ingot_there_is_no_ratio(self) -> None:

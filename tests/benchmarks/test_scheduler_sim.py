@@ -43,7 +43,7 @@ def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float,
 
 @pytest.mark.parametrize("slow", [{16: 0.022, 32: 0.045, 64: 0.09}, {8: 0.02, 16: 0.03, 32: 0.05, 64: 0.1}])
 @pytest.mark.one_case
-def test_what_was_measured_on_a_busy_machine_does_not_keep_batches_small(slow: dict[int, float]) -> None:
+def test_times_of_a_busy_machine_do_not_keep_batches_small(slow: dict[int, float]) -> None:
     def goodput(seconds: dict[int, float]) -> float:
         found = []
         for load, noise in itertools.product((0.8, 1.2, 2.0, 3.0), (0.05, 0.15)):

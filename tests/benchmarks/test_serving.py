@@ -149,7 +149,7 @@ def test_answers_are_read_off_every_wire(tiny: Model) -> None:
         assert wire.mark(body) in body
 
 
-def test_chunked_answers_are_put_together() -> None:
+def test_chunked_answers_are_joined() -> None:
     head = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n") is None
     assert body_of(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n") == b"abcde"

@@ -57,7 +57,7 @@ def test_the_command_ends_when_the_limit_is_reached(
 
 
 @pytest.mark.matrix
-def test_so_does_an_import(run_ingot: RunIngot, tmp_path: Path, scratch: Path) -> None:
+def test_the_limit_also_ends_an_import(run_ingot: RunIngot, tmp_path: Path, scratch: Path) -> None:
     onnx_models.endless_load(tmp_path / "odd.onnx")
     message = refused(run_ingot("import", "odd.onnx", "-o", "odd.ingot", "--load-timeout", "3s"))
     assert message.startswith("odd.onnx did not load and answer within 3s")

@@ -183,7 +183,7 @@ class Ending(torch.nn.Module):
 """
 
 
-def test_a_model_that_ends_the_process_is_said(run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_a_model_that_ends_the_process_is_reported(run_ingot: RunIngot, tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING)
     result = run_ingot("export", "ending:Ending", "--input", ROWS, "--out", tmp_path / "a.ingot")
     assert result.returncode == 1

@@ -54,7 +54,7 @@ def test_an_address_that_ends_in_v2_is_explained(run_ingot: RunIngot, server: Ru
     assert "the client adds /v2 itself" in refused(run_ingot("infer", f"{server.http_url}/v2", *INPUT))
 
 
-def test_the_grpc_port_asked_over_http_is_named_with_the_remedy(run_ingot: RunIngot, server: RunningServer) -> None:
+def test_http_to_the_grpc_port_is_explained_with_the_remedy(run_ingot: RunIngot, server: RunningServer) -> None:
     port = server.grpc_url.rpartition(":")[2]
     text = refused(run_ingot("infer", f"http://127.0.0.1:{port}", *INPUT))
     assert text == f"http://127.0.0.1:{port} is a server's gRPC port; write grpc://127.0.0.1:{port}"

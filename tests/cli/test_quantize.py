@@ -107,7 +107,7 @@ def refused(result: Result) -> str:
 
 
 class TestSearch:
-    def test_what_is_printed_and_written(self, quantize: Quantize, run_ingot: RunIngot, tmp_path: Path) -> None:
+    def test_printed_and_written_output(self, quantize: Quantize, run_ingot: RunIngot, tmp_path: Path) -> None:
         metric = ("--calibrate", "data.npz", "--metric", "accuracy:labels=y", "--max-drop", "0.05")
         result = quantize("m.ingot", *metric, "-o", "q.ingot", "--report", "q.html")
         lines = succeeded(result).splitlines()

@@ -159,7 +159,7 @@ def test_an_archive_that_a_policy_accepts_unsigned_is_reported_as_such(
     assert "unsigned, which the policy allows" in succeeded(run_ingot("verify", "team/tiny:1", "--trust", policy))
 
 
-def test_what_cannot_be_done_is_refused(run_ingot: RunIngot, store: Store, keyid: str, policy: Path) -> None:
+def test_impossible_commands_are_refused(run_ingot: RunIngot, store: Store, keyid: str, policy: Path) -> None:
     both = run_ingot("verify", "team/tiny:1", "--trust", policy, "--key", "ingot.pub")
     assert "cannot be given together" in refused(both)
     for command in ("sign", "verify"):

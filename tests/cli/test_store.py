@@ -148,7 +148,7 @@ def test_archives_in_a_registry_are_listed_by_full_name(run_ingot: RunIngot, reg
 
 
 @pytest.mark.usefixtures("pushed")
-def test_what_no_tag_points_to_is_pulled_under_a_name_that_is_given(run_ingot: RunIngot, registry: str) -> None:
+def test_an_untagged_archive_is_pulled_under_a_given_name(run_ingot: RunIngot, registry: str) -> None:
     remote = f"{registry}/cli/untagged"
     for tag in ("1", "2"):
         succeeded(run_ingot("push", f"tiny:{tag}", f"{remote}:prod"))

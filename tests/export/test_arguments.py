@@ -86,7 +86,7 @@ def test_names_alone_describe_the_structure() -> None:
     assert kwargs["doubled"] is True
 
 
-def test_what_was_described_by_names_answers_as_the_module_does() -> None:
+def test_a_model_described_by_names_answers_as_the_module_does() -> None:
     inputs = ["batch.tokens:float32[batch,2]", "mask:float32[batch,2]"]
     archive = export_model(Decoder(), inputs=inputs, constants={"doubled": True}, output_names=["y"])
     answer = ask(archive, **{"batch.tokens": X.numpy(), "mask": np.full((3, 2), 0.5, np.float32)})

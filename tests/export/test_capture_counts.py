@@ -35,7 +35,7 @@ class Counted(nn.Module):
         return self.layer(x)  # type: ignore[no-any-return]
 
 
-def test_a_model_that_computes_much_is_asked_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_model_is_run_on_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = Counted().eval(), Counted().eval()
     cases = export_model(small, inputs="x:float32[batch,4]").variants[0].serving.evidence.parity[0].cases
     monkeypatch.setattr(examples, "MOST_WORK", 50)
@@ -47,7 +47,7 @@ def test_a_model_that_computes_much_is_asked_few_rows(monkeypatch: pytest.Monkey
     assert (cases, archive.variants[0].serving.evidence.parity[0].cases) == (7, 3)
 
 
-def test_what_the_onnx_rules_do_too_does_not_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_onnx_has_too_do_not_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = itertools.count()
     original = torch.export.export
 
@@ -69,7 +69,7 @@ def test_a_condition_on_sizes_skips_the_route_that_asks_for_the_same() -> None:
     assert captures == ["Capturing the graph", "Capturing the graph another way: inferred"]
 
 
-def test_the_search_keeps_to_its_budget_and_says_when_it_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_keeps_its_budget_and_reports_when_it_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = itertools.count()
 
     def holds(sizes: Mapping[str, int]) -> bool:
@@ -84,7 +84,7 @@ def test_the_search_keeps_to_its_budget_and_says_when_it_ran_out(monkeypatch: py
     assert counterexamples.short(conditions) == " (the search ran out of its budget at 2,000 combinations each)"
 
 
-def test_the_note_of_an_undecided_condition_says_that_the_budget_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_of_an_undecided_condition_mentions_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counterexamples, "BUDGET", 1)
     module = Function(lambda x: x * 2 if x.shape[0] * x.shape[1] != 10**9 + 7 else x * 3)
     archive = export_model(module, inputs="x:float32[batch,seq]")

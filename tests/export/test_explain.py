@@ -146,7 +146,7 @@ class TestDecisions:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
     @pytest.mark.one_case
-    def test_what_became_vmap_is_exported(self, bench: Workbench) -> None:
+    def test_a_loop_rewritten_to_vmap_is_exported(self, bench: Workbench) -> None:
         body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
         repaired = bench.repair(body, ROWS[:1])
         del repaired.captured
@@ -173,7 +173,7 @@ class TestDecisions:
             (["if x.sum() > 0:", "    x[0] = 1", "return x * 2"], "change nothing else"),
         ],
     )
-    def test_what_has_no_simple_edit_gets_advice(self, bench: Workbench, lines: list[str], advice: str) -> None:
+    def test_failures_without_a_simple_edit_get_advice(self, bench: Workbench, lines: list[str], advice: str) -> None:
         module, path = bench.load(net(*lines))
         explanation = why(module, ROWS[:1])
         assert advice in explanation.edit
@@ -243,7 +243,7 @@ class TestDimensions:
     def test_a_loop_over_the_batch_becomes_vmap(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
-    def test_what_became_vmap_is_exported(self, bench: Workbench) -> None:
+    def test_a_loop_rewritten_to_vmap_is_exported(self, bench: Workbench) -> None:
         body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
         repaired = bench.repair(body, ROWS[:1])
         del repaired.captured
@@ -499,9 +499,7 @@ class TestDeep:
             (["return x * 2, 3"], ["the model returns 3 as well as tensors, which a graph cannot"]),
         ],
     )
-    def test_what_an_export_refuses_first_does_not_end_the_search(
-        self, here: Path, code: list[str], causes: list[str]
-    ) -> None:
+    def test_an_early_refusal_does_not_end_the_search(self, here: Path, code: list[str], causes: list[str]) -> None:
         (here / "refused_net.py").write_text(f"from torch import nn\n\n\n{net(*code)}", encoding="utf-8")
         found = explain_deep(Recipe("refused_net:Net", ("x:float32[batch,4]",)), limit=300)
         assert [item.cause.startswith(start) for item, start in zip(found, causes, strict=True)] == [True] * len(causes)
@@ -513,7 +511,7 @@ class TestDeep:
         with pytest.raises(ExportError, match="does not run on the example inputs"):
             draft.search(Recipe(f"{path.stem}:Net", ("x:float32[batch,4]",)))
 
-    def test_a_search_that_meets_nothing_says_so(self, here: Path) -> None:
+    def test_a_search_without_a_hit_reports_it(self, here: Path) -> None:
         (here / "easy_net.py").write_text(EASY, encoding="utf-8")
         with pytest.raises(ExportError, match="the search covered the whole model"):
             explain_deep(Recipe("easy_net:Net", ("x:float32[batch,4]",)), limit=300)

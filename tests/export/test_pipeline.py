@@ -160,7 +160,7 @@ class TestShapes:
         archive = export_model(Picky(), {"ids": np.array([[5, 6, 9], [8, 7, 5]])}, inputs=["ids:int64[batch,seq]"])
         assert ask(archive, ids=np.array([[9, 5]]))["output"].shape == (1, 2, 2)
 
-    def test_without_a_batch_it_is_served_one_by_one(self) -> None:
+    def test_without_a_batch_requests_are_served_one_by_one(self) -> None:
         archive = export_model(nn.Linear(4, 3), inputs=["input:float32[4]"])
         assert archive.signature.batch is None
         assert "served without batching: no input has a dimension named 'batch'" in notes(archive)
@@ -390,7 +390,7 @@ def notes(archive: Archive) -> str:
 
 
 class TestNames:
-    def test_one_misspelt_input_is_not_taken_by_position(self) -> None:
+    def test_a_misspelt_input_is_not_matched_by_position(self) -> None:
         class Minus(torch.nn.Module):
             def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 return x - y

@@ -221,12 +221,12 @@ class TestObstacles:
         assert "bessel_j0" in onnx.obstacle
         assert (aoti, pt2) == (Support("aoti"), Support("pt2"))
 
-    def test_a_layer_of_dynamic_length_goes_to_onnx_only(self) -> None:
+    def test_a_layer_of_dynamic_length_lowers_only_to_onnx(self) -> None:
         onnx, *others = plan(lambda: nn.LSTM(4, 8, batch_first=True), inputs="input:float32[batch,seq,4]").formats
         assert onnx == Support("onnx")
         assert all("dimension 'seq'" in way.obstacle and "export to ONNX" in way.obstacle for way in others)
 
-    def test_what_cannot_be_planned_says_why(self, tmp_path: Path) -> None:
+    def test_an_impossible_plan_explains_why(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="the model's inputs are not described"):
             plan(models.Net)
         with pytest.raises(RuntimeError, match="no weights here"):

@@ -33,7 +33,7 @@ def test_an_example_of_one_value_does_not_hide_a_wrong_graph() -> None:
         prove(Runs(np.sin), Runs(lambda x: x * 0), signature, examples)
 
 
-def test_a_trace_of_a_fixed_shape_is_asked_other_values() -> None:
+def test_a_trace_of_a_fixed_shape_is_checked_with_other_values() -> None:
     for function in (sort_by_numpy, lambda x: x * 2 if x.sum() > 0 else x * 3):
         with pytest.raises(ExportError):
             export_model(Function(function), inputs="x:float32[4]", capture="trace")
@@ -165,7 +165,7 @@ def test_rows_that_touch_through_extreme_values_are_not_joined(
     assert archive.signature.batch is None
 
 
-def test_what_differs_at_extreme_values_is_reported() -> None:
+def test_differences_at_extreme_values_are_reported() -> None:
     archive = export_model(Function(torch.sign), inputs="x:float32[batch,3]")
     notes = archive.variant().serving.provenance.notes
     assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' differs")]

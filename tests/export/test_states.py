@@ -72,7 +72,7 @@ def test_the_export_leaves_the_state_of_the_module_alone() -> None:
     assert module.mean.tolist() == [1, 1, 1, 1]
 
 
-def test_an_input_that_is_overwritten_comes_back() -> None:
+def test_an_overwritten_input_becomes_an_output() -> None:
     archive = export_model(models.Function(lambda x: x.add_(1) * 2), inputs=ROWS, lift_state=True)
     assert [spec.name for spec in archive.signature.outputs] == ["output", "x_next"]
     engine = load_engine(archive.variant().path(), device="cpu")

@@ -130,7 +130,7 @@ class TestOperators:
 
 
 class TestPrograms:
-    def test_an_erased_node_says_so(self) -> None:
+    def test_an_erased_node_is_recognized(self) -> None:
         graph = fx.Graph()
         node = graph.placeholder("x")
         assert not internals.is_erased(node)
@@ -291,7 +291,7 @@ class TestOnnx:
         assert made.opset_version == 18
 
 
-def test_inductor_finds_a_compiler_or_says_that_there_is_none() -> None:
+def test_inductor_finds_a_compiler_or_reports_that_it_is_missing() -> None:
     internals.clear_inductor_caches()
     config: Any = torch._inductor.config
     with config.patch({"cpp.cxx": ("/nowhere/c++",)}):

@@ -52,7 +52,7 @@ class TestWhatIsFound:
         (tmp_path / "net" / "a.pt").write_bytes(torch_file(*SCRIPT))
         assert read(tmp_path / "net").format == "torchscript"
 
-    def test_small_data_comes_along_and_the_rest_is_named(self, path: Path) -> None:
+    def test_small_data_is_included_and_the_rest_is_named(self, path: Path) -> None:
         files = {f"labels{index:02}.txt": b"a" for index in range(40)}
         found = read(script_mar(path, {"index_to_name.json": b"{}", "big.csv": b"1" * (1 << 20) + b"1", **files}))
         assert len(found.documents) == 32
@@ -200,7 +200,7 @@ class TestWhatIsRefused:
                 read(script_mar(path, serializedFile=name))
 
     @pytest.mark.parametrize("location", ["../a.bin", "/etc/passwd", "missing.bin"])
-    def test_an_onnx_model_whose_data_lies_elsewhere(self, path: Path, tmp_path: Path, location: str) -> None:
+    def test_an_onnx_model_with_external_data(self, path: Path, tmp_path: Path, location: str) -> None:
         model = onnx.load(onnx_models.affine(tmp_path))
         for tensor in model.graph.initializer:
             onnx.external_data_helper.set_external_data(tensor, location)

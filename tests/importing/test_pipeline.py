@@ -84,7 +84,7 @@ def test_a_model_in_python_with_a_handler_by_consent(tmp_path: Path, module: Net
     )
 
 
-def test_torchscript_of_triton_is_called_as_its_configuration_says(tmp_path: Path, module: Net) -> None:
+def test_torchscript_of_triton_is_called_by_its_configuration(tmp_path: Path, module: Net) -> None:
     config = 'backend: "pytorch" max_batch_size: 4 input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }'
     folder = triton(
         tmp_path / "net", config + 'output { name: "OUTPUT__0" }', {"1/model.pt": scripted(module, tmp_path / "a.pt")}

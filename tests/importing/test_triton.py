@@ -133,7 +133,7 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidArgument, match="backend 'ensemble', which cannot be imported"):
             only(triton(tmp_path / "a", 'platform: "ensemble"', {}))
 
-    def test_a_model_that_says_nothing_of_its_backend(self, tmp_path: Path) -> None:
+    def test_a_model_without_a_backend(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"neither a backend in config.pbtxt nor a model.onnx or model.pt"):
             only(triton(tmp_path / "a", "", {"1/net.bin": b""}))
         with pytest.raises(InvalidArgument, match="uses Triton's backend 'tensorrt', which cannot be imported"):

@@ -175,7 +175,7 @@ class TestAttach:
 
 
 class TestRemove:
-    def test_a_tag_goes(self, place: Place, name: str) -> None:
+    def test_a_tag_is_removed(self, place: Place, name: str) -> None:
         for tag, item in (("1", FIRST), ("2", SECOND)):
             place.push(item, f"{name}:{tag}")
         removed = place.remove(f"{name}:1@{FIRST.digest}", expect=FIRST.digest)

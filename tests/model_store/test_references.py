@@ -93,7 +93,7 @@ def test_a_name_keeps_what_it_can() -> None:
     assert served_name_from("My Net") == "My-Net"
 
 
-def test_a_reference_is_in_lower_case_whatever_is_written() -> None:
+def test_references_are_normalized_to_lower_case() -> None:
     text = "oci://host/Team/MyNet:RC1#Int8"
     assert str(Reference.parse(text)) == "oci://host/team/mynet:RC1#Int8"
     assert written_name(text) == "Team/MyNet"

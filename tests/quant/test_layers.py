@@ -75,7 +75,7 @@ class TestFind:
 
 
 class TestIsQuantized:
-    def test_integer_arithmetic_is_found_wherever_it_is(self) -> None:
+    def test_integer_arithmetic_is_found_in_any_graph(self) -> None:
         assert not layers.is_quantized(BLOCKS["conv before a branch"].model())
         text = """(float[n,4] x, bool flag) => (float[n,4] y) {
             y = If (flag) <

@@ -53,9 +53,7 @@ class TestVerdicts:
         assert result.report.chosen is None
         assert result.report.baseline
 
-    def test_what_timing_leaves_open_counts_for_nothing(
-        self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_undecided_timings_do_not_count(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch, 1.01)
         assert quantize(classifier, {"x": rows()}).verdict == "nothing faster"
 
@@ -326,7 +324,7 @@ class TestRefusedData:
         ],
     )
     @pytest.mark.parametrize("place", ["data", "validate"])
-    def test_what_does_not_fit(self, classifier: Archive, data: Any, message: str, place: str) -> None:
+    def test_mismatched_arguments(self, classifier: Archive, data: Any, message: str, place: str) -> None:
         given = {"data": data} if place == "data" else {"data": {"x": rows()}, "validate": data}
         with pytest.raises(InvalidArgument, match=message):
             quantize(classifier, **given)
@@ -363,7 +361,7 @@ class TestRefusedData:
 
 class TestRefusedModels:
     @pytest.mark.parametrize("config", [None, StaticInt8(), DynamicInt8(), WeightInt8()], ids=repr)
-    def test_one_with_a_quantized_variant(self, quantized: Archive, config: Any) -> None:
+    def test_an_archive_with_a_quantized_variant(self, quantized: Archive, config: Any) -> None:
         """Reported before the work, not after."""
         steps: list[str] = []
         message = "'classifier' has a variant 'int8' already; quantize the archive from which it was made"
@@ -388,7 +386,7 @@ class TestRefusedModels:
         with pytest.raises(InvalidArgument, match="is quantized already; quantize the floating-point variant"):
             quantize(again, {"x": rows()})
 
-    def test_one_that_is_in_half_precision_already(self) -> None:
+    def test_an_archive_that_is_already_in_half_precision(self) -> None:
         half = small_models.classifier(np.float16)
         with pytest.raises(InvalidArgument, match="'classifier' is in fp16 already"):
             quantize(half, config=Float16())

@@ -63,7 +63,7 @@ class TestArchive:
         assert [variant.name for variant in classifier.variants] == ["fp32"]
         assert (quantized.verdict, quantized.reason) == ("quantized", "")
 
-    def test_what_serving_json_says(self, classifier: Archive, quantized: Quantized) -> None:
+    def test_the_content_of_serving_json(self, classifier: Archive, quantized: Quantized) -> None:
         serving = quantized.archive.variant("int8").serving
         assert serving.recipe is not None
         assert serving.recipe["name"] == "auto"
@@ -319,7 +319,7 @@ class TestData:
         assert not report.data.held_out
         assert "2 of the 200 rows of the metric were also used for calibration" in report.notes
 
-    def test_little_data_serves_for_both_and_it_is_said(self, classifier: Archive) -> None:
+    def test_little_data_serves_both_and_is_reported(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows(3)}).report
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (3, 3, False)
         assert report.notes == ("all 3 samples were used for both calibration and the metric",)
@@ -411,7 +411,7 @@ def test_for_openvino_too_where_it_is_installed(
     assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95
 
 
-def test_the_best_are_timed_side_by_side_whatever_weights_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_are_timed_side_by_side_even_with_linked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of weights that one model links is read for another."""
     monkeypatch.setattr("ingot.model_store.format.onnx_graph.EXTERNAL_BYTES", 64)
     plans = [Plan(f"{name} alone", {name: "dynamic"}) for name in ("first", "second")]

@@ -161,7 +161,7 @@ SAID = [
 
 
 @pytest.mark.parametrize("shown", [text(REPORT), Page(html(REPORT)).text], ids=["text", "html"])
-def test_what_was_measured_is_shown(shown: str) -> None:
+def test_measurements_are_shown(shown: str) -> None:
     assert [part for parts in SAID for part in parts if part not in shown] == []
 
 
@@ -212,7 +212,7 @@ def test_other_results_in_a_sentence(candidates: list[Candidate], sentence: str)
         ),
     ],
 )
-def test_the_verdict_is_what_the_report_says(
+def test_the_verdict_matches_the_report(
     verdict: str, reason: str, candidates: tuple[Candidate, ...], sentence: str
 ) -> None:
     report = REPORT.model_copy(update={"verdict": verdict, "reason": reason, "candidates": candidates})
@@ -242,7 +242,7 @@ def places(page: str, kind: str) -> Iterable[tuple[float, float]]:
             yield float(found["cx"] or 0), float(found["cy"] or 0)
 
 
-def test_a_faster_point_lies_further_left_and_a_worse_one_lower_whichever_way_the_metric_points() -> None:
+def test_faster_points_are_further_left_and_worse_ones_lower_for_any_metric() -> None:
     def errors(item: Candidate) -> Candidate:
         assert item.drop is not None
         return item.model_copy(update={"score": score(0.1 + item.drop.value)})

@@ -145,7 +145,7 @@ def test_a_timeout_answers_without_the_engine() -> None:
     run(work())
 
 
-def test_a_full_queue_is_said_and_the_waiting_are_answered() -> None:
+def test_a_full_queue_refuses_and_waiting_requests_are_answered() -> None:
     async def work() -> None:
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
@@ -257,7 +257,7 @@ def test_a_signature_that_is_not_the_engines_is_refused_and_the_engine_closed() 
     assert (served.state, engine.closed) == (State.FAILED, True)
 
 
-def test_an_unforeseen_failure_at_load_is_ours_and_said() -> None:
+def test_an_unforeseen_failure_at_load_is_internal_and_reported() -> None:
     def explode(device: str, threads: int) -> FunctionEngine:
         raise MemoryError("no room")
 

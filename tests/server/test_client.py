@@ -134,7 +134,7 @@ def test_arguments_of_another_kind_are_named_alike_over_either_protocol(
                 client.infer(**{"model": "affine", "inputs": X, "binary": binary, **arguments})
 
 
-def test_what_stands_for_text_numbers_and_arrays_is_taken(url: str) -> None:
+def test_equivalents_of_text_numbers_and_arrays_are_accepted(url: str) -> None:
     class Level(enum.StrEnum):
         HIGH = "high"
 
@@ -145,7 +145,7 @@ def test_what_stands_for_text_numbers_and_arrays_is_taken(url: str) -> None:
         assert client.metadata("affine", 1) == client.metadata("affine", "1")
 
 
-def test_a_closed_client_says_so(url: str) -> None:
+def test_a_closed_client_refuses_calls(url: str) -> None:
     with ingot.Client(url) as client:
         assert client.ready()
     client.close()

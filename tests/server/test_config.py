@@ -116,7 +116,7 @@ def test_a_wrong_variable_is_reported_with_its_valid_values(
 
 
 @pytest.mark.parametrize("kind", [list, dict, object])
-def test_so_is_an_object_of_another_kind(kind: type) -> None:
+def test_an_object_of_another_kind_is_refused_too(kind: type) -> None:
     for name in SETTINGS:
         with pytest.raises(InvalidArgument, match=rf"^{name} is .*: it must be \w+"):
             ServerConfig.of({name: kind()})

@@ -226,7 +226,7 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
         client.ready()
 
 
-def test_cuda_that_is_not_there_is_said(folder: Path) -> None:
+def test_missing_cuda_is_reported(folder: Path) -> None:
     from ingot.runtime import devices
 
     if devices.has_cuda():
@@ -265,7 +265,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch
         assert 'ingot_batch_requests_sum{model="held",version="1"} 1.0' in client.metrics()
 
 
-def test_the_drain_ends_in_time_whatever_the_engine_does(folder: Path, gate: Gate) -> None:
+def test_the_drain_ends_in_time_even_if_the_engine_hangs(folder: Path, gate: Gate) -> None:
     with (
         running(str(onnx_models.held(folder)), "--drain-timeout", "1", home=folder, gate=gate) as (process, addresses),
         one_held(addresses, gate),

@@ -33,7 +33,7 @@ def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_pat
 
 @both
 @pytest.mark.one_case
-def test_so_does_the_python_call(tmp_path: Path, endless: Endless) -> None:
+def test_the_limit_also_ends_the_python_call(tmp_path: Path, endless: Endless) -> None:
     program = f"""
 import os, ingot
 from ingot.errors import DeadlineExceeded

@@ -80,7 +80,7 @@ def test_only_this_user_can_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_every_datatype_comes_back_as_it_was(tmp_path: Path, dtype: DType) -> None:
+def test_every_datatype_is_recorded_unchanged(tmp_path: Path, dtype: DType) -> None:
     kept = Recorder(tmp_path, 1.0, 10, 1 << 20, Metrics())
     kept.offer("m", "1", {"x": sample(dtype)}, {"y": sample(dtype)})
     kept.close()
@@ -138,7 +138,7 @@ def test_a_slow_disk_delays_no_request_and_excess_records_are_dropped(
     assert counted(metrics, "recorded_requests") == recorder._MAX_WAITING == len(cases(tmp_path / "m" / "1"))
 
 
-def test_what_waits_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+def test_waiting_records_are_bounded_in_bytes_too(tmp_path: Path) -> None:
     metrics = Metrics()
     kept = Recorder(tmp_path, 1.0, 10_000, 1 << 30, metrics)
     kept.offer("m", "1", {"x": np.broadcast_to(np.float32(0), (1, recorder._MAX_WAITING_BYTES))}, {})
@@ -199,7 +199,7 @@ def test_a_bad_folder_is_refused_at_start(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_that_cannot_start_lets_the_folder_go(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_releases_the_folder(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
     for _ in range(2):
@@ -220,7 +220,7 @@ def test_bad_settings_are_named(tmp_path: Path, settings: Mapping[str, Any], mes
         ingot.serve(str(onnx_models.affine(tmp_path)), **{**FREE, **settings})
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_unless_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = str(onnx_models.affine(tmp_path))
     with ingot.serve(model, **FREE) as server, Client(server.http_url) as client:
         client.infer("affine", row(1))

@@ -75,7 +75,7 @@ def test_the_names_of_the_user_stay_as_they_are(registry: str, proxy: Server, st
 
 
 @pytest.mark.parametrize("suffix", [":1", ":1@{digest}", "@{digest}", ":1#fp32"])
-def test_what_cannot_have_changed_is_served_while_the_registry_is_away(
+def test_immutable_references_are_served_while_the_registry_is_away(
     registry: str, proxy: Server, store: Store, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     push(registry, "served/fixed:1", ONE)
@@ -89,7 +89,7 @@ def test_what_cannot_have_changed_is_served_while_the_registry_is_away(
 
 
 @pytest.mark.parametrize("suffix", [":prod", ""])
-def test_what_may_have_moved_is_not_served_but_the_copy_is_named(
+def test_mutable_tags_are_not_served_but_their_copy_is_named(
     registry: str, proxy: Server, store: Store, suffix: str
 ) -> None:
     push(registry, "served/moving:prod", ONE)
@@ -127,7 +127,7 @@ def test_an_alias_follows_the_registry_and_a_version_that_was_changed_there_is_r
         serve(f"{registry}/served/forged:1", store)
 
 
-def test_what_the_registry_does_not_have_is_not_served_from_an_earlier_pull(registry: str, store: Store) -> None:
+def test_models_removed_from_the_registry_are_not_served_from_a_copy(registry: str, store: Store) -> None:
     push(registry, "served/gone:1", ONE)
     with serve(f"{registry}/served/gone:1", store):
         pass

@@ -77,7 +77,7 @@ def test_failures_are_counted_apart(own: RunningServer, protocol: str) -> None:
     assert int(found["execution_count"]) == 2
 
 
-def test_what_comes_too_late_is_a_failure(own: RunningServer) -> None:
+def test_late_requests_count_as_failures(own: RunningServer) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
     body = {"inputs": [tensor], "parameters": {"timeout": 1}}
     assert httpx.post(f"{own.http_url}/v2/models/affine/infer", json=body, trust_env=False).status_code == 504

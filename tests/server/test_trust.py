@@ -111,7 +111,7 @@ def test_an_archive_object_is_checked_by_the_policy_too(policy: Path) -> None:
         ingot.serve(PLAIN, trust=policy, **FREE)
 
 
-def test_one_source_that_is_not_trusted_stops_all(store: Store, policy: Path) -> None:
+def test_an_untrusted_source_stops_all(store: Store, policy: Path) -> None:
     store.push(signed(CODE, OTHER), "team/code:1")
     with pytest.raises(Untrusted, match="whose key is not accepted"):
         ingot.serve("team/double:1", "team/code:1", store=store, trust=policy, **FREE)
@@ -199,7 +199,7 @@ def test_a_changed_signature_is_refused(store: Store, policy: Path) -> None:
         ingot.serve("team/double:2", store=store, trust=policy, **FREE)
 
 
-def test_a_bare_file_is_served_only_where_no_signature_is_asked_for(policy: Path, tmp_path: Path) -> None:
+def test_a_bare_file_is_served_only_where_no_signature_is_required(policy: Path, tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Untrusted, match="a bare file carries no signature; make an archive of it"):
         ingot.serve(str(path), trust=policy, **FREE)

@@ -130,7 +130,7 @@ def test_values_that_the_engine_rejects(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_what_the_engine_lacks_memory_for_is_a_fault_of_the_server(tmp_path: Path) -> None:
+def test_a_request_beyond_the_engines_memory_is_an_internal_error(tmp_path: Path) -> None:
     nodes = [helper.make_node("Expand", ["x", "shape"], ["y"])]
     inputs = [("x", TensorProto.FLOAT, ("n", 1)), ("shape", TensorProto.INT64, (2,))]
     path = onnx_models.save(tmp_path / "m.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("p", "q"))])

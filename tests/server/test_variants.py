@@ -71,7 +71,7 @@ class TestBothProtocols:
         assert "int8 is" in told["variant_detail"]
         assert "times as fast as fp32 (batch 1: " in told["variant_detail"]
 
-    def test_a_named_one_is_served_whatever_it_is(self, served: RunningServer, protocol: str) -> None:
+    def test_a_named_variant_is_always_served(self, served: RunningServer, protocol: str) -> None:
         with Client(served.http_url if protocol == "http" else served.grpc_url) as client:
             for name in ("fp32", "bf16"):
                 told = client.metadata(name)["properties"]
@@ -99,7 +99,7 @@ def test_the_log_explains_the_choice_and_the_variants_left_out(saved: Path, capl
     assert line.endswith("left out: bf16: it is made for GPUs, and the device is 'cpu'")
 
 
-def test_what_the_archive_recorded_on_this_machine_is_not_measured_again() -> None:
+def test_times_in_the_archive_of_this_machine_are_not_measured_again() -> None:
     fast = Made("int8", 2, evidence=timed(0.001, baseline=0.003), parent="fp32")
     made = archive([Made("fp32", 1, evidence=timed(0.002)), fast])
     with ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
@@ -121,7 +121,7 @@ def test_the_order_of_the_archive_can_be_kept(saved: Path, monkeypatch: pytest.M
     assert (model["variant"], model["properties"]["variant_reason"]) == ("fp32", "preferred")
 
 
-def test_one_that_does_not_work_here_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variant_that_does_not_run_here_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = archive([Made("damaged", graph=b"no model"), Made("wrong", goldens=(WRONG,)), SLOW])
     with caplog.at_level(logging.WARNING), ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
         told = {"digest": made.digest, "variant": "fp32", "variant_reason": "only"}

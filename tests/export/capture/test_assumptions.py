@@ -87,7 +87,7 @@ def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
     assert "held at all sizes that were tried: ((7919*batch + 104729*seq) % 999983) != 17" in report
 
 
-def test_what_follows_from_the_ranges_is_not_noted() -> None:
+def test_conditions_implied_by_the_ranges_are_not_noted() -> None:
     archive = export_model(UNet(), inputs="x:float32[batch,3,height=..:4,width=8..:4]")
     assert not any("condition" in note for note in archive.variant().serving.provenance.notes)
 

@@ -48,5 +48,5 @@ def test_a_condition_is_proved_by_arithmetic(code: str, ranges: dict[str, Range]
         (f"{N} == 1 or {N} == 2", "as it was"),
     ],
 )
-def test_what_both_sides_share_is_cancelled(code: str, shown: str) -> None:
+def test_common_terms_are_cancelled(code: str, shown: str) -> None:
     assert plain(code, "as it was") == shown

@@ -160,7 +160,7 @@ class TestOneModelInParts:
 
 @pytest.mark.parametrize("middle", [_several, _found, _chosen, _complex])
 @pytest.mark.one_case
-def test_what_crosses_the_border_arrives(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
+def test_values_cross_between_parts(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
     torch.manual_seed(0)
     made = lowered(Rows(middle), "x:float32[batch,6]")
     formats = [segment.format for segment in plan(made).segments]
@@ -188,7 +188,7 @@ class TestNothingToSplit:
         assert made.packed.notes == ("the model is not split: PyTorch (for aten.special_i0) runs all of it",)
         assert made.errors()
 
-    def test_what_onnx_runtime_cannot_load_is_left_to_pytorch(self) -> None:
+    def test_parts_that_onnx_runtime_cannot_load_run_in_pytorch(self) -> None:
         made = lowered(Rows(lambda model, x: model.first(x).bfloat16().sin().cos()), "x:float32[batch,6]")
         assert made.packed.format == "pt2"
         assert re.match(r"the model is not split: PyTorch \(.*bfloat16.*\) runs all of it", made.packed.notes[0])
@@ -202,7 +202,7 @@ class TestWhatCannotBeCompiled:
         with nothing, pytest.raises(ExportError, match=r"install g\+\+"):
             aoti.lower(program, tmp_path / "model.pt2")
 
-    def test_a_device_that_is_not_here_is_said_to_be(self, tmp_path: Path) -> None:
+    def test_a_missing_device_is_reported(self, tmp_path: Path) -> None:
         program = capture(nn.Linear(4, 3), "input:float32[batch,4]").program
         for device in ("tpu",) if torch.cuda.is_available() else ("tpu", "cuda"):
             with pytest.raises(InvalidArgument, match=f"cannot be compiled for '{device}' here"):

@@ -88,7 +88,7 @@ class Calibrated(nn.Module):
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_what_a_first_call_fills_is_a_constant(empty: bool) -> None:
+def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
     module = Positions(empty).eval()
     before = module.positions
     archive = export_model(module, inputs="x:float32[batch,4,6,6]")
@@ -126,7 +126,7 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     engine.close()
 
 
-def test_what_the_first_values_set_is_a_state() -> None:
+def test_a_buffer_set_by_the_first_values_is_a_state() -> None:
     with pytest.raises(ExportError, match=r"changes known, scale while it runs.*--lift-state"):
         export_model(Calibrated().eval(), inputs="x:float32[batch,seq,4]")
 

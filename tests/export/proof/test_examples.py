@@ -35,7 +35,7 @@ def test_one_row_and_many_are_among_the_cases() -> None:
     assert {case["batch"] for case in examples("a:float32[batch]").cases()} >= {1, 2, 9}
 
 
-def test_a_fixed_shape_is_asked_several_values() -> None:
+def test_a_fixed_shape_is_proved_with_several_values() -> None:
     made = examples("a:float32[3,4]")
     assert list(made.cases()) == [{}, {}, {}]
     assert not np.array_equal(made.make({}, 0)["a"], made.make({}, 1)["a"])

@@ -84,6 +84,6 @@ def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str, says: str) ->
 @pytest.mark.parametrize(
     "pad", ["", "seq:", "seq:ids", "seq:ids=", "seq:ids=x", "seq:ids=nan", "seq@", "seq@1,,2", "2"]
 )
-def test_text_that_says_no_padding_is_refused(pad: str) -> None:
+def test_text_without_a_padding_is_refused(pad: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a padding"):
         export_model(Mean(), inputs=INPUTS, pad=pad)

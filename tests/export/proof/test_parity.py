@@ -140,7 +140,7 @@ def test_an_output_without_the_batch_cannot_be_split() -> None:
     assert reason == "output 'y' has 0 dimensions 'batch', not one"
 
 
-def test_rows_that_cannot_be_asked_one_by_one_are_not_joined() -> None:
+def test_rows_that_cannot_run_alone_are_not_batched() -> None:
     assert "never 1" in str(touch(lambda x: x - x.mean(0), batch=Range(2, 8)))
 
 

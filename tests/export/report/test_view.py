@@ -136,7 +136,7 @@ def test_no_external_weights_have_no_size_and_the_text_ends_its_line() -> None:
     assert shown.endswith(f"report format {REPORT.schema_version}\n")
 
 
-def test_the_text_is_short_unless_nodes_are_asked_for() -> None:
+def test_the_text_is_short_unless_nodes_are_requested() -> None:
     short, long = text(REPORT).split("\n"), text(REPORT, nodes=True).split("\n")
     assert "  linear [batch,8] = aten.linear.default(x, weight)  # body.0 net.py:12" in long
     assert not any(line.startswith("  linear") for line in short)
@@ -199,7 +199,7 @@ def test_the_page_is_self_contained() -> None:
     assert ("meta", policy) in Page(page).seen
 
 
-def test_what_a_rewrite_changed_is_marked_between_graphs_of_one_kind() -> None:
+def test_changes_of_a_rewrite_are_marked_between_graphs_of_one_kind() -> None:
     page = html(REPORT)
     assert '<li class="gone"><b>aten.batch_norm.default</b> norm' in page
     assert '<li class="made"><b>aten.conv2d.default</b> fused' in page
@@ -224,7 +224,7 @@ def test_a_large_graph_is_folded_by_modules() -> None:
     assert page.text.index("no module") < page.text.index("encoder.layers")
 
 
-def test_modules_may_lie_deep() -> None:
+def test_modules_may_be_deeply_nested() -> None:
     deep = graph("FX", node("n", module=".".join("abcdefghij" * 300)))
     assert Page(html(REPORT.model_copy(update={"graphs": (deep,)}))).count("li") == 2 + 1
 

@@ -92,7 +92,7 @@ def test_a_pass_that_cannot_run_or_fails_is_left_out() -> None:
     ]
 
 
-def test_what_changes_nothing_is_not_proved() -> None:
+def test_a_pass_without_changes_is_not_proved() -> None:
     def never(graph: fx.GraphModule) -> float:
         raise AssertionError
 

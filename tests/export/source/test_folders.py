@@ -28,7 +28,7 @@ def save_program(path: Path) -> Path:
 
 
 class TestPrograms:
-    def test_one_that_is_trusted_describes_its_own_inputs(self, tmp_path: Path) -> None:
+    def test_a_trusted_folder_describes_its_own_inputs(self, tmp_path: Path) -> None:
         path = save_program(tmp_path / "net.pt2")
         module = load_source(str(path), allow_code=True)
         assert isinstance(module, nn.Module)
@@ -80,7 +80,7 @@ class TestHub:
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith(f"{out}: doubling, fp32")
 
-    def test_one_that_there_is_not(self, folder: Path) -> None:
+    def test_a_missing_entry_point(self, folder: Path) -> None:
         with pytest.raises(NotFound, match=r"no entry point 'tripling'; it has: doubling, number"):
             load_source(f"{folder}:tripling")
 

@@ -131,7 +131,7 @@ class TestOwnFile:
             ("raise RuntimeError('a\\n\\nb')\n", "importing yam_model failed: RuntimeError: a b"),
         ],
     )
-    def test_a_file_that_does_not_import_says_why(self, content: str, message: str) -> None:
+    def test_a_file_that_does_not_import_is_refused_with_the_reason(self, content: str, message: str) -> None:
         Path("yam_model.py").write_text(content)  # its name begins as the missing package's does
         with pytest.raises(InvalidArgument, match=message):
             load_source("yam_model:net")
@@ -186,7 +186,7 @@ class TestCheckpoint:
             ({**models.net.state_dict(), "body.0.weight": torch.ones(8, 5)}, "size mismatch for body.0.weight"),
         ],
     )
-    def test_what_does_not_fit_is_named(self, content: object, message: str, tmp_path: Path) -> None:
+    def test_mismatched_weights_are_named(self, content: object, message: str, tmp_path: Path) -> None:
         torch.save(content, tmp_path / "c.pth")
         with pytest.raises(InvalidArgument, match=message) as caught:
             loaded(tmp_path / "c.pth")
@@ -219,7 +219,9 @@ class TestCheckpoint:
         with pytest.raises(InvalidArgument, match=r"only its keys under 'model\.' fit; save those alone"):
             loaded(tmp_path / "c.ckpt")
 
-    def test_what_does_not_fit_under_a_prefix_is_named(self, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    def test_mismatched_weights_under_a_prefix_are_named(
+        self, weights: dict[str, torch.Tensor], tmp_path: Path
+    ) -> None:
         first, *others = weights
         for change, message in (
             ({key: weights[key] for key in others}, f"these are missing: {first}$"),

@@ -24,7 +24,7 @@ def test_a_file_of_any_datatype(tmp_path: Path, dtype: DType) -> None:
     assert first.outputs["y"].tolist() == first.inputs["x"].tolist()
 
 
-def test_what_was_packed_answers_as_the_file_did(tmp_path: Path) -> None:
+def test_the_archive_answers_as_the_file_does(tmp_path: Path) -> None:
     archive = export_model(onnx_models.affine(tmp_path), name="team/affine")
     engine = load_engine(archive.variant().path(), device="cpu")
     assert engine.run({"x": np.array([[1, 2, 3]], np.float32)})["y"].tolist() == [[3, 5, 7]]

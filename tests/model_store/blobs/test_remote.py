@@ -41,7 +41,7 @@ def test_damage_is_found(url: str, tmp_path: Path) -> None:
         Archive.open(url).verify()
 
 
-def test_what_cannot_be_had(tmp_path: Path) -> None:
+def test_unavailable_objects(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no object file://"):
         Archive.open(f"file://{tmp_path}/none.ingot")
     (tmp_path / "text").write_text("no archive")

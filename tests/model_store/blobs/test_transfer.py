@@ -56,7 +56,7 @@ def leftovers(folder: BlobFolder) -> list[str]:
     return sorted(path.name for path in (folder.root / "tmp").iterdir())
 
 
-def test_an_interrupted_copy_is_gone_on_with_where_it_ended(folder: BlobFolder, descriptor: Descriptor) -> None:
+def test_an_interrupted_copy_resumes_where_it_ended(folder: BlobFolder, descriptor: Descriptor) -> None:
     with pytest.raises(Unavailable):
         folder.copy(Source(breaks=3_000_000), descriptor)
     assert not folder.has(descriptor)
@@ -68,7 +68,7 @@ def test_an_interrupted_copy_is_gone_on_with_where_it_ended(folder: BlobFolder, 
     assert leftovers(folder) == []
 
 
-def test_what_was_there_from_before_may_be_damaged(folder: BlobFolder, descriptor: Descriptor) -> None:
+def test_an_existing_part_may_be_damaged(folder: BlobFolder, descriptor: Descriptor) -> None:
     with pytest.raises(Unavailable):
         folder.copy(Source(content=bytes(len(CONTENT)), breaks=1000), descriptor)
     source, transfer = Source(), Transfer()

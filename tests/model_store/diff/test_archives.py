@@ -74,7 +74,7 @@ class TestArchives:
         with pytest.raises(NotFound, match="no variant 'int8'; it has: fp16, fp32"):
             diff(before, after, variants=("int8", None))
 
-    def test_what_a_variant_is_needs_and_comes_from(self) -> None:
+    def test_form_requirements_and_origin_of_a_variant(self) -> None:
         first = samples.serving()
         second = first.model_copy(
             update={

@@ -109,7 +109,7 @@ class TestHostileGraphs:
             (raw(name=EVIL, dims=[3]), r"<b>\\x1b\]0;owned\\x07\\nfake line"),
         ],
     )
-    def test_a_tensor_that_is_not_where_or_what_it_says(self, constant: onnx.TensorProto, message: str) -> None:
+    def test_a_tensor_with_a_wrong_location_or_type(self, constant: onnx.TensorProto, message: str) -> None:
         blobs = BlobFolder.scratch()
         blob = blobs.put(LARGE.tobytes(), manifest.WEIGHT)
         for entry in constant.external_data:

@@ -71,7 +71,7 @@ class TestRoundTrip:
         assert unpacked.variant("fp32").path().read_bytes() == b"a graphfp32"
         assert unpacked.unpacked() is unpacked
 
-    def test_a_temporary_folder_goes_with_its_last_user(self, path: Path) -> None:
+    def test_a_temporary_folder_is_removed_with_its_last_user(self, path: Path) -> None:
         variant = Archive.open(path).unpacked().variant()
         folder = variant.path().parent
         gc.collect()

@@ -19,7 +19,7 @@ def sample(dtype: DType) -> Array:
     return np.arange(4).reshape(2, 2).astype(dtype.numpy)
 
 
-def test_every_datatype_comes_back_as_it_went() -> None:
+def test_every_datatype_round_trips() -> None:
     every = {f"of/{dtype.value}": sample(dtype) for dtype in DType}  # a name may contain a slash
     cases = [Golden(every, {"y": np.array(3.0)}), Golden({"x": np.empty((0, 3), np.float32)}, every)]
     for wanted, found in zip(cases, decode(encode(cases)), strict=True):

@@ -115,7 +115,7 @@ MODEL_PACK = {
 }  # fmt: skip
 
 
-def test_the_configuration_keeps_to_the_schema_of_model_pack() -> None:
+def test_the_configuration_conforms_to_the_schema_of_model_pack() -> None:
     for variant in archive().variants:
         config = json.loads(read(variant.blobs, variant.manifest.config))
         assert set(config) == set(MODEL_PACK)

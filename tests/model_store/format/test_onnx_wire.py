@@ -61,7 +61,7 @@ UNREAD = {"what training begins with": False, "a list of tensors": None}
 
 class TestPlaces:
     @pytest.mark.parametrize("place", PLACES)
-    def test_what_the_engine_opens_is_found(self, place: str, tmp_path: Path) -> None:
+    def test_files_that_the_engine_opens_are_found(self, place: str, tmp_path: Path) -> None:
         graph = PLACES[place]().SerializeToString()
         assert engine_opens(graph, tmp_path) is UNREAD.get(place, True)
         assert names(graph) == [NAME]
@@ -152,7 +152,7 @@ BROKEN = {
 
 class TestRefusals:
     @pytest.mark.parametrize("what", BROKEN)
-    def test_what_cannot_be_read_is_refused_where_files_are_named(self, what: str) -> None:
+    def test_unreadable_graphs_that_name_files_are_refused(self, what: str) -> None:
         graph, message = BROKEN[what]
         with pytest.raises(InvalidArchive, match=message):
             onnx_wire.locations(graph)

@@ -93,7 +93,7 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidArchive, match=f"the plan of variant 'fp32' refers to a blob not its own: {HEX}"):
             add_variant(blobs, serving, document, [], [])
 
-    def test_the_command_line_says_so(self, blobs: BlobFolder, run_ingot: RunIngot, tmp_path: Path) -> None:
+    def test_the_command_line_refuses_it(self, blobs: BlobFolder, run_ingot: RunIngot, tmp_path: Path) -> None:
         graph = blobs.put(forgeries.adding(forgeries.external("../\x1b[31mred")), manifest.WEIGHT)
         forgeries.forged(blobs, samples.serving(), graph).save(tmp_path / "thief.ingot")
         result = run_ingot("push", tmp_path / "thief.ingot", "thief:1")

@@ -89,7 +89,7 @@ def place(server: Server, credentials: Credentials | None = None) -> Registry:
 
 
 class TestTokens:
-    def test_one_is_asked_for_each_scope_and_kept(self, server: Server, fake: Tokens) -> None:
+    def test_one_token_per_scope_is_requested_and_kept(self, server: Server, fake: Tokens) -> None:
         registry = place(server)
         registry.push(archive(b"new"), "tiny:2")
         registry.find("tiny:1")[0].verify()
@@ -103,7 +103,7 @@ class TestTokens:
         told = {item.path.split("?")[0] for item in server.log if item.headers.get("Authorization") == BASIC}
         assert told == {"/token"}
 
-    def test_one_that_ends_is_replaced(self, server: Server, fake: Tokens) -> None:
+    def test_an_expired_token_is_replaced(self, server: Server, fake: Tokens) -> None:
         fake.uses = 3
         place(server).find("tiny:1")[0].verify()
         assert len(fake.given) > 2
@@ -119,12 +119,12 @@ class TestTokens:
         assert {item.method for item in server.asked("/token")} == {"POST"}
         assert not any("refresh" in item.path for item in server.log)
 
-    def test_credentials_that_are_refused_are_said_so_and_not_shown(self, server: Server) -> None:
+    def test_refused_credentials_are_reported_and_not_shown(self, server: Server) -> None:
         with pytest.raises(Unauthenticated, match=r"guards .* refuses the credentials \(401\); log in") as caught:
             place(server, Credentials("ann", "hunter2")).find("tiny:1")
         assert "hunter2" not in repr(caught.value)
 
-    def test_a_token_that_is_refused_is_asked_for_once_more_only(self, server: Server, fake: Tokens) -> None:
+    def test_a_refused_token_is_requested_only_once_more(self, server: Server, fake: Tokens) -> None:
         fake.uses = 0
         with pytest.raises(Unauthenticated, match="refuses the credentials for 'tiny'"):
             place(server).find("tiny:1")
@@ -200,14 +200,14 @@ class TestTokens:
         assert asked[0].startswith(f"https://{host}/token?")
 
     @pytest.mark.parametrize("answer", [{"token": ""}, {"token": "a\r\nb"}, {"token": 3}, {"token": "ä"}])
-    def test_an_answer_without_a_token_is_said_so(self, server: Server, fake: Tokens, answer: object) -> None:
+    def test_an_answer_without_a_token_is_reported(self, server: Server, fake: Tokens, answer: object) -> None:
         fake.before.insert(
             0, lambda asked: Reply(200, body=json.dumps(answer).encode()) if "/token" in asked.path else None
         )
         with pytest.raises(InvalidArgument, match="answers 200 without a token"):
             place(server).find("tiny:1")
 
-    def test_a_token_server_that_fails_is_asked_again(self, server: Server, fake: Tokens) -> None:
+    def test_a_token_server_that_fails_is_retried(self, server: Server, fake: Tokens) -> None:
         answers = iter([503, 503])
         fake.before.insert(0, lambda asked: Reply(next(answers)) if asked.path.startswith("/token") else None)
         with pytest.raises(Unavailable, match=r"127.0.0.1 answers 503 \(tried 2 times\)"):
@@ -257,13 +257,13 @@ class TestTLS:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         Registry(address, retries=QUICK).find("tiny:1")[0].verify()
 
-    def test_an_environment_that_names_no_file_is_said_so(
+    def test_an_environment_that_names_no_file_is_reported(
         self, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
         with pytest.raises(InvalidArgument, match=r"SSL_CERT_FILE=.*none\.pem .* cannot be read"):
             Registry(address)
 
-    def test_plain_http_to_it_says_how_to_write_it(self, address: str) -> None:
+    def test_plain_http_is_refused_with_the_right_spelling(self, address: str) -> None:
         with pytest.raises(Unavailable, match="broke"):
             Registry(address.replace("oci+https:", "oci+http:"), retries=QUICK).find("tiny:1")

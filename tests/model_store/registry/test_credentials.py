@@ -144,7 +144,7 @@ class TestHelpers:
         write(docker, {"credsStore": "locked", "credHelpers": {HOST: "token"}})
         assert find(HOST, "x") == Credentials("<token>", "refresh", identity=True)
 
-    def test_what_a_store_has_not_may_be_in_the_file(self, docker: Path) -> None:
+    def test_credentials_missing_in_a_store_may_be_in_the_file(self, docker: Path) -> None:
         write(docker, {"credsStore": "empty", "auths": {HOST: login("ann")}})
         assert find(HOST, "x") == Credentials("ann", "secret")
 

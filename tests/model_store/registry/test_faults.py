@@ -77,7 +77,7 @@ class TestDownload:
         place.find(pushed)[0].verify()
         assert sum(item.received for item in proxy.asked(large(model))) == weights.size
 
-    def test_what_does_not_arrive_is_given_up_and_gone_on_with_later(
+    def test_a_stalled_blob_is_abandoned_and_resumed_later(
         self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
     ) -> None:
         proxy.faults = [
@@ -115,14 +115,14 @@ class TestDownload:
         with pytest.raises(InvalidArchive, match=r"blob sha256:.* is damaged"):
             place.find(pushed)
 
-    def test_a_blob_that_is_longer_than_its_manifest_says_is_refused(
+    def test_a_blob_that_is_longer_than_in_its_manifest_is_refused(
         self, place: Registry, proxy: Server, pushed: str, model: Archive
     ) -> None:
         proxy.faults = [Fault(f"GET .*{large(model)}", longer=7)]
         with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, its manifest says {SIZE}"):
             place.find(pushed)[0].verify()
 
-    def test_a_part_that_is_not_what_was_asked_for_is_refused(
+    def test_another_part_than_requested_is_refused(
         self, place: Registry, proxy: Server, pushed: str, model: Archive
     ) -> None:
         proxy.faults = [
@@ -141,16 +141,14 @@ class TestDownload:
         with pytest.raises(Unavailable, match=r"answers 500 \(tried 3 times\)"):
             place.find(pushed)
 
-    def test_a_registry_that_is_asked_too_often_is_left_in_peace(
-        self, place: Registry, proxy: Server, pushed: str
-    ) -> None:
+    def test_a_registry_that_limits_the_rate_is_given_time(self, place: Registry, proxy: Server, pushed: str) -> None:
         proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "1"})]
         place.find(pushed)
         proxy.faults = [Fault("/manifests/1$", status=429, headers={"Retry-After": "3600"})]
         with pytest.raises(Unavailable, match="answers 429; it asks to retry in 3600 seconds"):
             place.find(pushed)
 
-    def test_what_the_registry_refuses_is_not_asked_again(self, place: Registry, proxy: Server, pushed: str) -> None:
+    def test_refused_requests_are_not_retried(self, place: Registry, proxy: Server, pushed: str) -> None:
         proxy.faults = [Fault("/manifests/1$", times=9, status=403)]
         with pytest.raises(PermissionDenied, match="refuses access"):
             place.find(pushed)

@@ -208,7 +208,7 @@ class TestLists:
         assert place.names() == ["a/b", "tiny"]
 
     @pytest.mark.parametrize("status", [401, 403, 404, 405])
-    def test_a_registry_that_lists_no_names_is_said_so(self, place: Registry, fake: Fake, status: int) -> None:
+    def test_a_registry_that_lists_no_names_is_reported(self, place: Registry, fake: Fake, status: int) -> None:
         fake.before.append(lambda asked: Reply(status))
         with pytest.raises(Unsupported, match=r"does not list its models.*name one"):
             place.names()
@@ -227,7 +227,7 @@ class TestReferrers:
         assert sorted(place.find("tiny:1")[0].signatures()) == [b"{1}", b"{2}"]
         assert not any(tag.startswith("sha256-") for tag in fake.manifests)
 
-    def test_what_the_registry_lists_by_itself_cannot_be_replaced(self, place: Registry, fake: Fake) -> None:
+    def test_referrers_listed_by_the_registry_cannot_be_replaced(self, place: Registry, fake: Fake) -> None:
         place.push(MODEL.with_signature(b"{1}"), "tiny:1")
         with pytest.raises(Unsupported, match=r"delete the signatures there .* then sign without --replace"):
             place.attach(MODEL.with_signature(b"{2}"), "tiny", replace=True)
@@ -239,7 +239,7 @@ class TestReferrers:
         fake.others = [{**signature, "digest": digest(bytes([number]))} for number in range(65)]
         assert len(place.find("tiny:1")[0].attached) == 64
 
-    def test_one_of_another_archive_is_refused(self, place: Registry, fake: Fake) -> None:
+    def test_a_signature_of_another_archive_is_refused(self, place: Registry, fake: Fake) -> None:
         place.push(archive(b"another").with_signature(b"{1}"), "tiny:2")
         fake.put(MODEL, "1")
         (signature,) = (each for each in fake.manifests.values() if b'"subject"' in each)
@@ -331,13 +331,13 @@ def test_an_answer_that_is_not_http_is_reported() -> None:
         thread.join()
 
 
-def test_a_host_that_speaks_plain_http_is_said_so(server: Server) -> None:
+def test_a_host_that_speaks_plain_http_is_reported(server: Server) -> None:
     address = server.address.replace("oci:", "oci+https:")
     with pytest.raises(InvalidArgument, match=rf"does not support HTTPS .*write oci\+http://127.0.0.1:{server.port}"):
         Registry(address, retries=QUICK).find("tiny:1")
 
 
-def test_a_host_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_host_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*args: object, **kwargs: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

@@ -68,7 +68,7 @@ class TestPush:
         place.push(FIRST, f"{name}:1", transfer=transfer)
         assert (transfer.moved, transfer.skipped) == (0, transfer.total)
 
-    def test_what_two_versions_share_is_moved_once(self, place: Registry, name: str) -> None:
+    def test_shared_blobs_of_two_versions_are_moved_once(self, place: Registry, name: str) -> None:
         weights = (b"w" * 100_000,)
         transfer = Transfer()
         place.push(archive(b"one", weights), f"{name}:1")
@@ -129,7 +129,7 @@ class TestFind:
         with pytest.raises(NotFound, match=f"'{name}:prod' is {FIRST.digest} now"):
             place.find(f"{name}:prod@{SECOND.digest}")
 
-    def test_a_model_that_is_not_there_is_said_so(self, place: Registry) -> None:
+    def test_a_model_that_is_missing_is_reported(self, place: Registry) -> None:
         with pytest.raises(NotFound, match=f"{place.address} has no model 'team/none'"):
             place.find("team/none:1")
         with pytest.raises(NotFound, match="has no model 'team/none'"):
@@ -172,7 +172,7 @@ class TestTags:
 
 
 class TestRemove:
-    def test_a_tag_goes_and_the_others_stay(self, place: Registry, name: str) -> None:
+    def test_one_tag_is_removed_and_the_others_stay(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         place.push(SECOND, f"{name}:2")
         assert place.remove(f"{name}:1").digest == FIRST.digest
@@ -192,7 +192,7 @@ class TestRemove:
         with pytest.raises(TagMoved):
             place.remove(f"{name}:1", expect=SECOND.digest)
 
-    def test_a_registry_that_deletes_nothing_says_so(self, require_tool: RequireTool, tmp_path: Path) -> None:
+    def test_a_registry_that_deletes_nothing_is_reported(self, require_tool: RequireTool, tmp_path: Path) -> None:
         with docker_registry(require_tool("docker-registry"), tmp_path, delete=False) as port:
             place = Registry(f"oci://127.0.0.1:{port}")
             place.push(FIRST, "tiny:1")
@@ -237,7 +237,9 @@ class TestPassword:
         assert name in place.names()
 
     @pytest.mark.usefixtures("without_logins")
-    def test_without_it_the_error_says_how_to_log_in(self, registry_with_password: tuple[str, str, str]) -> None:
+    def test_without_credentials_the_error_explains_how_to_log_in(
+        self, registry_with_password: tuple[str, str, str]
+    ) -> None:
         address = registry_with_password[0]
         host = address.removeprefix("oci://")
         with pytest.raises(
@@ -283,7 +285,7 @@ class TestSkopeo:
         copied = {path.name for path in (tmp_path / "layout" / "blobs" / "sha256").iterdir()}
         assert copied == {item.hex for item in FIRST.descriptors()}
 
-    def test_what_it_puts_into_the_registry_is_found(
+    def test_its_copies_in_the_registry_are_found(
         self, place: Registry, name: str, require_tool: RequireTool, tmp_path: Path
     ) -> None:
         SECOND.save(tmp_path / "a.ingot")

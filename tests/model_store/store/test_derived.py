@@ -38,7 +38,7 @@ def leftovers(entry: CacheEntry) -> list[Path]:
 
 
 class TestBuild:
-    def test_what_was_built_is_found(self, entry: CacheEntry) -> None:
+    def test_a_built_entry_is_found(self, entry: CacheEntry) -> None:
         assert not entry.find()
         assert entry.build(fill, 1)
         assert entry.find()
@@ -51,7 +51,7 @@ class TestBuild:
         entry.build(fill, 1)
         assert not entry.build(unused, 1)
 
-    def test_one_of_several_processes_builds_and_all_find_it(self, entry: CacheEntry) -> None:
+    def test_one_of_several_processes_builds_for_all(self, entry: CacheEntry) -> None:
         code = (
             "import sys, time; from pathlib import Path; from ingot.model_store.store.derived import CacheEntry\n"
             "def fill(folder):\n"
@@ -75,7 +75,7 @@ class TestBuild:
         assert not entry.find()
         assert leftovers(entry) == []
 
-    def test_what_a_killed_process_left_is_cleared_away(self, entry: CacheEntry) -> None:
+    def test_leftovers_of_a_killed_process_are_removed(self, entry: CacheEntry) -> None:
         left = entry.path.with_name(f".{entry.key}.0123.tmp")
         left.mkdir(parents=True)
         (left / "weights").write_bytes(b"half of them")

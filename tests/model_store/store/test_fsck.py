@@ -51,7 +51,7 @@ def test_a_damaged_blob_is_reported_with_its_users(store: Store) -> None:
     assert check(store, quick=True).clean
 
 
-def test_what_was_put_aside_comes_back_with_the_next_push(store: Store) -> None:
+def test_quarantined_blobs_are_restored_by_the_next_push(store: Store) -> None:
     path = store.get("tiny:1").variant().path()
     overwrite(path, bytes(path.stat().st_size))
     (problem,) = check(store, repair=True).problems
@@ -146,7 +146,7 @@ def test_a_missing_index_is_reported(store: Store) -> None:
         collect(store, grace=timedelta(0))
 
 
-def test_what_cannot_be_read_is_not_called_damaged(store: Store) -> None:
+def test_unreadable_files_are_not_called_damaged(store: Store) -> None:
     (store.blobs.folder / ("0" * 64)).mkdir()
     (problem,) = check(store, repair=True).problems
     assert problem.detail.startswith("it cannot be read: ")

@@ -47,7 +47,7 @@ def names(collected: Collected) -> set[str]:
     return {path.name for path in collected.files}
 
 
-def test_what_tags_need_stays(store: Store) -> None:
+def test_blobs_that_tags_need_stay(store: Store) -> None:
     assert collect(store, grace=NOW).files == ()
     for tag in ("1", "2"):
         store.get(f"tiny:{tag}").verify()
@@ -87,7 +87,7 @@ def test_young_blobs_stay(store: Store) -> None:
     assert names(collect(store, grace=NOW)) == {stray.hex}
 
 
-def test_what_an_alias_can_be_rolled_back_to_stays(store: Store) -> None:
+def test_rollback_targets_of_an_alias_stay(store: Store) -> None:
     store.push(FIRST, "other:prod")
     store.push(SECOND, "other:prod")
     for tag in ("1", "2"):
@@ -98,7 +98,7 @@ def test_what_an_alias_can_be_rolled_back_to_stays(store: Store) -> None:
     assert names(collect(store, grace=NOW, keep_moves=0)) == own(FIRST, SECOND)
 
 
-def test_what_was_collected_before_is_not_missed_when_more_is_kept(store: Store) -> None:
+def test_earlier_collected_blobs_are_not_missed_when_more_moves_are_kept(store: Store) -> None:
     store.promote("tiny:1", "prod")
     store.promote("tiny:2", "prod")
     store.remove("tiny:1")
@@ -156,7 +156,7 @@ def test_unused_derived_files_go_before_their_archive(store: Store) -> None:
     assert (used.find(), unused.find()) == (True, False)
 
 
-def test_what_a_killed_process_left_of_derived_files_goes(store: Store) -> None:
+def test_derived_files_of_a_killed_process_are_removed(store: Store) -> None:
     entry = DerivedCache(store.root / "derived").entry(FIRST.variant().descriptor.hex, "engine-1")
     left = entry.path.with_name(f".{entry.key}.0123.tmp")
 
@@ -220,7 +220,7 @@ def test_a_push_that_ends_early_leaves_no_archive_without_its_signatures(
     assert store.get("tiny:prod").signatures() == (b"{}",)
 
 
-def test_what_a_push_under_way_has_attached_stays(store: Store) -> None:
+def test_attachments_of_an_active_push_stay(store: Store) -> None:
     signed = forget_signed(store)
     with store.leases.hold([item.digest for item in signed.all_descriptors()]):
         store._attach(signed, "tiny", store.blobs)
@@ -230,7 +230,7 @@ def test_what_a_push_under_way_has_attached_stays(store: Store) -> None:
     assert attachments_tag(signed.digest) not in store.of("tiny").read()
 
 
-def test_a_file_that_goes_while_it_is_looked_at_is_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_disappears_during_collection_is_skipped(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     left = store.root / ".tmp-0"
     left.write_bytes(b"its writer gives it its name in a moment")
     monkeypatch.setattr(gc, "is_locked", lambda path: path.unlink(missing_ok=True))
@@ -281,7 +281,7 @@ def test_a_part_that_a_push_may_resume_stays(store: Store) -> None:
     assert names(collect(store, grace=NOW)) == {part.name}
 
 
-def test_what_a_killed_writer_of_tags_left_goes(store: Store) -> None:
+def test_leftovers_of_a_killed_writer_of_tags_are_removed(store: Store) -> None:
     left = [store.root / ".tmp-0", store.of("tiny").folder / ".tmp-1"]
     for path in left:
         path.write_bytes(b"half")
@@ -402,7 +402,7 @@ class TestFullDisk:
         assert "cannot be written: No space left on device" in result.stderr
         assert int(result.stdout.split()[0]) < 50, result.stdout  # KiB
 
-    def test_what_others_need_stays(self, store: Store) -> None:
+    def test_blobs_that_others_need_stay(self, store: Store) -> None:
         before = set(store.blobs.folder.iterdir())
         leased = archive(b"of another push")
         leased.copy_to(store.blobs)
@@ -420,7 +420,7 @@ class TestFullDisk:
         store.push(larger, "larger:1")
         store.get("larger:1").verify()
 
-    def test_an_interrupted_push_stays_to_be_gone_on_with(self, store: Store) -> None:
+    def test_an_interrupted_push_stays_resumable(self, store: Store) -> None:
         before = len(list(store.blobs.folder.iterdir()))
 
         def interrupted(transfer: Transfer) -> None:

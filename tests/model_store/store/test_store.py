@@ -102,14 +102,14 @@ class TestPush:
 
 
 class TestResolve:
-    def test_an_empty_store_says_so(self, store: Store) -> None:
+    def test_an_empty_store_is_reported(self, store: Store) -> None:
         with pytest.raises(NotFound, match="has no model 'tiny'; it holds: nothing yet"):
             store.get("tiny:1")
         assert store.names() == []
         assert store.tags("tiny") == {}
         assert not store.root.exists()
 
-    def test_what_there_is_is_listed(self, store: Store) -> None:
+    def test_the_content_is_listed(self, store: Store) -> None:
         store.push(FIRST, "team/tiny:1")
         store.push(FIRST, "other:2")
         with pytest.raises(NotFound, match="has no model 'tiny'; it holds: other, team/tiny"):
@@ -160,7 +160,7 @@ class TestResolve:
 
 
 class TestRoot:
-    def test_the_environment_says_where_it_is(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_the_environment_sets_its_location(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("INGOT_HOME", str(tmp_path / "home"))
         assert Store().root == tmp_path / "home"
         assert Store(tmp_path / "given").root == tmp_path / "given"
@@ -202,7 +202,7 @@ class TestRoot:
         with pytest.raises(InvalidArchive, match=re.escape(str(path))):
             store.get("tiny:1")
 
-    def test_a_blob_that_is_gone_or_damaged(self, store: Store) -> None:
+    def test_a_missing_or_damaged_blob(self, store: Store) -> None:
         store.push(FIRST, "tiny:1")
         path = store.get("tiny:1").variant().path()
         content = path.read_bytes()

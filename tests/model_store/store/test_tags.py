@@ -72,7 +72,7 @@ class TestPromote:
 
 
 class TestRollback:
-    def test_each_rollback_goes_one_further_back(self, store: Store) -> None:
+    def test_each_rollback_goes_back_one_more_step(self, store: Store) -> None:
         for tag in ("1", "2", "3"):
             store.promote(f"tiny:{tag}", "prod")
         assert store.rollback("tiny:prod").digest == SECOND.digest
@@ -100,7 +100,7 @@ class TestRollback:
         with pytest.raises(TagMoved):
             store.rollback("tiny:prod", expect=FIRST.digest)
 
-    def test_what_cannot_be_rolled_back(self, store: Store) -> None:
+    def test_impossible_rollbacks(self, store: Store) -> None:
         for reference in ("tiny", f"tiny:prod@{FIRST.digest}", "tiny:prod#int8"):
             with pytest.raises(InvalidArgument, match="name an alias"):
                 store.rollback(reference)
@@ -109,7 +109,7 @@ class TestRollback:
         with pytest.raises(NotFound, match="no previous target"):
             store.rollback("other:prod")
 
-    def test_an_archive_that_is_not_whole_any_more_is_not_gone_back_to(self, store: Store) -> None:
+    def test_a_rollback_skips_an_archive_that_is_not_whole_any_more(self, store: Store) -> None:
         for tag in ("1", "2"):
             store.promote(f"tiny:{tag}", "prod")
         store.blobs.path(FIRST.descriptor).unlink()
@@ -118,7 +118,7 @@ class TestRollback:
 
 
 class TestRemove:
-    def test_a_removed_tag_is_gone_and_comes_back(self, store: Store) -> None:
+    def test_a_removed_tag_is_missing_until_pushed_again(self, store: Store) -> None:
         assert store.remove("tiny:2").digest == SECOND.digest
         with pytest.raises(NotFound):
             store.get("tiny:2")
@@ -261,7 +261,7 @@ class TestFaults:
             store.push(archive(b"four"), "tiny:1", expect="none", transfer=transfer)
         assert transfer.total == 0
 
-    def test_a_source_that_is_gone_is_to_blame_and_not_the_store(self, store: Store, tmp_path: Path) -> None:
+    def test_a_missing_source_is_blamed_instead_of_the_store(self, store: Store, tmp_path: Path) -> None:
         FIRST.save(tmp_path / "a.ingot")
         opened = Archive.open(tmp_path / "a.ingot")
         (tmp_path / "a.ingot").unlink()

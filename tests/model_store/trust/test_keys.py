@@ -38,12 +38,12 @@ ED25519 = ed25519.Ed25519PrivateKey.generate()
 
 class TestPrivateKey:
     @pytest.mark.parametrize("password", ["", "correct horse", "\u00fcml\u00e4ut"])
-    def test_one_that_is_written_can_be_read(self, password: str) -> None:
+    def test_a_written_key_can_be_read(self, password: str) -> None:
         read = PrivateKey.parse(KEY.pem(password), "k", lambda: password)
         assert read.public.keyid == KEY.public.keyid
         assert KEY.public.verify(read.sign(b"message"), b"message")
 
-    def test_a_password_is_asked_for_only_where_the_key_is_encrypted(self) -> None:
+    def test_a_password_is_requested_only_for_an_encrypted_key(self) -> None:
         def asked() -> str:
             raise AssertionError
 
@@ -137,7 +137,7 @@ class TestReadFile:
         with pytest.raises(InvalidArgument, match="cannot be read"):
             read_file(Path("a\0b"))
 
-    def test_what_everybody_can_write_is_not_trusted(self, tmp_path: Path) -> None:
+    def test_world_writable_files_are_not_trusted(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"content")
         (tmp_path / "f").chmod(0o666)
         assert read_file(tmp_path / "f") == b"content"

@@ -47,7 +47,7 @@ def refusal(policy: Policy, reference: str, subject: Archive | None = None) -> s
 
 
 class TestCheck:
-    def test_what_an_accepted_key_signed_is_trusted(self, load: LoadPolicy) -> None:
+    def test_archives_signed_by_an_accepted_key_are_trusted(self, load: LoadPolicy) -> None:
         verdict = check(load(TEAM), "team/tiny:1")
         assert (verdict.result, verdict.signed_by, verdict.allow_code) == ("valid", KEY.public.keyid, False)
         assert verdict.rule == "rule 1 (names = 'team/*')"
@@ -88,7 +88,7 @@ class TestCheck:
         policy = load('[[rule]]\nnames = "tiny"\nkeys = ["team.pub"]\n')
         assert policy.check(signed(), Reference(signed().name)).result == "valid"
 
-    def test_code_is_allowed_only_where_a_rule_says_so_and_a_key_of_it_signed(self, load: LoadPolicy) -> None:
+    def test_code_is_allowed_only_by_a_rule_and_a_signature_of_its_key(self, load: LoadPolicy) -> None:
         policy = load(f"{TEAM}allow_code = true\nrequire_signature = false\n")
         assert check(policy, "team/tiny").allow_code
         assert not check(policy, "team/tiny", PLAIN).allow_code
@@ -140,7 +140,7 @@ class TestCheckCopy:
         with pytest.raises(Untrusted, match=r"as 'tiny', is not trusted .* no rule names 'tiny'"):
             self.copy(load(TEAM), "oci://registry.local/team/tiny:1", "tiny:1", signed())
 
-    def test_a_rule_for_a_registry_is_for_what_comes_from_there_into_the_store(self, load: LoadPolicy) -> None:
+    def test_a_rule_for_a_registry_applies_to_its_copies_in_the_store(self, load: LoadPolicy) -> None:
         policy = load(f'{TEAM}registry = "registry.local"\n')
         self.copy(policy, "oci://registry.local/team/tiny:1", "team/tiny:1", signed())
         with pytest.raises(Untrusted, match="no rule names"):
@@ -168,14 +168,14 @@ class TestCheckSelfNamed:
 
 
 class TestRules:
-    def test_what_no_rule_names_is_refused(self, load: LoadPolicy) -> None:
+    def test_archives_without_a_rule_are_refused(self, load: LoadPolicy) -> None:
         message = refusal(load(TEAM), "tiny:1")
         assert message.endswith("is not trusted by trust.toml: no rule names 'tiny'; the rules are for: team/*")
 
     def test_an_empty_policy_refuses_everything(self, load: LoadPolicy) -> None:
         assert "no rule names 'tiny'; it has no rules" in refusal(load(""), "tiny:1")
 
-    def test_what_no_rule_names_can_be_let_in(self, load: LoadPolicy) -> None:
+    def test_archives_without_a_rule_can_be_accepted(self, load: LoadPolicy) -> None:
         policy = load(f"require_signature = false\n{TEAM}")
         assert check(policy, "tiny:1", PLAIN) == Verdict("unsigned", "")
         refusal(policy, "team/tiny:1", PLAIN)

@@ -40,7 +40,7 @@ def fault(envelope: bytes, **how: Any) -> str:
 
 class TestSigning:
     @pytest.mark.parametrize("name", ["tiny", "team/tiny", "other/team/tiny"])
-    def test_it_holds_wherever_the_model_is_found_under_its_name(self, name: str) -> None:
+    def test_it_is_valid_wherever_the_model_has_its_name(self, name: str) -> None:
         finding = check(signing.sign(FIRST, "team/tiny", KEY), name=name)
         assert (finding.result, finding.signed_by, finding.faults) == ("valid", KEY.public.keyid, ())
 
@@ -222,7 +222,7 @@ class TestMalformed:
 
 
 class TestSeveral:
-    def test_one_of_an_accepted_key_is_enough(self) -> None:
+    def test_one_signature_of_an_accepted_key_is_enough(self) -> None:
         signed = FIRST
         for content in (b"nonsense", signing.sign(FIRST, "tiny", OTHER), signing.sign(SECOND, "tiny", KEY)):
             signed = signed.with_signature(content)
@@ -230,7 +230,7 @@ class TestSeveral:
         signed = signed.with_signature(signing.sign(FIRST, "tiny", KEY))
         assert signing.check(signed, "tiny", KEYS).result == "valid"
 
-    def test_one_that_is_damaged_on_disk_does_not_spoil_the_others(self, tmp_path: Path) -> None:
+    def test_a_signature_damaged_on_disk_does_not_affect_the_others(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "store")
         bad, good = signing.sign(FIRST, "tiny", OTHER), signing.sign(FIRST, "tiny", KEY)
         store.push(FIRST.with_signature(bad).with_signature(good), "tiny:1")
@@ -253,7 +253,7 @@ class TestSeveral:
             store.attach(FIRST.with_signature(b"one more"), "tiny")
         assert len(store.get("tiny:1").attached) == 64
 
-    def test_what_other_tools_attach_is_left_alone(self, tmp_path: Path) -> None:
+    def test_attachments_of_other_tools_are_left_alone(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "store")
         store.push(FIRST.with_signature(signing.sign(FIRST, "tiny", KEY)), "tiny:1")
         tag = attachments_tag(FIRST.digest)

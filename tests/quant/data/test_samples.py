@@ -325,7 +325,7 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match=r"0\.safetensors is not recorded traffic: it is larger than 256 MiB"):
             Samples.read(X, traffic)
 
-    def test_what_cannot_be_made_an_array(self) -> None:
+    def test_items_that_cannot_become_an_array(self) -> None:
         ring: list[Any] = []
         ring.append(ring)
         tensors: list[Any] = [np.ones(1)]

@@ -47,7 +47,7 @@ def test_a_layer_without_a_name_is_named_by_its_output() -> None:
 
 
 @pytest.mark.parametrize("between", [True, False])
-def test_what_stands_between_is_in_integers_if_asked(between: bool) -> None:
+def test_operators_between_layers_are_in_integers_on_request(between: bool) -> None:
     network = BLOCKS["residual block"]
     plan = Plan("static int8", {}, between=between)
     found = graphs.audited(graphs.quantized(network.model(), plan, network.inputs)).quantized

@@ -83,7 +83,7 @@ def test_two_variants_of_one_archive(digits: tuple[Digits, Data, Data], digits_a
     assert ModelComparison.model_validate_json(found.model_dump_json()) == found
 
 
-def test_without_data_the_goldens_are_asked_and_it_says_so(original: Archive) -> None:
+def test_without_data_the_goldens_are_used_and_it_is_reported(original: Archive) -> None:
     found = ingot.compare(original, original, batches=(1, 2))
     assert found.goldens
     assert found.notes[0].startswith("no data was given: the models were run on the ")
@@ -149,7 +149,9 @@ def test_dimensions_may_be_called_otherwise(
         ({"x": np.zeros((2, 4), np.float32)}, {"batches": (4, 0)}, "a call cannot be timed with 0 rows"),
     ],
 )
-def test_what_cannot_be_asked(original: Archive, data: dict[str, Array], options: dict[str, Any], message: str) -> None:
+def test_impossible_comparisons(
+    original: Archive, data: dict[str, Array], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidArgument, match=message):
         ingot.compare(original, original, data, **options)
 

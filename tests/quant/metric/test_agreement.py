@@ -19,7 +19,7 @@ def test_the_same_answers_agree() -> None:
     assert one(batch, batch) == Agreement(tensor="y", cosine=1, error=0, top1=1, sqnr=200)
 
 
-def test_each_row_counts_once_whatever_its_batch() -> None:
+def test_each_row_counts_once_in_any_batch() -> None:
     expected = [{"y": np.array([[1.0, 0], [1, 0], [1, 0]])}, {"y": np.array([[1.0, 0]])}]
     actual = [{"y": np.array([[1.0, 0], [2, 0], [0, 1]])}, {"y": np.array([[1.0, 0]])}]
     (item,) = agreement(expected, actual)
@@ -54,7 +54,7 @@ def test_every_floating_point_output_is_compared_and_no_other() -> None:
     assert items["score"].cosine < 0
 
 
-def test_one_value_a_row_is_compared_over_all_rows_from_their_mean() -> None:
+def test_one_value_per_row_is_compared_over_all_rows_from_their_mean() -> None:
     item = one(np.array([1.0, -2, 4]), np.array([3.0, -4, 5]))
     assert item.cosine == pytest.approx(27 / (18 * 45) ** 0.5)
     assert item.top1 is None

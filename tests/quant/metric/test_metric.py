@@ -246,7 +246,7 @@ class TestLabels:
         found = compare("f1", takes, {"y": said}, {"y": said}, labels=labels)
         assert found.after.value == pytest.approx((6 / 7 + 1 / 2 + 0) / 3)
 
-    def test_one_value_a_row(self) -> None:
+    def test_one_value_per_row(self) -> None:
         labels = np.array([1, 0, 1, 0])
         chance = np.array([0.9, 0.2, 0.4, 0.4], np.float32)
         assert compare("accuracy", VALUE, {"y": chance}, {"y": chance}, labels=labels).after.value == 0.75
@@ -343,7 +343,7 @@ class TestBroken:
             assert metric.notes(parts, before, rows) == ("the original has no finite value in 'y' for 2 of 200 rows",)
             assert metric.notes(batches(y=answers()[1]), before, rows) == ()
 
-    def test_the_worst_output_may_not_be_one_that_says_nothing(self) -> None:
+    def test_the_worst_output_must_be_informative(self) -> None:
         takes = signature("y:float32[batch,10]", "n:int64[batch,0]")
         _, logits = answers(8)
         outputs = {"y": logits, "n": np.ones((8, 0), np.int64)}
@@ -547,7 +547,7 @@ class TestNames:
             (5, "a metric is a name or a function, not of type int"),
         ],
     )
-    def test_what_is_not_known(self, spec: Any, message: str) -> None:
+    def test_unknown_metrics(self, spec: Any, message: str) -> None:
         with pytest.raises(InvalidArgument, match=message):
             parse_metric(spec, CLASSES)
 
@@ -562,7 +562,7 @@ class TestNames:
         with pytest.raises(InvalidArgument, match=r"one class per row; the output y:float32\[batch,n,10\] has more"):
             parse_metric("accuracy", signature("y:float32[batch,n,10]"))
 
-    def test_what_a_metric_says_of_itself(self) -> None:
+    def test_descriptions_of_metrics(self) -> None:
         assert parse_metric(None, CLASSES).name == "cosine"
         assert parse_metric(None, CLASSES).labels is None
         assert parse_metric("accuracy", CLASSES).labels == "labels"

@@ -56,7 +56,7 @@ def test_operator_sets(opset: int) -> None:
     assert noise(network.model(opset), network.inputs) > 40
 
 
-def test_an_older_operator_set_has_no_such_thing() -> None:
+def test_an_older_operator_set_does_not_have_it() -> None:
     assert plans.fitting(graphs.source_of(PRODUCTS["matmul"].model(10)), "dynamic") == ()
 
 

@@ -20,7 +20,7 @@ def test_layers_are_kept_and_given_other_schemes() -> None:
     assert PLAN.schemes == {"a": "static", "b": "dynamic", "c": "int8"}
 
 
-def test_what_a_plan_needs_and_how_precise_it_is() -> None:
+def test_requirements_and_precision_of_a_plan() -> None:
     assert PLAN.needs_data
     assert not PLAN.keep(["a"]).needs_data
     assert PLAN.precision == "int8"

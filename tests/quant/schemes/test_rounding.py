@@ -14,7 +14,7 @@ SIZES = st.floats(-1e38, 1e38)
 
 
 @given(SIZES, SIZES, st.sampled_from(list(INTEGERS)), st.floats(0, 1))
-def test_any_real_of_the_range_comes_back_within_half_a_step(
+def test_any_real_of_the_range_is_restored_within_half_a_step(
     first: float, second: float, dtype: ir.DataType, share: float
 ) -> None:
     low, high = min(first, second), max(first, second)
@@ -44,7 +44,7 @@ def test_half_precision_keeps_the_scale_that_is_computed_with(low: float) -> Non
     assert affine.zero == np.clip(round(-min(low, 0) / affine.scale), 0, 65535)
 
 
-def test_one_scale_a_channel_or_one_for_all() -> None:
+def test_one_scale_per_channel_or_one_for_all() -> None:
     array = np.array([[1.0, -2.0], [0.0, 0.0], [63.5, 127.0]], np.float32)
     np.testing.assert_allclose(channel_scales(array, 0), [2 / 127, 1e-12 / 127, 1])
     np.testing.assert_allclose(channel_scales(array, 1), [0.5, 1])

@@ -176,7 +176,7 @@ class TestBiases:
         half = network.half()
         assert np.isfinite(graphs.answers(quantized(half), half.inputs)["y"]).all()
 
-    def test_the_mean_error_goes_into_them(self) -> None:
+    def test_biases_correct_the_mean_error(self) -> None:
         for name in ("gemm", "gemm turned", "matmul with bias", "matmul of texts", "conv", "conv in groups"):
             network = NETWORKS[name]
             inputs = {"x": np.abs(network.inputs["x"]) + 1}  # where the mean is far from zero
@@ -221,7 +221,7 @@ class TestGraph:
         expected, actual = (graphs.answers(model, inputs)["y"] for model in (network.model(), result))
         assert sqnr(expected, actual) > 35
 
-    def test_one_pair_for_all_that_take_a_value(self) -> None:
+    def test_one_quantize_pair_for_all_users_of_a_value(self) -> None:
         found = graphs.operators(quantized(BLOCKS["attention"]))
         # n once for three products, then attention's result, n2 and gl
         assert found.count("QuantizeLinear") == 4
@@ -266,7 +266,7 @@ class TestTakes:
             ("y = Gemm(x, w, rows)", random(4, 4)),
         ],
     )
-    def test_what_integer_kernels_do_not_compute_is_left(self, text: str, weight: Array) -> None:
+    def test_operators_without_integer_kernels_are_left(self, text: str, weight: Array) -> None:
         model = graphs.graph(f"(float[4,4] x) => (float[a,b] y) {{ {text} }}", {"w": weight, "rows": random(4, 1)})
         if len(weight.shape) == 3:
             model = graphs.graph(f"(float[4,4] x) => (float[a,b,c] y) {{ {text} }}", {"w": weight})

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / ".out.ingot.search"
 
 
-def test_what_was_added_is_there_again(path: Path) -> None:
+def test_added_attempts_are_read_back(path: Path) -> None:
     journal = Journal(path, SEARCH)
     assert journal.resumed == 0
     for trial in (FIRST, SECOND):
@@ -175,7 +175,7 @@ def test_an_unwritable_journal(path: Path, monkeypatch: pytest.MonkeyPatch, code
             act()
 
 
-def test_one_that_is_too_large(path: Path) -> None:
+def test_a_journal_that_is_too_large(path: Path) -> None:
     with path.open("wb") as stream:
         stream.truncate(65 << 20)
     with pytest.raises(InvalidArgument, match="larger than 64 MiB"):

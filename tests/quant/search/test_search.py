@@ -150,7 +150,7 @@ class TestChoice:
             "int8 weights": "within 3% of the chosen one, less exact",
         }
 
-    def test_one_that_was_fast_in_the_first_timing_only(self, source: Source) -> None:
+    def test_a_plan_that_was_fast_only_in_the_first_timing(self, source: Source) -> None:
         """The first timing may be too fast, also of plans that are timed again."""
         runner = FakeRunner(source, lambda plan: (3 - len(runner.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
         found = run(runner)
@@ -358,7 +358,7 @@ class TestJournal:
         assert after.trials == before.trials
         assert not caplog.records
 
-    def test_what_it_says_of_the_best_is_not_believed(
+    def test_its_record_of_the_best_is_verified(
         self, source: Source, rankings: list[Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """By the journal the plans with static ranges lose nothing; in fact they lose everything, or cannot be made."""
@@ -435,6 +435,6 @@ class TestFewest:
         assert len(tried) <= 2 * math.log2(most) + 2
 
     @given(st.lists(st.booleans(), min_size=1, max_size=40))
-    def test_what_it_finds_is_enough_though_more_may_not_be(self, answers: list[bool]) -> None:
+    def test_its_result_suffices_although_more_layers_may_not(self, answers: list[bool]) -> None:
         found = fewest(len(answers), lambda count: answers[count - 1])
         assert found is None or answers[found - 1]

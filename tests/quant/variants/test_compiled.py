@@ -91,7 +91,7 @@ class TestInt8:
             expected, actual = answer(quantized, "fp32-pt2", inputs), answer(quantized, "int8-aoti", inputs)
             assert 0 < np.linalg.norm(actual - expected) < 0.1 * np.linalg.norm(expected)
 
-    def test_it_says_what_it_is_and_what_it_was_made_of(self, program: Archive, quantized: Archive) -> None:
+    def test_it_describes_its_recipe_and_its_parent(self, program: Archive, quantized: Archive) -> None:
         serving = quantized.variant("int8-aoti").serving
         assert (serving.format, serving.precision) == ("aoti", "int8")
         assert serving.requires["engine"] == "aotinductor"

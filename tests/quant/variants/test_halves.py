@@ -35,7 +35,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("kind", HALVES)
 class TestForGPUs:
-    def test_what_the_archive_says(self, classifier: Archive, kind: type[BFloat16 | Float16]) -> None:
+    def test_the_archives_documents(self, classifier: Archive, kind: type[BFloat16 | Float16]) -> None:
         result = quantize(classifier, {"x": rows()}, config=kind())
         result.archive.verify()
         assert result.verdict == "quantized"
@@ -63,7 +63,7 @@ class TestForGPUs:
         with pytest.raises(InvalidArgument, match="the nearest are: first"):
             quantize(classifier, {"x": rows()}, config=kind(keep=("frist",)))
 
-    def test_one_that_loses_too_much_is_refused_unless_forced(
+    def test_a_variant_that_loses_too_much_is_refused_unless_forced(
         self, classifier: Archive, kind: type[BFloat16 | Float16]
     ) -> None:
         with pytest.raises(QuantizationError, match=rf"'{kind.name}' loses \S+ of the metric, more than the 0 allowed"):

@@ -106,7 +106,7 @@ def test_a_program_is_read_from_an_archive(case: Case) -> None:
     assert error(case, half.convert(made), 2) < 0.05
 
 
-def test_pt2e_says_when_torchao_is_missing(case: Case, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pt2e_reports_a_missing_torchao(case: Case, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization.pt2e.quantize_pt2e", None)
     with pytest.raises(Unsupported, match=r"pip install 'ingot-serve\[quant\]'"):
         pt2e.quantize(case.program, samples)

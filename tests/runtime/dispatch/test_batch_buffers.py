@@ -54,7 +54,7 @@ def firsts(batcher: Batcher, entries: Sequence[Entry]) -> list[Array]:
     return found
 
 
-def test_a_large_batch_lies_where_the_last_one_lay() -> None:
+def test_a_large_batch_reuses_the_last_buffer() -> None:
     engine = Watching()
     batcher = Batcher(engine, SIGNATURE)
     for values in ((1, 2, 3), (4, 5), (6, 7, 8)):
@@ -62,7 +62,7 @@ def test_a_large_batch_lies_where_the_last_one_lay() -> None:
     assert len(set(engine.places)) == 1
 
 
-def test_answers_that_lie_in_the_buffer_stay_as_they_are() -> None:
+def test_answers_in_the_buffer_stay_unchanged() -> None:
     batcher = Batcher(Watching(aliases=True), SIGNATURE)
     given = firsts(batcher, batch(1, 2))
     firsts(batcher, batch(3, 4))
@@ -70,7 +70,7 @@ def test_answers_that_lie_in_the_buffer_stay_as_they_are() -> None:
     assert [float(answer.min()) for answer in given] == [float(answer.max()) for answer in given] == [1, 2]
 
 
-def test_one_that_came_alone_is_not_copied() -> None:
+def test_a_single_request_is_not_copied() -> None:
     engine = Watching()
     (entry,) = batch(1)
     firsts(Batcher(engine, SIGNATURE), [entry])

@@ -159,7 +159,7 @@ def test_the_slo_ends_what_waits_behind_an_engine_that_hangs_and_spares_what_run
     asyncio.run(work())
 
 
-def test_a_time_that_the_client_named_ends_what_runs_too_whatever_the_slo() -> None:
+def test_a_timeout_of_the_client_also_ends_running_requests_for_any_slo() -> None:
     async def work() -> None:
         gate = threading.Event()
         served = loaded(FunctionEngine(gate=gate), slo=1000)

@@ -106,7 +106,7 @@ def test_sizes_are_rounded_for_engines_that_compile_code_for_each() -> None:
     assert made.target([entry(100)]) == (100,)  # the model does not accept more
 
 
-def test_what_cannot_be_padded_still_separates_requests() -> None:
+def test_dimensions_that_cannot_be_padded_still_separate_requests() -> None:
     wide = Signature(
         (TensorSpec("x", DType.FP32, ("batch", "seq", "width")), TensorSpec("scale", DType.FP32, (1,))),
         (TensorSpec("y", DType.FP32, ("batch", "seq", "width")),),

@@ -141,7 +141,7 @@ class TestDamagedFiles:
         with pytest.raises(InvalidArgument, match="there is no model file"):
             load_engine(tmp_path / "none", format="aoti", allow_code=True)
 
-    def test_a_package_of_another_maker_is_said_to_be(self, lookup: Lowered, tmp_path: Path) -> None:
+    def test_a_package_of_another_maker_is_reported(self, lookup: Lowered, tmp_path: Path) -> None:
         path = tmp_path / "model"
         with zipfile.ZipFile(lookup.blobs.path(lookup.packed.graph)) as made, zipfile.ZipFile(path, "w") as other:
             for name in made.namelist():

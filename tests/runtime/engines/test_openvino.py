@@ -65,7 +65,7 @@ class TestWhatItTakesAndGives:
         assert result.tolist() == array.tolist()
 
     @pytest.mark.parametrize("dtype", [DType.FP64, DType.BYTES], ids=lambda dtype: dtype.value)
-    def test_what_it_cannot_compute_with_is_refused(self, tmp_path: Path, dtype: DType) -> None:
+    def test_unsupported_datatypes_are_refused(self, tmp_path: Path, dtype: DType) -> None:
         with pytest.raises(Unsupported, match="'x' holds values of type"):
             load(onnx_models.identity(tmp_path, dtype))
 
@@ -281,7 +281,7 @@ class TestArchives:
         with pytest.raises(Unsupported, match=r"#int8 cannot be run here: .* pip install 'ingot-serve\[openvino\]'"):
             ingot.compare(f"{path}#fp32", f"{path}#int8")
 
-    def test_what_speaks_against_a_variant(self) -> None:
+    def test_obstacles_of_a_variant(self) -> None:
         (variant,) = archive([Made("int8", requires=OPENVINO)]).variants
         assert obstacle(variant, Settings(device="cpu")) == obstacle(variant, Settings(device="auto")) == ""
         assert "the device is 'cuda'" in obstacle(variant, Settings(device="cuda"))

@@ -16,7 +16,7 @@ from tests.server.samples import sample
 
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
-def test_every_datatype_comes_back_as_it_went(tmp_path: Path, dtype: DType) -> None:
+def test_every_datatype_round_trips(tmp_path: Path, dtype: DType) -> None:
     engine = load_engine(onnx_models.identity(tmp_path, dtype))
     assert engine.signature.inputs[0].dtype is dtype
     array = sample(dtype)

@@ -110,12 +110,12 @@ def test_a_plan_that_makes_no_sense_is_refused(folder: Path, changes: dict[str, 
         load(plan(folder, **changes))
 
 
-def test_parts_must_take_and_give_what_the_plan_says(folder: Path) -> None:
+def test_parts_must_have_the_signature_of_the_plan(folder: Path) -> None:
     with pytest.raises(InvalidArchive, match="differ from those in the plan"):
         load(plan(folder, segments=(segment("affine", ("x",), ("z",)),)))
 
 
-def test_a_part_that_is_missing_is_said_to_be(folder: Path) -> None:
+def test_a_missing_part_is_reported(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="there is no model file"):
         load(plan(folder, segments=(segment("none", ("x",), ("z",)),)))
     with pytest.raises(InvalidArgument, match=r"the plan .* cannot be read"):

@@ -97,7 +97,7 @@ class TestOneProgram:
         assert engine.signature == many.case.program.signature
         assert (engine.device, engine.platform) == ("cpu", "torch_export")
 
-    def test_inputs_of_a_request_are_read_where_they_lie_and_never_written(self, many: Lowered) -> None:
+    def test_inputs_of_a_request_are_read_in_place_and_never_written(self, many: Lowered) -> None:
         raw = np.zeros((2, 3), np.int64).tobytes()
         ids = np.frombuffer(raw, np.int64).reshape(2, 3)
         answer = many.engine().run({"ids": ids, "shift": np.ones(2, np.float32)[::-1]})
@@ -159,7 +159,7 @@ def test_values_that_an_operator_refuses_are_the_callers_fault_and_other_failure
 
 
 class TestOwnOperators:
-    def test_one_that_is_made_of_pytorch_runs_without_its_source(self) -> None:
+    def test_an_operator_made_of_pytorch_runs_without_its_source(self) -> None:
         made = lowered(Custom(halved), "x:float32[batch]")
         assert made.packed.requires == {"engine": "torch", "torch": made.packed.requires["torch"]}
         assert made.errors()["output"] == 0
@@ -211,30 +211,30 @@ class TestRefusals:
         assert ServerConfig.of({}).runtime.allow_code
 
     @pytest.mark.parametrize("length", [0, 100, -100])
-    def test_a_damaged_file_is_said_to_be(self, tmp_path: Path, many: Lowered, length: int) -> None:
+    def test_a_damaged_file_is_reported(self, tmp_path: Path, many: Lowered, length: int) -> None:
         path = tmp_path / "model"
         path.write_bytes(many.blobs.path(many.packed.graph).read_bytes()[:length])
         with pytest.raises(InvalidArgument, match="is not a PyTorch program, or is damaged"):
             load_engine(path, format="pt2", allow_code=True)
 
-    def test_a_program_of_another_maker_is_said_to_be(self, tmp_path: Path, many: Lowered) -> None:
+    def test_a_program_of_another_maker_is_reported(self, tmp_path: Path, many: Lowered) -> None:
         path = tmp_path / "model.pt2"
         torch.export.save(many.case.program.exported, path)
         with pytest.raises(InvalidArgument, match="was not made by ingot export"):
             load_engine(path, format="pt2", allow_code=True)
 
-    def test_a_missing_file_is_said_to_be(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="there is no model file"):
             load_engine(tmp_path / "none", format="pt2", allow_code=True)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_a_device_that_is_not_here_is_said_to_be(self, many: Lowered) -> None:
+    def test_a_missing_device_is_reported(self, many: Lowered) -> None:
         assert many.engine(device="auto").device == "cpu"
         with pytest.raises(Unsupported, match="PyTorch finds no"):
             many.engine(device="cuda")
         with pytest.raises(InvalidArgument, match="unknown device 'tpu'"):
             many.engine(device="tpu")
 
-    def test_a_format_that_nothing_runs_is_said_to_be(self, tmp_path: Path) -> None:
+    def test_a_format_that_nothing_runs_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="no engine of this version runs models of format 'tflite'"):
             load_engine(tmp_path, format="tflite", allow_code=True)

@@ -144,7 +144,7 @@ def test_times_of_other_hardware_are_not_believed(
     assert (choice.runnable.variant, choice.reason) == ("a", "measured")
 
 
-def test_one_that_broke_its_accuracy_budget_is_the_last_resort(
+def test_a_variant_that_broke_its_accuracy_budget_is_the_last_resort(
     times: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -78,7 +78,7 @@ def refuse(engine: Engine) -> None:
     ],
     ids=["another-signature", "other-answers"],
 )
-def test_one_that_is_not_the_same_model_is_closed_and_its_files_are_removed(
+def test_a_form_of_another_model_is_closed_and_its_files_are_removed(
     tmp_path: Path, opens: Callable[[], Engine]
 ) -> None:
     saved, engines, done = Saved(tmp_path, opens), [FunctionEngine()], list[str]()

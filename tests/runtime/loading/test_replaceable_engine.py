@@ -49,7 +49,7 @@ def test_no_engine_is_closed_under_a_call() -> None:
     assert engine.current is second
 
 
-def test_an_engine_that_comes_too_late_is_closed() -> None:
+def test_an_engine_that_arrives_too_late_is_closed() -> None:
     first, second = FunctionEngine(), tripler()
     engine = Replaceable(first)
     engine.close()

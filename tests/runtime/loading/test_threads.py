@@ -104,7 +104,7 @@ def test_the_choice_is_reported_and_logged(
     assert "threads 1" in caplog.text
 
 
-def test_threads_that_were_asked_for_are_those_that_are_there(tmp_path: Path) -> None:
+def test_requested_threads_are_used(tmp_path: Path) -> None:
     settings = served(onnx_models.affine(tmp_path), Settings(device="cpu", engine_threads=3)).engine_settings
     assert (settings["threads"], settings["threads_why"]) == ("3", "as configured")
 

@@ -27,7 +27,7 @@ def test_a_model_that_rejects_made_up_inputs_is_learnt_from_traffic() -> None:
     assert not warmup.measure(FunctionEngine(refuse), DOUBLER, [], 16, 30.0).known
 
 
-def test_what_was_recorded_on_this_machine_is_not_timed_again() -> None:
+def test_times_recorded_on_this_machine_are_not_measured_again() -> None:
     engine = FunctionEngine(lambda inputs: {"y": np.sort(np.resize(inputs["x"], 300_000))})
     first = warmup.measure(engine, DOUBLER, [], 1, 30.0)(1)
     record = {1: first, 8: 5 * first, 32: 16 * first}

@@ -304,7 +304,7 @@ def test_a_batch_is_small_enough_for_the_next_request_to_be_in_time() -> None:
         assert Latency({1: 0.01, 8: 0.02, 64: 0.05})(len(batch)) <= 0.0301, moment
 
 
-def test_only_what_goes_before_delays_an_urgent_request() -> None:
+def test_only_earlier_work_delays_an_urgent_request() -> None:
     it = world(FLAT)
     it.offer(Arrival(0))
     it.pump()
@@ -372,7 +372,7 @@ def test_a_call_that_hangs_turns_away_what_it_would_make_late() -> None:
     assert it.offer(Arrival(0)) not in it.refused
 
 
-def test_what_seemed_too_slow_is_tried_again() -> None:
+def test_batches_that_seemed_too_slow_are_tried_again() -> None:
     slow = Latency({1: 0.2})
     scheduler = Scheduler(Limits(), batching=True, latency=slow)
     it = World(scheduler, Latency({1: 0.01}))

@@ -75,7 +75,7 @@ def test_idle_connections_of_grpc(service: Service, room: contextlib.ExitStack, 
 
 @pytest.mark.usefixtures("still_answers")
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_server_that_is_out_of_file_descriptors_says_so_and_recovers(service: Service, protocol: str) -> None:
+def test_a_server_out_of_file_descriptors_logs_it_and_recovers(service: Service, protocol: str) -> None:
     address = service.http_address if protocol == "http" else service.grpc_address
     logged = service.log.stat().st_size
     with httpx.Client(base_url=f"http://{service.http}", trust_env=False, timeout=30) as client:

@@ -245,7 +245,7 @@ def test_garbage(service: Service, kind: str) -> None:
         service.check()
 
 
-def test_a_message_that_says_it_is_huge_is_refused_before_it_comes(service: Service) -> None:
+def test_a_message_of_huge_declared_size_is_refused_before_it_arrives(service: Service) -> None:
     with Peer(service.grpc_address) as peer:
         peer.send(peer.call(1, b"\x00\xff\xff\xff\xff" + bytes(1000), end=False))
         headers, _ = peer.answer(1)

@@ -177,7 +177,7 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("kind", SMUGGLED)
-def test_what_can_be_read_in_two_ways_ends_the_connection(service: Service, kind: str) -> None:
+def test_ambiguous_framing_ends_the_connection(service: Service, kind: str) -> None:
     with Connection(service.http_address) as connection:
         connection.send(SMUGGLED[kind])
         answers = connection.answers()

@@ -44,7 +44,7 @@ def test_blocks_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -
     assert outgoing.take(8 * PAGE) == 0
 
 
-def test_a_full_arena_says_so(handle: int) -> None:
+def test_a_full_arena_returns_nothing(handle: int) -> None:
     outgoing = Outgoing(handle)
     assert outgoing.take(8 * PAGE) == 0
     assert outgoing.take(1) is None

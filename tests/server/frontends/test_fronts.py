@@ -209,7 +209,7 @@ def test_a_front_that_hangs_is_killed_when_the_server_stops(folder: Path) -> Non
 
 
 @pytest.mark.matrix
-def test_what_a_killed_front_asked_for_is_skipped(server: RunningServer, held_by: Gate) -> None:
+def test_requests_of_a_killed_front_are_skipped(server: RunningServer, held_by: Gate) -> None:
     """Its requests are cancelled, and the other front's are answered."""
     in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
     x = np.ones((64, 1024), np.float32)
@@ -293,9 +293,7 @@ def test_a_slow_reader_does_not_delay_others(server: RunningServer) -> None:
 
 
 @pytest.mark.matrix
-def test_what_fronts_have_asked_for_and_not_got_is_bounded(
-    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_in_flight_from_fronts_are_bounded(folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(gate.path, monkeypatch.setattr)
     in_flight = 'ingot_in_flight_requests{model="held",version="1"}'
     x = np.ones((64, 1024), np.float32)  # a quarter of a MiB

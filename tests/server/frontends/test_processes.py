@@ -88,7 +88,7 @@ class FakeCatalog:
     metrics = Metrics()
 
 
-def test_what_is_sent_before_the_connection_goes_first() -> None:
+def test_messages_sent_before_the_connection_are_first() -> None:
     async def test() -> None:
         pair = Pair([])
         pair.session.channel.send(Kind.HELLO, b"hello")

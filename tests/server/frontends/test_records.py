@@ -14,9 +14,7 @@ from tests.server.samples import sample
 
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.binary(max_size=40)), max_size=20), st.data())
-def test_records_come_out_as_they_went_in_wherever_the_stream_is_cut(
-    sent: list[tuple[int, bytes]], data: st.DataObject
-) -> None:
+def test_records_round_trip_wherever_the_stream_is_cut(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
     stream = b"".join(HEADER.pack(len(body), kind) + body for kind, body in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     splitter = Splitter()

@@ -305,7 +305,7 @@ class TestOpenCalls:
     def counted(self, peer: Peer) -> int:
         return peer.front._calls._open_calls._held
 
-    def test_they_take_no_more_than_is_counted_for_them(self) -> None:
+    def test_they_use_no_more_memory_than_is_counted(self) -> None:
         async def test() -> None:
             message = prefixed(request(1, model="never"))
             encoding = b"\x00\x0dgrpc-encoding" + integer(12_000, 7)
@@ -413,7 +413,7 @@ BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_breaks_http2_ends_the_connection_with_its_code(case: str) -> None:
+def test_connection_errors_end_the_connection_with_their_code(case: str) -> None:
     async def test() -> None:
         peer = Peer()
         send, code = BROKEN[case]
@@ -459,7 +459,7 @@ STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
 
 
 @pytest.mark.parametrize("case", STREAM_ERRORS)
-def test_what_breaks_one_stream_ends_that_alone(case: str) -> None:
+def test_stream_errors_end_only_their_stream(case: str) -> None:
     async def test() -> None:
         peer = Peer()
         send, code = STREAM_ERRORS[case]
@@ -537,7 +537,7 @@ async def settled(peer: Peer, stream_id: int) -> list[Frame]:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5, 7, 1000])
-def test_messages_come_out_as_they_went_in_however_they_are_cut(cut: int) -> None:
+def test_messages_round_trip_wherever_they_are_cut(cut: int) -> None:
     sent = [bytes((index % 256,)) * size for index, size in enumerate([0, 1, 5, 2000, 0, 0, 3, 1500, 1024, 7])]
     raw = b"".join(prefixed(message, index % 2) for index, message in enumerate(sent))
     messages = Messages(LIMIT)
@@ -605,7 +605,7 @@ def test_a_client_that_answers_pings_but_reads_no_answers_is_closed() -> None:
     run(test)
 
 
-def test_a_small_message_that_unfolds_to_much_is_counted_until_its_call_is_over() -> None:
+def test_a_decompressed_message_is_counted_until_its_call_is_over() -> None:
     async def test() -> None:
         peer = Peer()
         packed = zlib.compress(request(*20_000 * [0], model="never"))
@@ -621,7 +621,7 @@ def test_a_small_message_that_unfolds_to_much_is_counted_until_its_call_is_over(
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-def test_a_call_that_is_over_is_not_unfolded_to_its_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_stops_when_its_call_is_over(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
         begun, go_on = asyncio.Event(), threading.Event()
@@ -697,7 +697,7 @@ def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
 class TestStalls:
     """Checks of a connection for stalls; three of them are a minute here."""
 
-    def test_a_message_that_comes_too_slowly_ends_its_call_alone(self) -> None:
+    def test_a_message_that_is_too_slow_ends_only_its_call(self) -> None:
         async def test() -> None:
             peer = Peer()
             whole = prefixed(request(1))
@@ -750,7 +750,7 @@ class TestStalls:
 
         run(test)
 
-    def test_what_the_server_does_not_read_has_time(self) -> None:
+    def test_bytes_that_the_server_does_not_read_have_no_time_limit(self) -> None:
         async def test() -> None:
             peer = Peer()
             peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
@@ -834,7 +834,7 @@ def test_a_server_that_stops_answers_what_was_sent_before_it_was_known() -> None
     run(test)
 
 
-def test_a_client_that_is_silent_is_asked_and_then_left() -> None:
+def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
     async def test() -> None:
         peer = Peer()
         await peer.received()

@@ -131,7 +131,7 @@ def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DT
     assert list(getattr(answer.outputs[0].contents, field)) == array.reshape(-1).tolist()
 
 
-def test_outputs_are_chosen_and_the_id_comes_back(channel: grpc.Channel) -> None:
+def test_outputs_are_selected_and_the_id_is_returned(channel: grpc.Channel) -> None:
     request = affine()
     request.outputs.add(name="z")
     answer = infer(channel, request)

@@ -99,7 +99,7 @@ def known(server: RunningServer) -> Iterator[str]:
     assert b'"data":[3.0,5.0,7.0]' in exchange(server.http_url, PLAIN + BODY, LAST)
 
 
-def test_a_known_head_says_nothing_of_the_body(known: str) -> None:
+def test_a_known_head_does_not_imply_the_body(known: str) -> None:
     bodies = [body(n, 0, 0) for n in range(1, 9)]
     assert {len(each) for each in bodies} == {len(BODY)}
     received = exchange(known, *(PLAIN + each for each in bodies), PLAIN + b"{" * len(BODY), PLAIN + BODY, LAST)

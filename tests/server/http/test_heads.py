@@ -101,7 +101,7 @@ HEAD = b"HEAD /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize("first", [POST + b"Host: x\r\n" + LENGTH + BODY, LIVE % b"HTTP/1.1", HEAD])
-def test_a_refusal_comes_behind_the_answers_to_earlier_requests(server: RunningServer, first: bytes) -> None:
+def test_a_refusal_follows_the_answers_to_earlier_requests(server: RunningServer, first: bytes) -> None:
     with connect(server.http_url) as connection:
         connection.sendall(first + POST + LENGTH)
         received = rest_of(connection)

@@ -421,7 +421,9 @@ def test_models_are_listed(http: httpx.Client) -> None:
         ({"inputs": [{"datatype": "FP32"}]}, "a tensor has no 'name'"),
     ],
 )
-def test_what_has_the_wrong_form_is_shown_the_right_one(http: httpx.Client, body: dict[str, Any], says: str) -> None:
+def test_malformed_requests_are_answered_with_the_right_form(
+    http: httpx.Client, body: dict[str, Any], says: str
+) -> None:
     answer = http.post("/v2/models/affine/infer", json=body)
     assert answer.status_code == 400
     assert says in answer.json()["error"]
@@ -579,7 +581,7 @@ def test_bodies_together_are_bounded(folder: Path) -> None:
         assert answer.status_code == 200
 
 
-def test_a_pipelined_request_whose_head_comes_with_a_large_body(server: RunningServer) -> None:
+def test_a_pipelined_request_whose_head_arrives_with_a_large_body(server: RunningServer) -> None:
     body = json.dumps(affine()).encode() + b" " * 300_000
     head = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     host, port = server.http_url.removeprefix("http://").split(":")

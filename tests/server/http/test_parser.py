@@ -42,7 +42,7 @@ def test_the_cut_of_the_bytes_changes_nothing(requests: list[bytes], draw: st.Da
     assert sum(isinstance(event, RequestHead) for event in whole) == len(requests) == whole.count(Signal.END)
 
 
-def test_a_head_says_what_the_request_is() -> None:
+def test_a_head_is_parsed() -> None:
     post, chunks, live, other = (parser().receive(data)[0] for data in (POST, CHUNKS, LIVE, OTHER))
     assert isinstance(post, RequestHead)
     assert (post.length, post.infer and post.infer.model, post.keep_alive) == (3, "m", True)
@@ -73,7 +73,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_parsed_is_a_signal(case: str) -> None:
+def test_unparsable_bytes_are_an_event(case: str) -> None:
     data, signal = WRONG[case]
     assert parser().receive(data) == [signal]
 

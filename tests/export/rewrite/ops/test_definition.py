@@ -114,7 +114,7 @@ def fine(x: Tensor) -> Tensor:
         ("aten::relu", fine, "PyTorch already has an operator 'aten::relu'"),
     ],
 )
-def test_what_cannot_be_an_operator(name: str, body: Callable[..., Any], message: str) -> None:
+def test_invalid_operators(name: str, body: Callable[..., Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         ingot.op(name)(body)
     assert not hasattr(torch.ops.tests, "bad")

@@ -87,7 +87,7 @@ def test_sizes_in_the_formula_may_be_fixed_or_dynamic(dynamic: bool) -> None:
     ],
     ids=["number-for-tensor", "tensor-for-number", "another-order", "inner-result-used", "another-integer"],
 )
-def test_what_only_looks_like_it_is_left(function: Callable[..., Any], rule: FxPass) -> None:
+def test_similar_graphs_are_left(function: Callable[..., Any], rule: FxPass) -> None:
     assert rewrite(function, rule) == ([], PassRecord(rule.name, "fx", 0))
 
 

@@ -177,7 +177,7 @@ def test_a_function_written_in_onnxscript() -> None:
     ],
     ids=["opaque", "bessel", "size"],
 )
-def test_what_cannot_be_in_onnx_is_refused_with_the_reason(function: Callable[..., Any], message: str) -> None:
+def test_operators_impossible_in_onnx_are_refused_with_the_reason(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         lower(program(function))
 

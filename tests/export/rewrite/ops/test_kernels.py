@@ -114,7 +114,7 @@ def test_a_library_for_onnx_runtime_is_built_and_loads(tmp_path: Path) -> None:
         build_ort_library([tmp_path / "empty.cpp"], tmp_path / "ort", tmp_path / "libempty.so")
 
 
-def test_what_a_library_for_onnx_runtime_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_of_a_library_for_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = ROOT / "examples" / "custom_op" / "ort_library.cpp"
     with pytest.raises(
         NotFound, match=r"does not contain onnxruntime_c_api\.h\. Wheels .* download the archive onnxruntime-linux"

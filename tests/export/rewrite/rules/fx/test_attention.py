@@ -133,7 +133,7 @@ OTHER_MASKS: tuple[Formula, ...] = (
 
 
 @pytest.mark.parametrize(("layer", "formulas"), [(Layer, OTHER), (Masked, OTHER_MASKS)], ids=["plain", "masked"])
-def test_what_only_looks_like_it_stays(layer: type[Layer], formulas: tuple[Formula, ...]) -> None:
+def test_similar_graphs_stay(layer: type[Layer], formulas: tuple[Formula, ...]) -> None:
     def all_of_them(*given: torch.Tensor) -> torch.Tensor:
         return torch.stack([formula(*given) for formula in formulas]).sum(0)
 

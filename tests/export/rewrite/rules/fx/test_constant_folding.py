@@ -25,7 +25,7 @@ class Masked(nn.Module):
         return x @ (self.table * mask).t() + torch.arange(8)
 
 
-def test_what_needs_no_input_becomes_a_constant() -> None:
+def test_computations_without_inputs_become_constants() -> None:
     graph = rewrite(ConstantFolding(), Masked(), X, matches=2)
     assert operators(graph) == {"aten.matmul.default": 1, "aten.add.Tensor": 1}
     assert {tuple(value.shape) for value in graph.state_dict().values()} == {(8, 8), (8,)}

@@ -89,7 +89,7 @@ class Redundant(nn.Module):
         return nn.functional.dropout(y, 0.5, self.training).view(y.shape).expand(-1, 4).relu()
 
 
-def test_what_does_nothing_is_removed_and_the_rest_lowers_to_onnx() -> None:
+def test_no_ops_are_removed_and_the_rest_lowers_to_onnx() -> None:
     assert onnx_operators(lower(DeadBranches(), Redundant(), X, matches=12)) == {"Gemm": 1, "Relu": 1}
 
 

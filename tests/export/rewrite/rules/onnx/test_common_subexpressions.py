@@ -20,7 +20,7 @@ def graph(body: str, outputs: str = "float[batch,4] y", constants: str = "float 
     return parse(f"g (float[batch,4] x) => ({outputs}) <{constants}> {{ {body} }}")
 
 
-def test_what_a_module_computes_twice_is_computed_once() -> None:
+def test_repeated_computations_of_a_module_are_merged() -> None:
     model = export(Twice(), torch.randn(2, 4), optimize=False)
     assert operators(model)["Mul"] == 2
     found = operators(CommonSubexpressions()(model).graph)
@@ -72,7 +72,7 @@ def test_an_output_that_the_first_node_left_out_is_computed_by_it_too() -> None:
     ],
     ids=["operators", "attributes", "shapes"],
 )
-def test_what_differs_stays(model: ir.Model) -> None:
+def test_different_nodes_stay(model: ir.Model) -> None:
     untouched(CommonSubexpressions(), model)
 
 

@@ -27,7 +27,7 @@ def graph(
     return parse(f"g (float[batch,4] x{inputs}) => ({outputs}) <{constants}> {{ {body} }}", opset, {"w": floats(4, 64)})
 
 
-def test_what_pytorch_exports_without_optimization_is_folded() -> None:
+def test_unoptimized_exports_of_pytorch_are_folded() -> None:
     model = export(Positions(), torch.randn(2, 8), optimize=False)
     found = ConstantFolding()(model)
     assert found.matches > 3

@@ -71,7 +71,7 @@ def test_a_file_of_another_exporter_is_folded_too() -> None:
     ],
     ids=["the convolution is an output", "its weights are shared", "something in between"],
 )
-def test_what_cannot_be_folded_is_left(model: ir.Model) -> None:
+def test_normalizations_that_cannot_be_folded_are_left(model: ir.Model) -> None:
     untouched(ConvBn(), model)
 
 

@@ -125,5 +125,5 @@ def test_the_engine_alone_would_round_the_activations() -> None:
     ],
     ids=["a scale for each row", "quantized activations", "blocks of an odd size"],
 )
-def test_what_the_kernel_cannot_do_is_left(model: ir.Model) -> None:
+def test_products_that_the_kernel_does_not_support_are_left(model: ir.Model) -> None:
     untouched(DequantMatmul(), model)

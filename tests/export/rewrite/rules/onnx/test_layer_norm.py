@@ -93,7 +93,7 @@ def test_without_a_bias_what_follows_stays(shifted: str) -> None:
         "opset",
     ],
 )
-def test_what_only_looks_like_it_is_left(model: ir.Model) -> None:
+def test_similar_graphs_are_left(model: ir.Model) -> None:
     untouched(LayerNorm(), model)
 
 

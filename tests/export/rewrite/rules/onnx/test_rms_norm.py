@@ -141,7 +141,7 @@ def test_operands_may_stand_in_any_order() -> None:
         "a value that is an output",
     ],
 )
-def test_what_only_looks_like_it_is_left(model: ir.Model) -> None:
+def test_similar_graphs_are_left(model: ir.Model) -> None:
     untouched(RmsNorm(), model)
 
 

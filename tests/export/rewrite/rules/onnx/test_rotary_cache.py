@@ -41,7 +41,7 @@ def rotated(batch: str, angles: str) -> ir.Model:
     )
 
 
-def test_what_the_exporter_makes_of_it_at_opset_23_runs_for_more_than_one_row() -> None:
+def test_the_exporters_form_at_opset_23_runs_for_more_than_one_row() -> None:
     example = torch.randn(2, 4, 5, 8)
     broken = export(Rope(), example, seq=2, opset=23)
     assert operators(broken)["RotaryEmbedding"] == 1
