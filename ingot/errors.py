@@ -184,6 +184,9 @@ CLASSES: dict[Code, type[IngotError]] = {
 ALLOW_CODE = "if you trust its source, allow it with --allow-code (INGOT_ALLOW_CODE=1, or allow_code=True)"
 """The remedy in messages about code that runs only with the user's consent."""
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of an ``OSError`` for a full disk, or a quota that is used up."""
+
 _MAX_TEXT = 1000
 
 
@@ -197,8 +200,9 @@ def public_text(error: IngotError) -> str:
 
 def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgument | StorageFull:
     """Return the error for a file or folder that cannot be written: ``message``, the system's reason, ``remedy``."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (StorageFull if full else InvalidArgument)(f"{message}: {error.strerror or error}{remedy}")
+    return (StorageFull if error.errno in FULL_DISK else InvalidArgument)(
+        f"{message}: {error.strerror or error}{remedy}"
+    )
 
 
 def missing_package(package: str, purpose: str, extra: str | None) -> Unsupported:

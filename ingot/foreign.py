@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from ingot.errors import FULL_DISK, StorageFull
+
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -16,7 +18,7 @@ _T = TypeVar("_T")
 def reported_as(
     kind: type[Exception], message: str | Callable[[Exception], str], keep: type[Exception] | tuple[()] = ()
 ) -> Iterator[None]:
-    """Raise any error of the block as ``kind``.
+    """Raise any error of the block as ``kind``, and that of a full disk as ``StorageFull``.
 
     Args:
         kind: the type to raise.
@@ -29,7 +31,8 @@ def reported_as(
         raise
     except Exception as error:  # such code raises errors of any type
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
-        raise kind(text) from error
+        full = isinstance(error, OSError) and error.errno in FULL_DISK
+        raise (StorageFull if full else kind)(text) from error
 
 
 def outcome(function: Callable[[], _T]) -> _T | Exception:

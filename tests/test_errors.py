@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import re
 
 import pytest
 
-from ingot import errors
-from ingot.errors import Code, IngotError, missing_package
+from ingot import errors, foreign
+from ingot.errors import Code, ExportError, IngotError, InvalidArgument, StorageFull, missing_package, write_error
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.http import codec as http_codec
 from tests.support import ROOT
@@ -65,3 +66,20 @@ def test_every_code_belongs_to_an_error() -> None:
 
 def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
     assert "pip install 'ingot-serve[export]'" in str(missing_package("torch", "exporting models", "export"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_a_full_disk_is_not_the_fault_of_the_input(code: int) -> None:
+    full = code in errors.FULL_DISK
+    error = OSError(code, "reason")
+    assert type(write_error("it cannot be written", error)) is (StorageFull if full else InvalidArgument)
+    with pytest.raises(StorageFull if full else ExportError) as raised, foreign.reported_as(ExportError, "it failed"):
+        raise error
+    assert raised.value.__cause__ is error
+
+
+def test_errors_of_foreign_code_that_are_kept_pass_as_they_are() -> None:
+    error = ExportError("of Ingot")
+    with pytest.raises(ExportError) as raised, foreign.reported_as(InvalidArgument, "it failed", keep=ExportError):
+        raise error
+    assert raised.value is error

@@ -27,11 +27,11 @@ FLOORS = {
     "demo": 3,
     "padding": 3,
     "faultlog": 2,
+    "foreign": 2,
     "report": 2,
     "tensors": 2,
     "_version": 1,
     "errors": 1,
-    "foreign": 1,
 }
 # The facade and the entry point stand above all floors.
 TOP = ("ingot", "ingot.__main__")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.cli.output import printable
-from ingot.errors import InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import InvalidArchive, InvalidArgument, NotFound, write_error
 
 if TYPE_CHECKING:
     from ingot.export import report as export_report
@@ -57,11 +57,19 @@ def save(path: Path, record: Record) -> None:
 
 
 def put(path: Path, content: str) -> None:
-    """Write a text file, which appears whole or not at all."""
+    """Write a text file, which appears whole or not at all.
+
+    Raises:
+        InvalidArgument: it cannot be written.
+        StorageFull: its disk is full.
+    """
     from ingot.model_store.blobs.files import atomic_file
 
-    with atomic_file(path) as stream:
-        stream.write(content.encode())
+    try:
+        with atomic_file(path) as stream:
+            stream.write(content.encode())
+    except OSError as error:
+        raise write_error(f"cannot write {path}", error) from error
 
 
 def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Report | quant_report.Report]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, write_error
 from ingot.importing import mar, triton
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
 from ingot.importing.record import Candidate, Consent, Imported
@@ -42,7 +42,7 @@ def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterato
     try:
         folder = tempfile.TemporaryDirectory(prefix="ingot-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise InvalidArgument(f"cannot create a temporary folder: {error.strerror}; set TMPDIR to one") from error
+        raise write_error("cannot create a temporary folder", error, "; set TMPDIR to one") from error
     with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
         yield (_consenting(mar.candidate(members, Path(scratch), consent), consent),)
 

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import IO
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import InvalidArchive, InvalidArgument, write_error
 from ingot.model_store import Golden
 from ingot.model_store.blobs.files import atomic_file
 from ingot.model_store.format import goldens
@@ -180,10 +180,8 @@ def _claim(folder: Path) -> IO[bytes]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.fdopen(os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600), "wb")
     except OSError as error:
-        raise InvalidArgument(
-            f"requests cannot be recorded in {folder}: {error.strerror or error}; "
-            "give --record (in Python record) a folder that this server may write"
-        ) from error
+        remedy = "; give --record (in Python record) a folder that this server may write"
+        raise write_error(f"requests cannot be recorded in {folder}", error, remedy) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

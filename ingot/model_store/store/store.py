@@ -14,14 +14,13 @@ STORE/
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingot.errors import AlreadyExists, IngotError, InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import FULL_DISK, AlreadyExists, IngotError, InvalidArchive, InvalidArgument, NotFound
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.blobs.transfer import Transfer
@@ -344,7 +343,7 @@ class Store:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL_DISK:
                 with contextlib.suppress(IngotError, OSError):  # the push's own error takes precedence
                     gc.discard(self, new)
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import tempfile
@@ -11,12 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingot.errors import StorageFull
+from ingot.errors import FULL_DISK, StorageFull
 
-_CODES = (errno.ENOSPC, errno.EDQUOT)
 # The system's messages, which compilers and ONNX Runtime repeat in theirs, and ONNX Runtime's message for a partly
 # written file, which lacks the reason.
-_WORDS = (*map(os.strerror, _CODES), "Failed to write external initializers")
+_WORDS = (*map(os.strerror, FULL_DISK), "Failed to write external initializers")
 
 
 class TimeUp(Exception):
@@ -55,7 +53,7 @@ class Deadline:
 
 def disk_is_full(error: BaseException | str) -> bool:
     """Return whether an error, or its message, says that a disk is full."""
-    if isinstance(error, OSError) and error.errno in _CODES:
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
         return True
     return any(words in str(error) for words in _WORDS)
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ingot.errors import InvalidArgument, StorageFull
+from ingot.errors import FULL_DISK, InvalidArgument, StorageFull
 from ingot.model_store.format.evidence import BatchLatency, Count, OutputAgreement
 from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison
@@ -179,9 +179,9 @@ def _open(path: Path, flags: int) -> int:
 def _fault(path: Path, error: OSError) -> InvalidArgument | StorageFull:
     if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link; a folder; a pipe without a reader
         return InvalidArgument(f"the journal {path} is not a regular file; remove it")
-    why = "no space is left in its folder" if error.errno == errno.ENOSPC else error.strerror or error
-    kind = StorageFull if error.errno == errno.ENOSPC else InvalidArgument
-    return kind(f"the journal {path} cannot be written: {why}")
+    if error.errno in FULL_DISK:
+        return StorageFull(f"the journal {path} cannot be written: no space is left in its folder")
+    return InvalidArgument(f"the journal {path} cannot be written: {error.strerror or error}")
 
 
 def _is_head(line: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import InvalidArgument, StorageFull
+from ingot.errors import FULL_DISK, InvalidArgument, StorageFull
 from ingot.model_store import BatchLatency
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.measure.trial import Trial
@@ -161,7 +161,7 @@ def test_no_regular_file(path: Path, kind: str) -> None:
         assert other.read_text() == json.dumps(SEARCH) + "\n"
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_an_unwritable_journal(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     journal = Journal(path, SEARCH)
 
@@ -169,7 +169,7 @@ def test_an_unwritable_journal(path: Path, monkeypatch: pytest.MonkeyPatch, code
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("ingot.quant.search.journal.os.open", refuse)
-    kind = StorageFull if code == errno.ENOSPC else InvalidArgument
+    kind = StorageFull if code in FULL_DISK else InvalidArgument
     for act in (lambda: journal.add(FIRST), lambda: Journal(path, SEARCH)):
         with pytest.raises(kind, match=f"the journal {path} cannot be written: "):
             act()
