@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -259,6 +259,7 @@ class QuantConfig:
     """
 
     recipe: Recipe | None = None
+    _: KW_ONLY
     metric: str | Callable[..., float] | None = None
     max_drop: float = 0.01
     keep: tuple[str, ...] = ()

@@ -244,13 +244,16 @@ def test_an_example_describes_the_inputs() -> None:
 
 def test_a_plan_as_text() -> None:
     shown = Estimate(
-        "meta",
-        (Weights("parameters", "bfloat16", 1, 70_553_706_496, 141_107_412_992),),
-        {"fp32": 282_214_825_984, "int4": 35_276_853_248},
-        (Cost({"batch": 1, "seq": 512}, 999, 1023), Cost({"batch": 32, "seq": 512}, 72_000_000_000_000, 1_048_576)),
-        (Support("export", "too deep"), Support("strict")),
-        (Support("onnx"),),
-        ("a remark",),
+        built="meta",
+        weights=(Weights("parameters", "bfloat16", 1, 70_553_706_496, 141_107_412_992),),
+        sizes={"fp32": 282_214_825_984, "int4": 35_276_853_248},
+        costs=(
+            Cost({"batch": 1, "seq": 512}, 999, 1023),
+            Cost({"batch": 32, "seq": 512}, 72_000_000_000_000, 1_048_576),
+        ),
+        routes=(Support("export", "too deep"), Support("strict")),
+        formats=(Support("onnx"),),
+        notes=("a remark",),
     )
     assert lines(shown) == [
         "Weights",

@@ -25,7 +25,7 @@ from ingot.export.torch_internals import HigherOrderOperator, pytree
 from ingot.tensors import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Divergence:
     """The first operation whose result is wrong.
 
@@ -38,9 +38,9 @@ class Divergence:
 
     stage: str
     name: str
-    operator: str
-    module: str
-    source: str
+    operator: str = ""
+    module: str = ""
+    source: str = ""
     error: float
     tolerance: float
     shape: tuple[int, ...]
@@ -100,7 +100,7 @@ def find_divergence(
     alone = _wrong({name: values[outputs[name]] for name in wrong}, every, tolerance)
     if not alone:
         name, error = max(wrong.items(), key=lambda item: item[1])
-        return Divergence("onnx", name, "", "", "", error, tolerance, results[name].shape)
+        return Divergence(stage="onnx", name=name, error=error, tolerance=tolerance, shape=results[name].shape)
     known = _Known(values.items(), tolerance)
     steps = [step for node in model.graph for step in _onnx_steps(node, every, known)]
     return _blame("onnx", steps, alone, every, tolerance)
@@ -214,16 +214,16 @@ def _blame(
     reads = {name for step in (first.name, *front) for name in by_name[step].reads if name in by_name}
     good = [step.name for step in steps if step.name in reads and is_good(step.name)]
     return Divergence(
-        stage,
-        first.name,
-        first.operator,
-        first.module,
-        first.source,
-        first.error if first.error is not None else 0.0,
-        tolerance,
-        values[first.name].shape,
-        tuple(good),
-        tuple(f"{step.name} ({step.operator})" for step in steps if step.name in front),
+        stage=stage,
+        name=first.name,
+        operator=first.operator,
+        module=first.module,
+        source=first.source,
+        error=first.error if first.error is not None else 0.0,
+        tolerance=tolerance,
+        shape=values[first.name].shape,
+        last_good=tuple(good),
+        unknown=tuple(f"{step.name} ({step.operator})" for step in steps if step.name in front),
     )
 
 

@@ -48,7 +48,7 @@ class Support:
     obstacle: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The estimated requirements of a model.
 
@@ -125,7 +125,15 @@ def plan(
     finally:
         for part, training in modes:
             part.training = training
-    return Estimate(built, _weigh(module), _sizes(module), costs, routes, formats, tuple(notes))
+    return Estimate(
+        built=built,
+        weights=_weigh(module),
+        sizes=_sizes(module),
+        costs=costs,
+        routes=routes,
+        formats=formats,
+        notes=tuple(notes),
+    )
 
 
 def _try(subject: Subject, mode: FakeTensorMode, opset: int | None) -> tuple[tuple[Support, ...], tuple[Support, ...]]:

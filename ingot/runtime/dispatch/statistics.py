@@ -40,7 +40,7 @@ class Stages:
         return Stages(replace(self.joining), replace(self.running), replace(self.splitting))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Statistics:
     """Counts of one model since it was loaded.
 

@@ -14,7 +14,7 @@ from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.tensors import DType, Range, Signature, TensorSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelState:
     """One version of a model, as fronts need it for metadata and to check requests."""
 
@@ -33,7 +33,13 @@ class ModelState:
         except IngotError:  # the model is not loaded yet
             signature = None
         return cls(
-            model.name, model.version, model.state.value, model.ready, model.platform, model.properties, signature
+            name=model.name,
+            version=model.version,
+            state=model.state.value,
+            ready=model.ready,
+            platform=model.platform,
+            properties=model.properties,
+            signature=signature,
         )
 
     @classmethod

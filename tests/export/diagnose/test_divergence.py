@@ -294,7 +294,16 @@ class TestOnnx:
 
 def test_a_divergence_as_text() -> None:
     found = Divergence(
-        "onnx", "linear", "Add", "body.0", "my_model.py:7", 0.25, 1e-4, (3, 8), ("x",), ("val_1 (MatMul)",)
+        stage="onnx",
+        name="linear",
+        operator="Add",
+        module="body.0",
+        source="my_model.py:7",
+        error=0.25,
+        tolerance=1e-4,
+        shape=(3, 8),
+        last_good=("x",),
+        unknown=("val_1 (MatMul)",),
     )
     assert found.text().split("\n") == [
         "the ONNX model diverges at 'linear' (Add)",
