@@ -30,7 +30,7 @@ CLEAN = [
     "*.yaml",
     "Dockerfile",
     "Makefile",
-    "benchmarks/startup.py",
+    "benchmarks",
     "docs",
     "examples",
     "fuzz",
@@ -48,9 +48,7 @@ CLEAN = [
     "ingot/server/*.py",
     "ingot/server/frontends",
     "ingot/server/http",
-    "tests/benchmarks",
-    "tests/gpu",
-    "tests/test_*.py",
+    "tests",
 ]
 
 # The lint's own patterns and examples.
