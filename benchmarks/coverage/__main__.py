@@ -46,7 +46,7 @@ def main() -> None:
             verdicts.append(verdict)
             progress.advance(bar)
             if folder is not None:
-                table.write([*kept, *verdicts], folder)  # every time: a run that is broken off has something to show
+                table.write([*kept, *verdicts], folder)  # every time, so that an interrupted run leaves results
             if verdict.status != "correct":
                 console.print(
                     f"{verdict.name}, {verdict.exporter}: {verdict.status}: {verdict.message[:300]}", markup=False

@@ -31,7 +31,7 @@ from ingot.tensors import Array, Range
 MEMORY = 12 << 30
 """Bytes of address space that one export may take."""
 
-# PyTorch's message explains if it names a line of the model's own code or says what to change.
+# PyTorch's message explains if it names a line of the model's own code or suggests a change.
 _EXPLANATIONS = re.compile(
     r"(coverage/own|transformers/models)/[\w/]+\.py\"?(, line |:)\d+|[Ss]uggested fix|To fix", re.A
 )
@@ -48,7 +48,7 @@ def run(case: Case, exporter: str) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         try:
             start = EXPORTERS[exporter](case, verdict, Path(folder))
-        except Exception as error:  # noqa: BLE001 - exporters may raise anything, and that is what is measured
+        except Exception as error:  # noqa: BLE001 - exporters may raise anything, which is measured
             verdict.message = _message(error)
             verdict.status = "explained" if _explains(error, exporter) else "unexplained"
             return verdict

@@ -24,7 +24,7 @@ def run(cases: Sequence[Case], exporters: Sequence[str], jobs: int, limit: float
     """Yield verdicts as they are reached.
 
     Args:
-        cases: what is exported.
+        cases: the models to export.
         exporters: names of :data:`benchmarks.coverage.exporters.EXPORTERS`.
         jobs: how many processes run at a time.
         limit: seconds that one process may take.

@@ -44,7 +44,7 @@ class Layers:
         return path
 
     def archive(self, blobs: BlobFolder) -> Archive:
-        """Return the model as an archive of one variant, whose goldens are what numpy computes."""
+        """Return the model as an archive of one variant, with goldens computed by numpy."""
         layers, tensors = [], []
         for layer in range(self.count):
             blob = blobs.put(self.weights(layer).tobytes(), manifest.WEIGHT)

@@ -66,7 +66,7 @@ class Bench:
             self.expected = worker.answers[0]
 
     def start(self, way: str, result: str | None = None) -> Worker:
-        """Start a process that answers as it should; ``result`` is what the derived cache should have had."""
+        """Start a process and check its answers; ``result`` is the expected state of the derived cache."""
         source = self.protobuf if way == "protobuf" else self.store.root
         worker = Worker(way, source, self.layers.width)
         return check(worker, self.expected, result or ("hit" if way == "ingot" else None))
@@ -98,7 +98,7 @@ class Bench:
             load(way + COLD, partial(self.start, way))
 
     def _call(self, found: Found, rounds: int) -> None:
-        """Time calls of all ways in turn, so that what else the machine does falls on all of them."""
+        """Time calls of all ways in turn, so that other load on the machine affects all of them."""
         with contextlib.ExitStack() as stack:
             workers = {way: stack.enter_context(contextlib.closing(self.start(way))) for way in (*WAYS, "early")}
             found.calls = {way: {rows: [] for rows in BATCHES} for way in workers}

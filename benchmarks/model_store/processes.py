@@ -30,8 +30,8 @@ Process = contextlib.AbstractContextManager[int]
 class Worker:
     """A process of :mod:`benchmarks.model_store.worker`.
 
-    ``seconds`` are what its load took, ``answers`` those before and after it settled, and ``result`` is what the
-    derived cache had.
+    ``seconds`` is its load time, ``answers`` those before and after it settled, and ``result`` the state of the derived
+    cache.
     """
 
     def __init__(self, way: str, source: Path, width: int):

@@ -32,7 +32,7 @@ DEADLINE = 300.0
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that answers; ``settle`` waits until it serves for good and returns what the derived cache had."""
+    """A model that answers; ``settle`` waits for its final engine and returns the state of the derived cache."""
 
     run: Callable[[Array], Array]
     settle: Callable[[], str | None] = lambda: None

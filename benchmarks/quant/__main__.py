@@ -53,7 +53,7 @@ def main() -> None:
         page = table.markdown({case.name: outcomes[case.name]}, titles, about)
         console.print(page[page.index("\n## ") :], markup=False, soft_wrap=True)
         if folder is not None:
-            table.write(outcomes, titles, about, folder)  # every time: a run that is broken off has something to show
+            table.write(outcomes, titles, about, folder)  # every time, so that an interrupted run leaves results
     if folder is not None:
         console.print(f"{folder / 'quant.md'}")
 

@@ -18,10 +18,10 @@ COSINE = 0.99
 @dataclass(frozen=True)
 class Judgement:
     """Attributes:
-    drop: how much of the metric is lost; half a point is 0.005.
+    drop: the loss of the metric; half a point is 0.005.
     cosine: the mean over rows of the cosine between both answers.
     agreement: the share of rows with the same largest value.
-    holds: whether what is lost is within the budget.
+    holds: whether the loss is within the budget.
     """
 
     drop: float

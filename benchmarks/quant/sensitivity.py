@@ -67,7 +67,7 @@ def compare(search: Search, one_by_one: Search, folder: Path) -> Comparison:
 
 
 class _Task:
-    """MiniLM with static int8, and what both searches need of it."""
+    """MiniLM with static int8, prepared for both searches."""
 
     def __init__(self, folder: Path):
         content = next(case for case in CASES if case.name == "minilm")
@@ -137,7 +137,7 @@ def main() -> None:
     minilm = next(case for case in CASES if case.name == "minilm")
     ours, one_by_one = searches()
     folder = prepare(minilm, options.cache)
-    ours(folder)  # makes what both need, and warms both up
+    ours(folder)  # prepares both, and warms them up
     found = compare(ours, one_by_one, folder)
     console = Console()
     console.print(f"Ingot: {found.seconds:.1f} s, {len(found.found)} layers: {', '.join(sorted(found.found))}")

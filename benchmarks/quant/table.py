@@ -62,7 +62,7 @@ def write(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: dic
     Args:
         outcomes: by case.
         titles: of the cases.
-        about: the machine and the versions of what was compared.
+        about: the machine and the compared versions.
         folder: made if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ class Watched:
 
 
 def service(calls: Sequence[Call], known: Mapping[int, float]) -> tuple[dict[int, float], float]:
-    """Return what calls took, and by how much they differed.
+    """Return the duration of calls, and its deviation.
 
     Args:
         calls: in order.

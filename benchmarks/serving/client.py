@@ -221,7 +221,7 @@ async def opened(checker: Checker, port: int, rate: float, seconds: float, seed:
 
 
 def main() -> None:
-    """Run one load and write what was found as JSON, to a file: pipes of some virtual machines lose parts of it."""
+    """Run one load and write its results as JSON to a file, as pipes of some virtual machines lose data."""
     parser = argparse.ArgumentParser()
     parser.add_argument("contestant")
     parser.add_argument("model")

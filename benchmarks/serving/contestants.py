@@ -32,7 +32,7 @@ class Start:
 class Tuning:
     """Settings of a peer for one model: most rows of a batch, and its delay in milliseconds.
 
-    ``capacity`` is how many requests it may hold where it is to answer in time; 0 leaves it as it comes.
+    ``capacity`` bounds its requests where it has to answer in time; 0 keeps the default.
     """
 
     batch: int = 32
@@ -58,7 +58,7 @@ class Contestant(ABC):
 
     @abstractmethod
     def command(self, start: Start) -> list[str]:
-        """Return what starts it."""
+        """Return the command that starts it."""
 
     def environment(self, start: Start) -> dict[str, str]:
         """Return the variables that it needs."""

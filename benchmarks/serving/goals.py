@@ -40,7 +40,7 @@ class Goal:
 
 
 def closed(contestant: str, model: str, form: str, clients: int) -> dict[str, Any]:
-    """Return what a record of a closed loop has."""
+    """Return the key fields of a record of a closed loop."""
     return {"kind": "closed", "contestant": contestant, "model": model, "format": form, "clients": clients}
 
 

@@ -29,11 +29,11 @@ def tools() -> str:
 
 
 def install(peer: Peer, build: Path) -> str:
-    """Make one peer's environment; return why it cannot be, if so.
+    """Make one peer's environment; return the reason if that fails.
 
     Args:
         peer: one with requirements.
-        build: the benchmark's folder for what it makes.
+        build: the benchmark's folder for generated files.
     """
     folder = build / "envs" / peer.name
     if installed(build, peer):
@@ -51,7 +51,7 @@ def install(peer: Peer, build: Path) -> str:
 
 
 def main() -> None:
-    """Install what is asked for, or everything."""
+    """Install the named peers, or everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.install")
     peers = {
         name: peer for name, peer in contestants().items() if isinstance(peer, Peer) and peer.requirements.exists()

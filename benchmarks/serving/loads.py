@@ -48,7 +48,8 @@ class WrongAnswer(Exception):
 def open_loop(
     contestant: str, model: Model, form: str, port: int, build: Path, rate: float, seconds: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Send at the times of a Poisson process, those of ``seed``; return what :mod:`benchmarks.serving.client` found.
+    """Send at the times of a Poisson process, those of ``seed``; return the results of
+    :mod:`benchmarks.serving.client`.
 
     Raises:
         WrongAnswer: an answer is another request's.
@@ -87,9 +88,9 @@ class Wrk:
 
     Args:
         requests: whole HTTP requests by number.
-        marks: what the answer to each must hold.
+        marks: bytes that the answer to each must contain.
         port: the server's.
-        folder: where a file for wrk's script may lie.
+        folder: for a file of wrk's script.
     """
 
     def __init__(self, requests: Sequence[bytes], marks: Sequence[bytes], port: int, folder: Path):
@@ -140,7 +141,7 @@ class H2load:
 
     Args:
         model: its samples are the requests.
-        wire: how they are put.
+        wire: their encoding.
         port: the server's.
         folder: where files for h2load may lie.
 
@@ -211,10 +212,10 @@ def start_h2load(path: str, body: Path, log: Path, port: int, clients: int, seco
 
 
 def finish_h2load(process: subprocess.Popen[str], log: Path, seconds: float, size: int | None) -> Load:
-    """Read what h2load found.
+    """Parse the output of h2load.
 
     Raises:
-        WrongAnswer: some requests failed, or all answers together had not, within 0.5%, the bytes of right ones.
+        WrongAnswer: some requests failed, or the total size of answers differs by over 0.5% from that of right ones.
     """
     text, _ = process.communicate()
     counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", text)
@@ -232,12 +233,12 @@ def finish_h2load(process: subprocess.Popen[str], log: Path, seconds: float, siz
 
 
 def missing_tools() -> list[str]:
-    """Return the load generators that are not here."""
+    """Return the missing load generators."""
     return [tool for tool in ("wrk", "h2load", "taskset") if shutil.which(tool) is None]
 
 
 def checked_wrk(model: Model, wire: Wire, port: int, folder: Path) -> Wrk:
-    """Return wrk with what this server answers to each sample alone, which must be right."""
+    """Return wrk with this server's answer to each sample alone, which must be right."""
     checker = Checker(model, wire, port)
     marks = [mark for mark in checker.marks if mark is not None]
     if len(marks) < len(checker.marks):

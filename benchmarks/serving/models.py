@@ -20,12 +20,12 @@ from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class Spec:
-    """What a model is: its graph, and how a sample of it is drawn.
+    """A model: its graph, and a generator of samples.
 
     Attributes:
         exact: whether an answer is the same to the bit in every batch.
         samples: how many numbered inputs there are.
-        formats: what clients speak to it; a picture as JSON would measure the JSON alone.
+        formats: the clients' formats; a picture as JSON would measure only the JSON.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Model:
         return str(self.session().get_outputs()[0].name)
 
     def session(self) -> onnxruntime.InferenceSession:
-        """Load the model as every contestant does: one thread, all else as it comes."""
+        """Load the model as every contestant does: one thread, otherwise default settings."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         return onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
@@ -170,11 +170,11 @@ def _specs(tensors: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
 
 
 def model(name: str, build: Path) -> Model:
-    """Return a model, made if it is not there yet.
+    """Return a model; make it if it does not exist.
 
     Args:
         name: one of :data:`SPECS`.
-        build: the benchmark's folder for what it makes.
+        build: the benchmark's folder for generated files.
     """
     folder = build / "models" / name
     found = Model(SPECS[name], folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SERVER_CORE = 0
 LOAD_CORE = 1
-_TOKEN = "BENCHMARK_TOKEN"  # not of INGOT_..., of which the server refuses what it does not know
+_TOKEN = "BENCHMARK_TOKEN"  # not INGOT_..., as the server refuses unknown ones
 # The longest that a server may take to its first answer, and one of its answers.
 DEADLINE = 120.0
 ANSWER_SECONDS = 60.0
@@ -59,7 +59,7 @@ class Process:
             )
 
     def usage(self) -> Usage:
-        """Return what all of its processes have used."""
+        """Return the usage of all its processes."""
         cpu, memory = 0.0, 0
         for folder in self._folders():
             with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Process:
         time.sleep(0.005)
 
     def close(self) -> None:
-        """Ask it to end, and end what is left of its processes."""
+        """Ask it to end, then kill its remaining processes."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -49,7 +49,7 @@ _PLOTS = {
 
 
 def versions(build: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the versions of what takes part, by its name."""
+    """Return the versions of the contestants, by name."""
     found = {"ingot": ingot.__version__, "onnxruntime": onnxruntime.__version__}
     for name in names:
         peer = contestants()[name]

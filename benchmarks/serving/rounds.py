@@ -179,7 +179,7 @@ class Run:
         return Load(load.requests, load.rate, load.p50_ms, load.p99_ms, 0, 1e6 * cpu / load.requests)
 
     def _goodput(self, number: int, served: Model, names: Sequence[str]) -> None:
-        """Offer multiples of what the best of the contestants answered in this round's closed loop."""
+        """Offer multiples of the best contestant's rate in this round's closed loop."""
         capacity = max(
             (
                 by_round(self.records, closed(name, served.name, "binary", clients), "rate").get(number, 0.0)
@@ -209,7 +209,7 @@ class Run:
                 self._add("goodput", number, contestant.name, served, **values)
 
     def _add(self, kind: str, number: int, contestant: str, served: Model, **values: Any) -> None:
-        # What a record's name says is not overwritten by what a load calls the same.
+        # Fields of the record win over equally named ones of the load.
         record = {"kind": kind, "round": number, "contestant": contestant, "model": served.name, **values}
         self.records.append(record)
         shown = " ".join(

@@ -76,7 +76,7 @@ def capture(module: nn.Module, args: Sequence[torch.Tensor], strict: bool = Fals
 def failure(module: nn.Module, args: Sequence[torch.Tensor], strict: bool = False) -> Exception:
     try:
         capture(module, args, strict)
-    except Exception as error:  # noqa: BLE001 - what torch raises is what is tested
+    except Exception as error:  # noqa: BLE001 - any exception of torch is tested
         return error
     raise AssertionError("the capture succeeds, so there is nothing to explain")
 

@@ -127,7 +127,7 @@ def node_cases() -> Iterator[Case]:
 
 
 def stored_cases(kind: str) -> Iterator[Case]:
-    """Yield the cases that lie in folders as files: small graphs, and what PyTorch once exported."""
+    """Yield the cases stored as files: small graphs, and exports of older PyTorch."""
     for case in load_model_tests(kind=kind):
         folder = Path(case.model_dir or "")
         model = onnx.load(folder / "model.onnx")

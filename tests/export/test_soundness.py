@@ -194,7 +194,7 @@ def test_lengths_that_the_example_has_alike_are_varied() -> None:
             packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             y, (h, _) = self.layer(packed)
             total: torch.Tensor = h[-1] + y.data.reshape(-1, 5).mean(0)
-            return total  # over what is packed, which is not what is padded
+            return total  # over packed rows, not padded ones
 
     example = {"x": torch.randn(3, 7, 4), "lengths": torch.tensor([7, 7, 7])}
     with pytest.raises(ExportError):

@@ -1,4 +1,4 @@
-"""Private names of PyTorch do what :mod:`ingot.export.torch_internals` says, and no other module uses one."""
+"""Private names of PyTorch behave as :mod:`ingot.export.torch_internals` states, and no other module uses one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Model(nn.Module):
         return self.linear(x) if x.shape[0] * 3 % 7 != 1 else x
 
 
-# PyTorch warns of what it calls itself.
+# PyTorch warns about calls that it makes itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -151,7 +151,7 @@ class TestTar:
 
     @pytest.mark.parametrize("name", HOSTILE_NAMES)
     def test_a_name_that_leads_elsewhere(self, path: Path, name: str) -> None:
-        # The standard library cuts a last slash off: what stays is a name that leads nowhere.
+        # The standard library strips a trailing slash, which leaves a dangling name.
         refused(tgz(path, {**self.FILES, name: b"x"}), "holds a file called .*, which is not a valid relative path")
 
     @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Eight processes push, promote, roll back, remove, sign, collect and read, and are killed at random.
 
-``python -m tests.model_store.chaos STORE SECONDS SEED`` prints what was done as JSON, and exits with 1 if a reader saw
+``python -m tests.model_store.chaos STORE SECONDS SEED`` prints the actions as JSON, and exits with 1 if a reader saw
 something torn or the store is not whole in the end.
 """
 

@@ -98,7 +98,7 @@ PLACES: dict[str, Callable[[], ModelProto]] = {
 
 
 def seen(message: Message) -> Iterator[bytes]:
-    """Yield what the onnx package knows of files, in every message whatever its kind."""
+    """Yield the files that the onnx package finds, in messages of every kind."""
     if isinstance(message, TensorProto):
         for item in message.external_data:
             if item.key == "location":  # text that is not UTF-8 is bytes

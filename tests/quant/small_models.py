@@ -148,7 +148,7 @@ def make_faster(patch: pytest.MonkeyPatch, speed: float = 2.0) -> None:
 
 
 def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLatency, ...]]]:
-    """Return what :func:`ingot.runtime.profile.measure_together` would where all were so much faster."""
+    """Return the result of :func:`ingot.runtime.profile.measure_together` if all were so much faster."""
 
     def measure(
         engines: Sequence[object],

@@ -85,7 +85,7 @@ class Wire:
 
 
 class Peer:
-    """A client of one connection, which can send what no client should. Use it inside a running event loop."""
+    """A client of one connection, which can send invalid bytes. Use it inside a running event loop."""
 
     def __init__(self, *, begin: bool = True, plane: DataPlane | None = None):
         loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ def build(model_type: str, class_name: str, config: Mapping[str, Any]) -> nn.Mod
     Args:
         model_type: as in ``AutoConfig.for_model``.
         class_name: such as ``BertModel``.
-        config: what departs from the defaults of that configuration.
+        config: differences from the defaults of that configuration.
     """
     transformers = importlib.import_module("transformers")  # optional, and slow to import
     made = transformers.AutoConfig.for_model(model_type, **config)

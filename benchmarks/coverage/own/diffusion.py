@@ -75,8 +75,7 @@ class TransformerBlock(nn.Module):
 
 
 class ConditionalUNet(nn.Module):
-    """A U-Net on latents with cross-attention to a text, for any size and length: what was halved is brought back to
-    the size of the skipped features."""
+    """A U-Net on latents with cross-attention to a text, of any size and length, which resizes to skipped features."""
 
     def __init__(self, depth: int = 2) -> None:
         super().__init__()

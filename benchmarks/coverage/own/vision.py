@@ -19,7 +19,7 @@ def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Segments images of any size: what pooling cut off is restored to the size of the skipped features."""
+    """Segments images of any size: features are padded to the size of the skipped ones."""
 
     def __init__(self) -> None:
         super().__init__()

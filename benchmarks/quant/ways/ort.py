@@ -19,7 +19,7 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
     clean = folder / "clean.tmp"
     try:
         quant_pre_process(str(case.model), str(clean))
-    except Exception:  # noqa: BLE001 - its symbolic shapes fail on some graphs in whatever way; the manual skips them
+    except Exception:  # noqa: BLE001 - symbolic shapes fail on some graphs with any error; the manual skips them
         quant_pre_process(str(case.model), str(clean), skip_symbolic_shape=True)
     target = str(folder / "model.onnx")
     if way == "ort-dynamic":

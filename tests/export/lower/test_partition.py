@@ -136,7 +136,7 @@ class TestOneModelInParts:
         model.close()
         calls = metrics.registry.get_sample_value("ingot_engine_seconds_count", {"model": "net", "version": "1"})
         assert calls is not None
-        assert calls < len(images)  # how many share one is up to what the engine was seen to take
+        assert calls < len(images)  # how many share a batch depends on the engine's measured times
         expected = net.case.eager.run({"image": images})
         for row, answer in enumerate(answers):
             assert np.allclose(answer["logits"], expected["logits"][row : row + 1], atol=1e-4)

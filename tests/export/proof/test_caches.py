@@ -176,7 +176,7 @@ def test_a_branch_on_a_tensor_that_never_changes_is_a_constant(registered: bool)
 
 
 class Recalls(nn.Module):
-    """A TorchScript model that adds up what it was asked, as silero's detector of speech does."""
+    """A TorchScript model that sums its inputs over calls, as silero's detector of speech does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ INPUTS = ["ids:int64[batch,seq=1..64]", "mask:int64[batch,seq=1..64]"]
 
 
 class Mean(nn.Module):
-    """The masked mean of embeddings, and each embedding; ``masked`` says whether the mask is heeded."""
+    """The masked mean of embeddings, and each embedding; ``masked`` says whether the mask is applied."""
 
     def __init__(self, masked: bool = True):
         super().__init__()

@@ -406,7 +406,7 @@ class TestFullDisk:
         before = set(store.blobs.folder.iterdir())
         leased = archive(b"of another push")
         leased.copy_to(store.blobs)
-        larger = archive(b"one", weights=(*self.WEIGHTS, b"some weights"))  # shares blobs with what is here
+        larger = archive(b"one", weights=(*self.WEIGHTS, b"some weights"))  # shares blobs with stored archives
 
         def full(transfer: Transfer) -> None:
             if transfer.moved > 1_000_000:

@@ -296,7 +296,7 @@ def test_those_that_are_about_to_follow_are_waited_for() -> None:
 
 def test_a_batch_is_small_enough_for_the_next_request_to_be_in_time() -> None:
     it = world({1: 0.01, 8: 0.02, 64: 0.05})
-    for _ in range(60):  # by then the requests' time limit is known
+    for _ in range(60):  # their time limit is known by now
         for _ in range(20):
             it.offer(Arrival(0, timeout=0.06))
         it.run_until(it.now + 0.02)

@@ -47,7 +47,7 @@ def test_messages(service: Service) -> None:
         statuses = [peer.answer(stream)[0]["grpc-status"] for stream in streams]
     assert set(statuses) <= {"3", "14"}  # not a protobuf message, or not held
     grown = most_resident(service) - before
-    # The 16 MiB, what is put together of them, and what allocators keep; with a thread for each, some 100 on two cores.
+    # The 16 MiB, their joined copy, and memory that allocators keep; with a thread for each, some 100 on two cores.
     assert grown < 90 * MIB, f"the server has grown by {grown >> 20} MiB"
     service.check()
     x = np.zeros((200_000, 3), np.float32)  # and their memory is free again

@@ -128,7 +128,7 @@ class TestHttp:
             assert [connection.answer().status for _ in range(2)] == [200, 200]
 
     def test_a_body_that_continues_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
-        """FastAPI answers before the body is there, and keeps the connection for what follows it."""
+        """FastAPI answers before the body has arrived, and keeps the connection for later requests."""
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
             connection.send(
                 b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"

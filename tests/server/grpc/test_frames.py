@@ -704,7 +704,7 @@ class TestStalls:
             peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
             peer.send(peer.call(7, request(1, model="never")))
             await peer.received()
-            peer.connection.look(3, 1 << 30)  # which sees that what has begun of stream 3 is its second message
+            peer.connection.look(3, 1 << 30)  # which sees that the begun message of stream 3 is its second one
             peer.send(peer.head(9) + data(9, whole[:10]))
             for part in whole[10:13]:
                 peer.connection.look(3, 1 << 30)

@@ -232,7 +232,7 @@ def in_work(server: RunningServer) -> None:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection."""
+    """Return the bytes until the server closes the connection."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
@@ -340,7 +340,7 @@ def test_refusals_say_when_to_ask_again(folder: Path) -> None:
         connect(server.http_url) as first,
     ):
         first.sendall(PLAIN.replace(LENGTH, b"Content-Length: 900000\r\n") + bytes(800_000))
-        for _ in range(200):  # until the server has read what the first one sent
+        for _ in range(200):  # until the server has read the first one's bytes
             answer = httpx.post(server.http_url + PATH.decode(), content=BODY + b" " * 500_000, trust_env=False)
             if answer.status_code == 503:
                 break

@@ -398,7 +398,7 @@ def test_one_body_may_decompress_beyond_the_budget_but_not_with_others(folder: P
             first.sendall(
                 b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + bytes(800)
             )
-            for _ in range(200):  # until the server has read what the first one sent
+            for _ in range(200):  # until the server has read the first one's bytes
                 answer = httpx.post(url, content=body, headers=headers, trust_env=False)
                 if answer.status_code == 503:
                     break
@@ -569,7 +569,7 @@ def test_bodies_together_are_bounded(folder: Path) -> None:
         with socket.create_connection((host, int(port)), timeout=10) as first:
             first.sendall(head + bytes(800_000))
             body = json.dumps(affine()).encode() + b" " * 500_000
-            for _ in range(200):  # until the server has read what the first one sent
+            for _ in range(200):  # until the server has read the first one's bytes
                 answer = httpx.post(f"{own.http_url}/v2/models/affine/infer", content=body, trust_env=False)
                 if answer.status_code == 503:
                     break

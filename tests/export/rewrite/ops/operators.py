@@ -90,7 +90,7 @@ def square_plus(x: Tensor, offset: float) -> Tensor:
 
 @ingot.op("tests::opaque", fake=torch.empty_like)
 def opaque(x: Tensor) -> Tensor:
-    """As the one above, but nothing says what it is in ONNX."""
+    """As the one above, but without an ONNX form."""
     return torch.from_numpy(np.square(x.numpy()))
 
 
