@@ -96,7 +96,10 @@ def test_a_quantized_variant(run_ingot: RunIngot, digits_fp32: Path, digits_arch
         (["digits.ingot", "digits:7"], "has no model 'digits'"),
         (["digits.ingot#bf16", "digits.ingot"], "'digits' has no variant 'bf16'; it has: fp32"),
         (["digits.ingot", "digits.ingot", "--report", "a.pdf"], "end its name in .html, .json, .txt"),
-        (["digits.ingot", "a.html", "--report", "a.html"], "cannot write a.html: it is the file of the second archive"),
+        (
+            ["digits.ingot", "a.html", "--report", "a.html"],
+            "cannot write a.html: it is also the file of the second archive",
+        ),
         (["broken.ingot", "digits.ingot"], "broken.ingot"),
     ],
 )

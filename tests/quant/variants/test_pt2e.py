@@ -136,7 +136,7 @@ def test_pt2e_computes_ranges_per_call_only_for_linear_layers(case: Case, sample
 
 def test_pt2e_refuses_to_have_done_nothing(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
-    with pytest.raises(QuantizationError, match="torchao found nothing"):
+    with pytest.raises(QuantizationError, match="torchao found no layers"):
         pt2e.quantize(case.program, samples, keep=["first", "second", "head"])
     plain = capture(nn.Conv1d(2, 2, 1), "input:float32[batch,2,4]")
     with pytest.raises(QuantizationError, match="dynamically"):
