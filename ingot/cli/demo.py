@@ -30,7 +30,7 @@ def demo(
     store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Train a small model on real handwritten digits, export, quantize, store and serve it, and report.
+    """Train a small model on handwritten digits, then export, quantize, store and serve it, and print a report.
 
     A second run reuses the trained model and its archive.
     """

@@ -102,9 +102,9 @@ def export(
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
 
-    The named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]. The one called batch is the batch
-    axis. A dimension may state its range: ids:int64\\[batch,seq=1..512], or height=64..512:32 for the multiples of 32.
-    Inputs inside dicts and tuples are named by the path to them: batch.image, past.0.1.
+    Named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]; batch is the batch dimension.
+    A dimension may state its range: ids:int64\\[batch,seq=1..512], or height=64..512:32 for multiples of 32.
+    Inputs inside dicts and tuples are named by their path: batch.image, past.0.1.
     """
     if out is not None:
         check_out(out)

@@ -24,10 +24,10 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def fsck(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check names, sizes and documents, but read no blobs.")
+        bool, typer.Option("--quick", help="Check only names, sizes and documents, without reading blobs.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Set damaged blobs aside, so that a push or pull restores them.")
+        bool, typer.Option("--repair", help="Move damaged blobs aside, so that a push or pull restores them.")
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
@@ -65,7 +65,7 @@ def gc(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove blobs from the store that no tag needs or recently needed."""
+    """Remove blobs from the store that no current or recent tag needs."""
     from ingot.model_store.store.gc import collect
 
     here = _existing(store)

@@ -44,9 +44,10 @@ def quantize(
     metric: Annotated[
         str | None, typer.Option(help="The measure of accuracy, such as accuracy:labels=y.", show_default="cosine")
     ] = None,
-    max_drop: Annotated[float, typer.Option(help="The largest drop of the metric.")] = 0.01,
+    max_drop: Annotated[float, typer.Option(help="The largest accepted drop of the metric.")] = 0.01,
     keep: Annotated[
-        list[str] | None, typer.Option(help="A layer, or a prefix of layers, to keep in float; repeatable.")
+        list[str] | None,
+        typer.Option(help="A layer to keep in floating point, or a prefix of layer names; repeatable."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -88,7 +89,7 @@ def quantize(
 ) -> None:
     """Make an archive's model smaller and faster, and measure the loss of accuracy.
 
-    Candidates are measured on this machine, and the fastest that keeps the metric is added to the archive. An
+    Candidates are measured on this machine, and the fastest one within the budget is added to the archive. An
     interrupted search continues when the same command is run again.
     """
     given = {"model": model, "calibration": calibrate, "validation": validate}

@@ -96,7 +96,7 @@ def verify(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Check that an archive is trusted and, in a file or the store, that every blob of it has its digest."""
+    """Check that an archive is trusted and, in a file or the store, that the digests of all blobs match."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate
     from ingot.model_store.trust import signing

@@ -52,7 +52,7 @@ def history(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show the history of a model's tags: targets, times and users, the newest first."""
+    """Show the history of a model's tags: targets, times and users, newest first."""
     from ingot.model_store import Reference, Store
 
     ref = Reference.parse(model)
@@ -113,7 +113,7 @@ def remove(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a tag. In the store its archive stays for a day at least: ingot rollback brings it back."""
+    """Remove a tag. The store keeps its archive for at least a day: until then ingot rollback restores the tag."""
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
 

@@ -119,7 +119,7 @@ class ServerConfig:
         least=1,
         most=1024,
     )
-    max_batch: int = _field(64, "Most samples per engine call", group=BATCHING, least=1)
+    max_batch: int = _field(64, "Maximum number of samples per engine call", group=BATCHING, least=1)
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
@@ -143,7 +143,7 @@ class ServerConfig:
     )
     max_queue: int = _field(
         4096,
-        "Most requests queued per model; more are refused",
+        "Maximum number of requests queued per model; more are refused",
         more="A request of more samples than `max_batch` is queued in parts, two per instance at a time; other "
         "requests that arrive meanwhile run between them.",
         group=LIMITS,
@@ -151,7 +151,7 @@ class ServerConfig:
     )
     max_queue_mb: int = _field(
         256,
-        "Most MiB of queued requests per model",
+        "Maximum size of queued requests per model, in MiB",
         more="Large requests count with all their parts.",
         group=LIMITS,
         least=1,
@@ -161,7 +161,7 @@ class ServerConfig:
     )
     max_bodies_mb: int = _field(
         1024,
-        "Most MiB of request bodies held at once; more are refused",
+        "Maximum size of request bodies held at once, in MiB; more are refused",
         more="This counts bodies as received and after decompression: for HTTP from arrival to response, for the "
         "fast gRPC server those of more than one frame, separately for each protocol; and requests that [front "
         "processes](#front-processes) have passed to the models. A single request always fits.",
@@ -200,8 +200,10 @@ class ServerConfig:
     record_share: float = _field(
         0.01, "Share of the requests to record, chosen at random", group=RECORDING, above=0, most=1
     )
-    record_limit: int = _field(1000, "Most requests recorded per model version", group=RECORDING, least=1)
-    record_limit_mb: int = _field(256, "Most MiB recorded per model version", group=RECORDING, least=1)
+    record_limit: int = _field(1000, "Maximum number of requests recorded per model version", group=RECORDING, least=1)
+    record_limit_mb: int = _field(
+        256, "Maximum size of the recording per model version, in MiB", group=RECORDING, least=1
+    )
     frontends: int = _field(
         0,
         "Experimental: processes that speak HTTP and gRPC, next to the one with the models; no benchmark on a machine "
