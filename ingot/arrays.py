@@ -38,7 +38,7 @@ MAX_RANK = 32
 _MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot create larger arrays even if empty
 
 
-def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+def check_shape(name: str, shape: object) -> tuple[int, ...]:
     """Return a shape sent by a client.
 
     Raises:

@@ -98,7 +98,7 @@ def from_names(module: nn.Module, names: Sequence[str], constants: Mapping[str, 
 
 
 def from_example(
-    module: nn.Module, example: Any, constants: Mapping[str, Any]
+    module: nn.Module, example: object, constants: Mapping[str, Any]
 ) -> tuple[Arguments, dict[str, torch.Tensor]]:
     """Return a call of ``module`` like an example, and the example's tensors by name.
 
@@ -154,7 +154,7 @@ def parameters(module: nn.Module) -> tuple[str, ...]:
     return tuple(item.name for item in found if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY))
 
 
-def inputs_among(example: Any, known: Collection[str]) -> tuple[Any, tuple[str, ...]]:
+def inputs_among(example: object, known: Collection[str]) -> tuple[Any, tuple[str, ...]]:
     """Return an example without the arrays of a file that are not inputs, and a remark on each of these.
 
     Args:
@@ -219,7 +219,7 @@ def _nest(items: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _tuples(value) for key, value in tree.items()}
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     if not isinstance(value, dict):
         return value
     if set(value) == {str(index) for index in range(len(value))}:
@@ -263,7 +263,7 @@ def _takes_any_position(module: nn.Module) -> bool:
     return any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(module.forward).parameters.values())
 
 
-def _tensor(leaf: Any) -> Any:
+def _tensor(leaf: object) -> Any:
     return to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
@@ -276,5 +276,5 @@ def _name(path: tuple[Any, ...], known: Sequence[str]) -> str:
     return ".".join(rest)
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))))

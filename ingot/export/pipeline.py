@@ -35,7 +35,7 @@ from ingot.tensors import Signature, TensorSpec
 
 def export_model(
     model: nn.Module | str | Path,
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
     constants: Mapping[str, Any] | None = None,

@@ -238,7 +238,7 @@ def _next_values(states: States, values: Sequence[torch.Tensor]) -> dict[str, to
     return {f"{name}{NEXT}": value for name, value in zip(states.names, values, strict=True)}
 
 
-def name_outputs(outputs: Any, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+def name_outputs(outputs: object, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """Flatten a module's output into named tensors.
 
     Raises:

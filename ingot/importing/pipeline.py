@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArgument
 from ingot.importing.record import Candidate, Consent, Imported, specs
@@ -29,7 +29,7 @@ _NAMED = 8
 
 def import_model(
     source: str | Path,
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
     output_names: Sequence[str] = (),
@@ -71,7 +71,7 @@ def import_model(
 
 def convert(
     candidate: Candidate,
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
     output_names: Sequence[str] = (),

@@ -257,7 +257,7 @@ class Model:
         finally:
             pending.cancel()  # no effect unless the client left
 
-    def _refuse(self, *args: Any, **named: Any) -> Pending:
+    def _refuse(self, *args: object, **named: Any) -> Pending:
         """Replace ``submit`` while the model is not ready."""
         raise self._unavailable()
 

@@ -13,7 +13,7 @@ from ingot.server.requests import InferRequest, Template
 from ingot.tensors import Array, DType
 
 
-def request(model: Any, inputs: Any, version: Any, outputs: Any, parameters: Any) -> InferRequest:
+def request(model: object, inputs: object, version: object, outputs: object, parameters: object) -> InferRequest:
     """Return a request; the arguments are those of :meth:`ingot.Client.infer`.
 
     Raises:
@@ -30,7 +30,7 @@ def request(model: Any, inputs: Any, version: Any, outputs: Any, parameters: Any
     return InferRequest(template, {text("an input's name", name): _array(name, inputs[name]) for name in inputs})
 
 
-def text(what: str, value: Any) -> str:
+def text(what: str, value: object) -> str:
     """Return a value that must be text.
 
     Raises:
@@ -45,7 +45,7 @@ def text(what: str, value: Any) -> str:
     return value
 
 
-def version_text(value: Any) -> str:
+def version_text(value: object) -> str:
     """Return a model's version as text; it may be a number.
 
     Raises:
@@ -58,7 +58,7 @@ def _parameters(parameters: Mapping[Any, Any]) -> dict[str, Any]:
     return {text("a parameter's name", name): _parameter(name, parameters[name]) for name in parameters}
 
 
-def _parameter(name: str, value: Any) -> bool | int | float | str:
+def _parameter(name: str, value: object) -> bool | int | float | str:
     """Return a parameter's value, if both JSON and gRPC's messages can carry it."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -76,7 +76,7 @@ def _parameter(name: str, value: Any) -> bool | int | float | str:
     return next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
 
 
-def _array(name: str, value: Any) -> Array:
+def _array(name: str, value: object) -> Array:
     try:
         array = np.asarray(value)
     except Exception as error:  # the caller's object converts itself, and may raise anything
@@ -90,7 +90,7 @@ def _array(name: str, value: Any) -> Array:
     return array
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Return a description of a value for messages, with the value itself if it is short."""
     if value is None:
         return "None"

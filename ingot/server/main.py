@@ -218,7 +218,7 @@ def create(
     return Server(repository, config)
 
 
-def _source(source: Any) -> str | Archive:
+def _source(source: object) -> str | Archive:
     if isinstance(source, Archive):
         return source
     if isinstance(source, str | os.PathLike) and isinstance(path := os.fspath(source), str):

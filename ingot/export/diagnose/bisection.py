@@ -23,7 +23,7 @@ from ingot.tensors import TensorSpec
 
 def bisect_model(
     model: nn.Module,
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
     constants: Mapping[str, Any] | None = None,

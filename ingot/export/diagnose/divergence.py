@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -227,7 +227,7 @@ def _blame(
     )
 
 
-def _reached(steps: Mapping[str, _Step], start: list[str], is_good: Any) -> set[str]:
+def _reached(steps: Mapping[str, _Step], start: list[str], is_good: Callable[[str], bool]) -> set[str]:
     """Return the operations that are not good, from ``start`` back to those that are."""
     found: set[str] = set()
     while start:

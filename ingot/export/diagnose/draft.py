@@ -102,7 +102,7 @@ def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], sub
     return explain_at(cause, innermost(frames), tuple(details))
 
 
-def _value(shown: Any) -> str:
+def _value(shown: object) -> str:
     """Return a variable in the form of a report: a tensor by its shape, other values unchanged."""
     text = str(shown[0] if isinstance(shown, list) and len(shown) == 1 else shown)
     shape = _SHAPE.match(text)

@@ -50,7 +50,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._keep(outputs)
         return outputs
 
-    def _keep(self, outputs: Any) -> None:
+    def _keep(self, outputs: object) -> None:
         for output in pytree.tree_leaves(outputs):
             if (value := _copied(output)) is not None:
                 self.values.append((self._within[-1], value))
@@ -62,7 +62,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def enter(path: str) -> Any:
             return lambda *_: self._within.append(path)
 
-        def leave(part: nn.Module, args: Any, outputs: Any) -> None:
+        def leave(part: nn.Module, args: object, outputs: object) -> None:
             self._keep(outputs)
             self._within.pop()
 
@@ -97,7 +97,7 @@ class _Recorder(fx.Interpreter):
         return result
 
 
-def _copied(value: Any) -> Array | None:
+def _copied(value: object) -> Array | None:
     """Return a copy of a tensor, which may be overwritten later; None for values that are not arrays."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

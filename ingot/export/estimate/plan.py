@@ -78,7 +78,7 @@ class Estimate:
 
 def plan(
     make: Callable[[], nn.Module],
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     inputs: str | Sequence[str | TensorSpec] = (),
     constants: Mapping[str, Any] | None = None,

@@ -48,7 +48,7 @@ def counting(module: nn.Module) -> Iterator[list[float]]:
     """Yield a list that collects the FLOPs of each call of a layer with weights; other products are not counted."""
     counts: list[float] = []
 
-    def count(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def count(layer: nn.Module, args: tuple[Any, ...], output: object) -> None:
         weight: Any = layer.weight
         transposed = isinstance(layer, _LAYERS[-3:])
         value = args[0] if transposed and args else output

@@ -165,7 +165,7 @@ def _truncated(called: str) -> str:
     return f"{called} is truncated or damaged: its end is missing; copy or download it again"
 
 
-def _find_state(loaded: Any, called: str) -> dict[str, torch.Tensor]:
+def _find_state(loaded: object, called: str) -> dict[str, torch.Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]

@@ -125,7 +125,7 @@ def _of_graph(module: fx.GraphModule) -> tuple[str, ...]:
     return tuple(described)
 
 
-def _dimension(size: Any, axis: int, names: dict[str, str]) -> str:
+def _dimension(size: object, axis: int, names: dict[str, str]) -> str:
     if isinstance(size, int):
         return str(size)
     symbol = str(size)

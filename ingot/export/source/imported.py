@@ -87,7 +87,7 @@ def _check_file(source: str, path: Path, attribute: str) -> None:
         )
 
 
-def _exportable(owner: Any) -> list[str]:
+def _exportable(owner: object) -> list[str]:
     """Return the names defined in a Python module, or of the parts of an object, that may be or return a model."""
     names = [name for name in dir(owner) if not name.startswith("_")]
     if not inspect.ismodule(owner):
@@ -95,7 +95,7 @@ def _exportable(owner: Any) -> list[str]:
     return [name for name in names if _may_be_a_model(getattr(owner, name, None), owner.__name__)]
 
 
-def _may_be_a_model(found: Any, here: str) -> bool:
+def _may_be_a_model(found: object, here: str) -> bool:
     if isinstance(found, nn.Module):
         return True
     if not callable(found) or getattr(found, "__module__", None) != here:
@@ -103,7 +103,7 @@ def _may_be_a_model(found: Any, here: str) -> bool:
     return not inspect.isclass(found) or issubclass(found, nn.Module)
 
 
-def make(found: Any, attribute: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+def make(found: object, attribute: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Return a module as it is, and otherwise call a class or factory with ``arguments``.
 
     Raises:

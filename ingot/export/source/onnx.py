@@ -38,7 +38,7 @@ class OnnxSource:
     notes: tuple[str, ...] = ()
 
 
-def read(path: Path, example_inputs: Any, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range]) -> OnnxSource:
+def read(path: Path, example_inputs: object, inputs: Sequence[TensorSpec], ranges: Mapping[str, Range]) -> OnnxSource:
     """Read a file, with the names of its dynamic dimensions from ``inputs``.
 
     Raises:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
 
 import onnx_ir as ir
+from torch import fx
 
 from ingot import foreign
 from ingot.errors import ExportError
@@ -36,7 +36,7 @@ def rewrite_program(context: Context, program: Program, subject: Subject, *, tid
             long as the first time.
     """
 
-    def proof(graph: Any) -> float:
+    def proof(graph: fx.GraphModule) -> float:
         candidate = Captured(graph, program.signature, subject.eager.device)
         parity, _ = context.prove(candidate, program.signature, _EXAMPLES_PER_RULE)
         return max(item.error for item in parity)
@@ -62,7 +62,7 @@ def rewrite_program(context: Context, program: Program, subject: Subject, *, tid
     return rewritten
 
 
-def _traced_again(graph: Any, program: Program, subject: Subject) -> Program:
+def _traced_again(graph: fx.GraphModule, program: Program, subject: Subject) -> Program:
     example = subject.eager.tensors(subject.example)
     options = {**program.options, "strict": False}  # the graph holds operators only, not user code
     with foreign.reported_as(ExportError, foreign.first_line):

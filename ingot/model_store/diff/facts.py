@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ingot.model_store.diff.records import Change
 from ingot.model_store.format import manifest
@@ -71,7 +70,7 @@ def _variant(variant: Variant) -> dict[str, str]:
     return {**dict(_flat("", document)), **{f"file {name}": digest for name, digest in documents.items()}}
 
 
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the leaves of a JSON document by path, as text, without empty ones."""
     if isinstance(value, dict):
         for key, item in value.items():

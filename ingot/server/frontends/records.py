@@ -176,7 +176,7 @@ def load_error(body: memoryview) -> IngotError:
     return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode())
 
 
-def dumps(content: Any) -> bytes:
+def dumps(content: object) -> bytes:
     """Return JSON for a record."""
     return orjson.dumps(content)
 

@@ -123,7 +123,7 @@ def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, 
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
 
 
-def encode_parameter(parameter: pb.InferParameter, value: Any) -> None:
+def encode_parameter(parameter: pb.InferParameter, value: object) -> None:
     """Set a protobuf parameter from a Python value."""
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     if type(value) not in kinds:

@@ -38,7 +38,7 @@ class LazyApp:
         self._app: Any = None
         self._lock = asyncio.Lock()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: object, receive: object, send: object) -> None:
         if self._app is None:
             async with self._lock:
                 self._app = self._app or await asyncio.to_thread(self._load)

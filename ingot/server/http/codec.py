@@ -252,7 +252,7 @@ class _Buffers:
     def __init__(self, view: memoryview):
         self._view = view
 
-    def take(self, name: str, size: Any) -> memoryview:
+    def take(self, name: str, size: object) -> memoryview:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InvalidArgument(f"binary_data_size of tensor '{name}' is {size!r}; it must be a number of bytes")
         if size > len(self._view):

@@ -35,7 +35,7 @@ _NUMBERS = frozenset((int, float))
 _INTEGERS = frozenset((int,))
 
 
-def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
+def to_array(name: str, dtype: DType, shape: Sequence[int], data: object) -> Array:
     """Return JSON ``data``, nested or flat, as an array; no value is rounded or wrapped to fit an integer type.
 
     Raises:
@@ -51,7 +51,7 @@ def to_array(name: str, dtype: DType, shape: Sequence[int], data: Any) -> Array:
     return cast(name, dtype, values).reshape(shape)
 
 
-def from_json(name: str, dtype: DType, data: Any) -> Array:
+def from_json(name: str, dtype: DType, data: object) -> Array:
     """Return nested lists as an array of their shape; a single value is a scalar.
 
     Raises:

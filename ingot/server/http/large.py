@@ -160,7 +160,7 @@ def _without(raw: bytes, lists: Sequence[tuple[int, int]]) -> bytes:
     return b"".join((*parts, raw[done:]))
 
 
-def _put_back(parsed: Any, lists: Sequence[Numbers]) -> bool:
+def _put_back(parsed: object, lists: Sequence[Numbers]) -> bool:
     """Put lists in the places of their marks; return whether each was found once, as the data of an input."""
     inputs = parsed.get("inputs") if isinstance(parsed, dict) else None
     found = 0

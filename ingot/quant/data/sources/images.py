@@ -92,7 +92,7 @@ def decode(path: Path, steps: ImageTransform, dtype: DType) -> Array:
         raise InvalidArgument(f"there is not enough memory for the image {path}; remove it") from error
 
 
-def _values(picture: Any, steps: ImageTransform, dtype: DType) -> Array:
+def _values(picture: object, steps: ImageTransform, dtype: DType) -> Array:
     values: Array = np.asarray(picture, np.float32)  # [H, W] or [H, W, 3]
     values = values[..., None] if values.ndim == 2 else values
     if steps.color == "bgr":

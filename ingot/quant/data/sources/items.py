@@ -31,7 +31,7 @@ class Batch:
     rows: int
 
 
-def name_arrays(signature: Signature, item: Any, what: str) -> dict[str, Array]:
+def name_arrays(signature: Signature, item: object, what: str) -> dict[str, Array]:
     """Return an item's arrays by name.
 
     Args:
@@ -179,7 +179,7 @@ def _check_extras(extras: Mapping[str, Array], rows: int, single: bool, what: st
     return checked
 
 
-def _flatten(item: Any) -> Iterator[Any]:
+def _flatten(item: object) -> Iterator[Any]:
     """Yield the parts of nested tuples, and of lists of arrays; a list of numbers is an array itself."""
     if isinstance(item, tuple) or (isinstance(item, list) and any(hasattr(part, "shape") for part in item)):
         for part in item:
