@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
 from ingot.server.http import codec as http_codec
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
@@ -216,6 +216,26 @@ def test_a_file_that_is_not_a_model(folder: Path) -> None:
     broken.write_bytes(b"not a model")
     with pytest.raises(IngotError, match="cannot load"):
         ingot.serve(str(broken), http_port=0, grpc_port=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # Python ignores SystemExit there
+@pytest.mark.parametrize("failure", [SystemExit(3), ZeroDivisionError("unforeseen")])
+def test_a_failure_of_any_kind_at_the_start_is_raised_by_serve(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    """Code of a model may end its thread, for which the server would wait forever."""
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        if isinstance(failure, SystemExit):
+            patch.setattr("ingot.runtime.model.Model.load", fail)
+        else:
+            patch.setattr("ingot.server.listeners.Listeners.set_serving", fail)
+        with pytest.raises(InternalError, match=r"ended without a result|could not start: unforeseen"):
+            ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0)
+    ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0).close()
 
 
 def test_closing_twice_is_harmless(folder: Path) -> None:
