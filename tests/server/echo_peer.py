@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class EchoPlane:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.metrics = Metrics()
+        self.repository = SimpleNamespace(get=lambda name, version: None)  # has every model
         self.requests: list[InferRequest] = []
         self.tickets: list[EchoTicket] = []
         self.errors: list[Exception] = []
