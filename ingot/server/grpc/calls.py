@@ -71,8 +71,6 @@ class Calls:
             replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
             return
         method = call.method = self._methods.get(head.path)
-        if call.deadline is not None:
-            replies.fresh.append(call)
         if method is None:
             path = head.path.decode(errors="replace")
             self._turn_away(replies, call, _UNIMPLEMENTED, f"there is no method {path[:200]}")
@@ -81,12 +79,7 @@ class Calls:
         elif head.untimely:  # grpcio's status, and Go's
             self._turn_away(replies, call, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
         else:
-            try:
-                self._open_calls.change(CALL_BYTES)
-            except Unavailable as error:
-                self._refuse(replies, call, error)
-                return
-            call.counted = CALL_BYTES
+            replies.fresh.append(call)
             if method.streaming is not None:
                 call.messages = Messages(self._limit)
             if call.ended:
@@ -96,6 +89,17 @@ class Calls:
         """Answer a call that its headers alone refuse."""
         replies.fail(call, status, text)
         replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+
+    def expect(self, replies: Replies, call: Call) -> None:
+        """Count a call whose request is not complete after the read that brought its headers, and set its timer."""
+        try:
+            self._open_calls.change(CALL_BYTES, call.counted)
+        except Unavailable as error:
+            self._refuse(replies, call, error)
+            call.stop()
+            return
+        call.counted += CALL_BYTES
+        self.arm(replies, call)
 
     def arm(self, replies: Replies, call: Call) -> None:
         """End a call when its deadline passes, whatever it does then."""

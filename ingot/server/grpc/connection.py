@@ -85,8 +85,8 @@ class Connection(asyncio.Protocol):
         self.http2.receive(data)
         if self._replies.fresh:
             for call in self._replies.fresh:
-                if not call.ended:
-                    self._calls.arm(self._replies, call)
+                if not call.ended and not call.closed:
+                    self._calls.expect(self._replies, call)
             self._replies.fresh.clear()
 
     def look(self, warn: int, end: int) -> None:
@@ -156,6 +156,7 @@ class Connection(asyncio.Protocol):
     def released(self, stream: Call) -> None:
         if stream.timer is not None:
             stream.timer.cancel()
-        self._calls.release(stream)
+        if stream.held or stream.counted:
+            self._calls.release(stream)
         if self.http2.control.leaving and not self.http2.sender.streams:
             self.drained()

@@ -97,7 +97,7 @@ _STREAM_QUEUE = 256 << 10
 
 
 class Replies:
-    """Answers the calls of one connection. ``fresh``: those with a deadline whose headers were just read."""
+    """Answers the calls of one connection. ``fresh``: those whose headers the current read brought."""
 
     __slots__ = ("_sender", "fresh", "http2", "loop")
 
