@@ -128,7 +128,7 @@ class Calls:
                 self._run(replies, call, partial(self._stream, replies, call, call.method))
         except IngotError as error:
             self._refuse(replies, call, error)
-            call.stop()  # its task would wait for more messages, and nobody would know of it
+            call.stop()  # otherwise its task would wait for more messages forever
             return
         if call.ended:
             self.ended(replies, call)
@@ -171,7 +171,7 @@ class Calls:
         call.held += size
 
     def release(self, call: Call) -> None:
-        """Give back what a call held."""
+        """Release the memory of a call from the budget."""
         if call.held:
             self._budget.change(-call.held)
             call.held = 0
@@ -271,7 +271,7 @@ class Calls:
                 await call.waiting
 
     def _settle(self, call: Call) -> None:
-        """Give back what the oldest message of a stream held, as it is answered."""
+        """Release the memory of the oldest message of a stream, as it is answered."""
         if call.working and not call.closed:
             size = call.working.popleft()
             call.held -= size
@@ -279,6 +279,6 @@ class Calls:
             call.wake()
 
     async def _decompressed(self, call: Call, data: bytes) -> bytes:
-        """Return what a message holds; that is held beside the message."""
+        """Return the content of a message, which the budget counts in addition to the message."""
         content = pieces(data, call.head.encoding, self._limit)
         return await decompress(content, len(data), partial(self._hold, call))

@@ -144,7 +144,7 @@ def _tensor(
     if raw is None:
         return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
     if tensor.HasField("contents") and tensor.contents.ByteSize():  # some clients set it to nothing
-        raise InvalidArgument(f"tensor '{tensor.name}' has typed contents beside raw_input_contents; send one of them")
+        raise InvalidArgument(f"tensor '{tensor.name}' has typed contents and raw_input_contents; send one of them")
     return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
 
 
@@ -182,4 +182,4 @@ def parse(kind: type[M], raw: bytes) -> M:
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: it is no valid protobuf") from error
+        raise InvalidArgument(f"the message is not a {kind.DESCRIPTOR.name}: it is not valid protobuf") from error

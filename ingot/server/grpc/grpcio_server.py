@@ -1,4 +1,4 @@
-"""The gRPC server on grpcio, complete and slow: what the fast one is held against."""
+"""The gRPC server on grpcio, complete and slow: the reference for the fast one."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Service:
         return pb.ModelStreamInferResponse(error_message=public_text(outcome), infer_response=answered)
 
     def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
-        """Return the calls that take and give one message, by name, with the type of what they take."""
+        """Return the unary calls by name, with the type of their request."""
         return {
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
             "ServerReady": (self.server_ready, pb.ServerReadyRequest),

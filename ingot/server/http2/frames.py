@@ -82,7 +82,7 @@ def reset(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
-    """Return a GOAWAY frame; ``text`` is for whoever debugs the client."""
+    """Return a GOAWAY frame; ``text`` helps to debug the client."""
     return frame(GOAWAY, 0, 0, WORD.pack(last_stream_id) + WORD.pack(code) + text.encode())
 
 
