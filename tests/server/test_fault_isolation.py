@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -62,6 +63,7 @@ class Endless:
 
     def __init__(self) -> None:
         self.begun = self.ended = 0
+        self.repository = SimpleNamespace(get=lambda name, version: None)
 
     async def infer(self, *_: Any) -> Any:
         self.begun += 1
