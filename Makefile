@@ -54,7 +54,7 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/python scripts/structure.py
-	@$(BIN)/python scripts/prose.py --clean
+	@$(BIN)/python scripts/prose.py
 
 # skopeo reads archives as any OCI tool would, docker-registry keeps them; curl, h2load, nghttp and gRPC's client for
 # Node.js call the server, wrk loads it. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).

@@ -1,9 +1,8 @@
 """Find wording that makes a reader stop: translated idioms, clauses used as nouns, homely verbs for mechanisms.
 
 ``python scripts/prose.py [PATH ...]`` checks docstrings, comments, messages and help texts of Python files, Markdown,
-and the text of build files; by default all files that git does not ignore. ``--clean`` checks the paths in ``CLEAN``,
-as ``make lint`` does, and ``--count`` prints the number of findings per folder. Each finding is one line,
-``file:line: pattern: text -> write ...``, and the exit status is then 1.
+and the text of build files; by default all files that git does not ignore. ``--count`` prints the number of findings
+per folder. Each finding is one line, ``file:line: pattern: text -> write ...``, and the exit status is then 1.
 
 Code in backticks, fenced blocks, generated files and results of benchmarks are skipped. ``prose: ok`` in a comment on
 the same string, comment or paragraph accepts it, for instance where the text quotes another program.
@@ -23,33 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-
-CLEAN = [
-    "*.md",
-    "*.toml",
-    "*.yaml",
-    "Dockerfile",
-    "Makefile",
-    "benchmarks",
-    "docs",
-    "examples",
-    "fuzz",
-    "scripts",
-    "ingot/*.py",
-    "ingot/bench",
-    "ingot/cli",
-    "ingot/demo",
-    "ingot/export",
-    "ingot/importing",
-    "ingot/model_store",
-    "ingot/quant",
-    "ingot/report",
-    "ingot/runtime",
-    "ingot/server/*.py",
-    "ingot/server/frontends",
-    "ingot/server/http",
-    "tests",
-]
 
 # The lint's own patterns and examples.
 SKIPPED = {"scripts/prose.py", "tests/test_prose.py"}
@@ -270,8 +242,8 @@ def _has_prose(name: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Print the findings; return the exit status."""
-    count, clean = "--count" in arguments, "--clean" in arguments
-    paths = CLEAN if clean else [argument for argument in arguments if not argument.startswith("--")]
+    count = "--count" in arguments
+    paths = [argument for argument in arguments if not argument.startswith("--")]
     found = [finding for name in files(paths) for finding in check(ROOT / name, name)]
     if count:
         folders = Counter("/".join(Path(finding.path).parts[:2]) for finding in found)
