@@ -197,11 +197,11 @@ def _print(archive: Archive) -> None:
 def _latency(variant: Variant, archive: Archive) -> str:
     """Return latencies by batch; of an original, those measured with the variants made from it."""
     evidence = variant.serving.evidence
-    beside = [item.serving.evidence.baseline for item in archive.variants if _made_from(item, variant)]
+    baselines = [item.serving.evidence.baseline for item in archive.variants if _made_from(item, variant)]
     speedups = evidence.speedups()
     return "\n".join(
         f"{item.rows}: {duration(item.seconds)}" + (f" ({speedups[item.rows]:.2f}x)" if item.rows in speedups else "")
-        for item in (beside[0] if beside else evidence.latency)
+        for item in (baselines[0] if baselines else evidence.latency)
     )
 
 

@@ -104,20 +104,20 @@ def verify(
     policy = _policy(trust, key)
     located = locate(model, Store(store)).whole()
     archive, found = located.find()
-    told = {"name": found.name, "digest": archive.digest}
+    subject = {"name": found.name, "digest": archive.digest}
     claims = [asdict(claim) for claim in signing.describe(archive)]
     try:
         verdict = policy.check(archive, found, file="" if located.place else located.name)
     except Untrusted as error:
         if as_json:
-            print_json({**told, "result": "refused", "reason": str(error), "signatures": claims})
+            print_json({**subject, "result": "refused", "reason": str(error), "signatures": claims})
         raise
     local = found.registry is None
     if local:
         with progress("Reading every blob"):
             archive.verify()
     if as_json:
-        print_json({**told, **asdict(verdict), "blobs_checked": local, "signatures": claims})
+        print_json({**subject, **asdict(verdict), "blobs_checked": local, "signatures": claims})
     else:
         say(f"{_title(located, found)}  {archive.digest}")
         _print(archive, verdict, local)

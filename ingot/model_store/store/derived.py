@@ -203,7 +203,7 @@ class DerivedCache:
         self.root = root
 
     @classmethod
-    def beside(cls, blobs: Blobs) -> DerivedCache | None:
+    def for_blobs(cls, blobs: Blobs) -> DerivedCache | None:
         """Return the cache of the store that holds these blobs; None if no store does."""
         if not isinstance(blobs, BlobFolder) or not (blobs.root.parent / "repos").is_dir():
             return None

@@ -101,8 +101,8 @@ def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric
         _check_recipe(config)
         return Datasets(None, evaluation, notes=(*notes, *_without_data(config)))
     calibration = main.take(_CALIBRATION, config.seed)
-    learnt = set(_row_hashes(calibration))
-    shared = sum(row in learnt for row in _row_hashes(evaluation))
+    used = set(_row_hashes(calibration))
+    shared = sum(row in used for row in _row_hashes(evaluation))
     if shared:
         notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric were also used for calibration")
     return Datasets(calibration, evaluation, held_out=not shared, notes=notes)

@@ -149,8 +149,8 @@ def _candidates(report: Report) -> str:
 def _state(item: Candidate) -> str:
     if item.chosen:
         return pages.mark(item.holds, "chosen", "chosen, over the budget")
-    told = item.rejected or item.remark
-    why = f' <small class="why">{escape(told)}</small>' if told else ""
+    note = item.rejected or item.remark
+    why = f' <small class="why">{escape(note)}</small>' if note else ""
     return (pages.mark(False, "", "refused") if _kind(item) == "refused" else "within the budget") + why
 
 

@@ -193,18 +193,18 @@ class Search:
         """Return why plans that hold and have a higher speed-up than the chosen one were not chosen."""
         worth = chosen.speed / self._price(chosen.plan)
         models = [(trial.size, trial.drop) for trial in finalists]
-        told: dict[str, str] = {}
+        remarks: dict[str, str] = {}
         for key, trial in self._trials.items():
             if key == chosen.plan.key or not self._good(trial) or trial.speed <= chosen.speed:
                 continue
             priced = trial.speed / self._price(trial.plan)
             if priced < trial.speed and priced < worth * _EQUAL:
-                told[key] = f"counts as {priced:.2f}x: its requests are not batched"
+                remarks[key] = f"counts as {priced:.2f}x: its requests are not batched"
             elif (trial.size, trial.drop) not in models:
-                told[key] = f"timed once, not among the best {len(finalists)} then"
+                remarks[key] = f"timed once, not among the best {len(finalists)}"
             else:
-                told[key] = f"within {_EQUAL - 1:.0%} of the chosen one, less exact"
-        return told
+                remarks[key] = f"within {_EQUAL - 1:.0%} of the chosen one, less exact"
+        return remarks
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Time the best in turn if there is time; otherwise keep their measurements."""

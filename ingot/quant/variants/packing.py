@@ -262,7 +262,7 @@ def _layers(job: GraphJob, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, 
         rank, noise = by_name.get(layer.name, (None, None))
         scheme = plan.schemes.get(layer.name)
         seen = job.runner.seen.get(layer.data.name or "") if plan.needs_data else None
-        learnt = seen if scheme == "static" else None
+        observed = seen if scheme == "static" else None
         rows.append(
             Layer(
                 name=layer.name,
@@ -271,7 +271,7 @@ def _layers(job: GraphJob, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, 
                 sqnr=noise.sqnr if noise else None,
                 low=seen.low if seen else None,
                 high=seen.high if seen else None,
-                clipped=learnt.clipped(*learnt.range(plan.method)) if learnt else None,
+                clipped=observed.clipped(*observed.range(plan.method)) if observed else None,
                 rank=rank if noise and noise.damage is not None else None,
             )
         )

@@ -56,7 +56,7 @@ class Prepacked:
         if not settings.derived_cache or variant.serving.format != "onnx" or weights < MIN_BYTES:
             return None
         on_cpu = settings.device == "cpu" or (settings.device == "auto" and not devices.has_cuda())
-        cache = DerivedCache.beside(variant.blobs)
+        cache = DerivedCache.for_blobs(variant.blobs)
         if not on_cpu or engine_of(variant) != ENGINES[0] or cache is None:
             return None
         return cls(

@@ -247,15 +247,15 @@ class Latency:
     def _straighten(self, place: int) -> None:
         """Keep the estimates monotonic after the one at ``place`` changed."""
         seconds = self._seconds
-        learnt = seconds[place]
+        learned = seconds[place]
         for index in range(place - 1, -1, -1):
-            if seconds[index] <= learnt:
+            if seconds[index] <= learned:
                 break
-            seconds[index] = learnt
+            seconds[index] = learned
         for index in range(place + 1, len(seconds)):
-            if seconds[index] >= learnt:
+            if seconds[index] >= learned:
                 break
-            seconds[index] = learnt
+            seconds[index] = learned
 
     def _find_best(self, most: int) -> int:
         count = bisect_right(self._rows, most)

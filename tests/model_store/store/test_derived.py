@@ -219,7 +219,7 @@ class TestRemoval:
 def test_only_a_store_has_a_cache(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.push(archive(), "tiny:1")
-    cache = DerivedCache.beside(store.get("tiny:1").blobs)
+    cache = DerivedCache.for_blobs(store.get("tiny:1").blobs)
     assert cache is not None
     assert cache.root == store.root / "derived"
-    assert DerivedCache.beside(BlobFolder.scratch()) is None
+    assert DerivedCache.for_blobs(BlobFolder.scratch()) is None

@@ -154,7 +154,7 @@ class TestChoice:
         """The first timing may be too fast, also of plans that are timed again."""
         runner = FakeRunner(source, lambda plan: (3 - len(runner.attempts) / 100, 0), retimed=lambda plan: (1.5, 0))
         found = run(runner)
-        assert "timed once, not among the best 4 then" in found.remarks.values()
+        assert "timed once, not among the best 4" in found.remarks.values()
 
     def test_the_last_timing_counts(self, source: Source) -> None:
         first = {"static int8": (3.0, 0), "dynamic int8": (2.9, 0)}
