@@ -11,9 +11,8 @@ from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
-from ingot.server.http.heads import RequestHead
 from ingot.server.http.listener import HttpListener
-from ingot.server.http.parser import Parser
+from ingot.server.http.parser import Parser, RequestHead
 from ingot.server.limits import BoundedCache
 
 

@@ -17,7 +17,7 @@ from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, responses, schema
 from ingot.server.http.decoder import Decoder
-from ingot.server.http.heads import InferHead
+from ingot.server.http.parser import InferHead
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 

@@ -13,7 +13,7 @@ from ingot.errors import Unavailable
 from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
-from ingot.server.http.heads import RequestHead
+from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
 
 # Bytes of a body that wait for the application before reading is paused.

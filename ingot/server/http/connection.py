@@ -11,8 +11,7 @@ from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
 from ingot.server.http.exchange import Arriving, Exchange, Shared
-from ingot.server.http.heads import RequestHead
-from ingot.server.http.parser import Event, Parser, Signal
+from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
 
 _HEAD_END = b"\r\n\r\n"

@@ -11,11 +11,11 @@ from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
 from ingot.server import compression
 from ingot.server.compression import Hold
 from ingot.server.dataplane import DataPlane
-from ingot.server.http import codec, heads, large, responses
+from ingot.server.http import codec, large, responses
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
 from ingot.server.http.codec import ResponseFormat
 from ingot.server.http.decoder import Decoder
-from ingot.server.http.heads import InferHead, RequestHead
+from ingot.server.http.parser import LIVE, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
@@ -224,7 +224,7 @@ class Exchange:
         self._work = begin(service, self.head.infer, body, self._hold, self.answer)
 
     def _answer_probe(self) -> None:
-        probe = responses.live if self.head.probe == heads.LIVE else responses.ready
+        probe = responses.live if self.head.probe == LIVE else responses.ready
         self.answer(probe(self._connection.shared.service.plane))
 
     def _hold(self, size: int) -> None:
@@ -281,7 +281,7 @@ class Arriving(Exchange):
         self._parts: list[bytes | bytearray] = []
         self._complete = False
         self._started = False
-        self._refusal: heads.Fault | None = None
+        self._refusal: Fault | None = None
         if head.fault is not None:
             self._refuse(head.fault)
 
@@ -293,7 +293,7 @@ class Arriving(Exchange):
             check_size(self._held + len(part), self._connection.shared.service.max_body_bytes)
             self._hold(len(part))
         except IngotError as error:
-            self._refuse(heads.Fault(error))
+            self._refuse(Fault(error))
             return
         # Small parts are joined: as an object each, they would take many times the memory of their bytes.
         if not self._parts or len(part) >= _SMALL_PART:
@@ -316,7 +316,7 @@ class Arriving(Exchange):
             try:
                 check_size(self.head.length, self._connection.shared.service.max_body_bytes)
             except IngotError as error:
-                self._refuse(heads.Fault(error))
+                self._refuse(Fault(error))
                 return
         if self._refusal is not None:
             self._answer_refusal(self._refusal)
@@ -329,7 +329,7 @@ class Arriving(Exchange):
         if not (self._complete or self.done or self.disconnected):
             self._connection.transport.write(responses.CONTINUE)
 
-    def _refuse(self, fault: heads.Fault) -> None:
+    def _refuse(self, fault: Fault) -> None:
         """Refuse the request without its body, the rest of which would be read as the next request."""
         self._refusal = fault
         self._parts.clear()
@@ -337,7 +337,7 @@ class Arriving(Exchange):
         if self._started:
             self._answer_refusal(fault)
 
-    def _answer_refusal(self, fault: heads.Fault) -> None:
+    def _answer_refusal(self, fault: Fault) -> None:
         response = responses.refusal(self._connection.shared.service.plane, fault.error)
         self.answer(response if fault.status is None else response._replace(status=fault.status))
 

@@ -1,16 +1,103 @@
-"""HTTP/1.1 requests out of bytes, by httptools: no socket, no clock, no event loop."""
+"""HTTP/1.1 requests out of bytes, by httptools: no socket, no clock, no event loop.
+
+:class:`Parser` turns bytes into events; :func:`read_head` decides what a request's line and headers mean.
+"""
 
 from __future__ import annotations
 
 import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import httptools
 
-from ingot.errors import InvalidArgument
-from ingot.server.http import heads
-from ingot.server.http.heads import Fault, RequestHead
+from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
+from ingot.server import compression
+from ingot.server.http.codec import HEADER_LENGTH
 from ingot.server.limits import BoundedCache
+
+MAX_HEAD_BYTES = 64 << 10
+LIVE, READY = b"/v2/health/live", b"/v2/health/ready"
+
+_INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+# RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name. RFC 3986
+# allows commas in names, but proxies join the values of repeated headers with them.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]*)(:[0-9]*)?")
+# Headers that decide how a body is read. A proxy may use one value of several, and this server another.
+_ONCE = ("Content-Encoding", "Content-Type", HEADER_LENGTH)
+
+HeaderList = Sequence[tuple[bytes, bytes]]
+
+
+class InferHead(NamedTuple):
+    """The parts of path and headers that inference needs. ``header_length`` is text if it is not a number."""
+
+    model: str
+    version: str
+    header_length: int | str | None
+    encoding: str
+    response_encoding: str | None
+
+    @classmethod
+    def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:
+        """Return it.
+
+        Args:
+            model: from the path.
+            version: from the path, or empty.
+            headers: the request's, with names in lower case.
+        """
+        return cls(
+            model,
+            version,
+            _number(headers.get(HEADER_LENGTH.lower())),
+            headers.get("content-encoding", ""),
+            compression.wanted_encoding(headers.get("accept-encoding", "")),
+        )
+
+
+class Fault(NamedTuple):
+    """The error of a head that is refused, and the status if it is not that of the error."""
+
+    error: IngotError
+    status: int | None = None
+
+
+class RequestHead(NamedTuple):
+    """One request's line and headers.
+
+    Attributes:
+        version: ``1.1`` or ``1.0``.
+        keep_alive: whether the client keeps the connection.
+        length: the body's, in bytes; None if it is chunked.
+        expects: whether the client waits for ``100 Continue``.
+        infer: of an inference request.
+        probe: the path of a health check.
+        fault: of a head that is refused.
+
+    A head with none of the last three is for FastAPI.
+    """
+
+    method: bytes
+    url: bytes
+    version: str
+    headers: HeaderList
+    keep_alive: bool
+    length: int | None = 0
+    expects: bool = False
+    infer: InferHead | None = None
+    probe: bytes | None = None
+    fault: Fault | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its bytes have no meaning but ``length`` and ``infer`` or ``probe``."""
+        unique = len(self.headers) == len(dict(self.headers))
+        ours = bool(self.length) if self.infer is not None else self.probe is not None
+        return ours and self.keep_alive and not self.expects and unique
+
 
 # Java's client offers HTTP/2 with its first request. The offer is ignored, but httptools reads no body after it.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -72,7 +159,7 @@ class Parser:
             self._events.append(Signal.WRONG_VERSION if wrong_version else Signal.MALFORMED)
         else:
             self._unreported = 0 if self.between or self._progress else self._unreported + len(data)
-            if self._unreported > heads.MAX_HEAD_BYTES:
+            if self._unreported > MAX_HEAD_BYTES:
                 self._events.append(Signal.TOO_LARGE)
         events, self._events = self._events, []
         return events
@@ -104,7 +191,7 @@ class Parser:
     def on_headers_complete(self) -> None:
         self.in_head, self._progress = False, True
         parser, headers = self._parser, self._headers
-        head = heads.read(
+        head = read_head(
             parser.get_method(),
             self._url,
             parser.get_http_version(),
@@ -127,3 +214,73 @@ class Parser:
     def on_message_complete(self) -> None:
         self.between = True
         self._events.append(Signal.END)
+
+
+def read_head(
+    method: bytes, url: bytes, version: str, headers: HeaderList, size: int, *, keep_alive: bool
+) -> RequestHead:
+    """Return the head of a request.
+
+    Args:
+        method: such as ``POST``.
+        url: as the client spelled it.
+        version: such as ``1.1``.
+        headers: with names in lower case.
+        size: of request line and headers, in bytes.
+        keep_alive: whether the client keeps the connection.
+
+    Raises:
+        httptools.HttpParserInvalidURLError: the URL cannot be parsed.
+        UnicodeDecodeError: the URL is not ASCII.
+    """
+    fault = _fault(version, headers, size)
+    if fault is not None:
+        return RequestHead(method, url, version, headers, keep_alive=False, fault=fault)
+    modern = version == "1.1"  # HTTP/1.0 has no interim responses, and does not keep connections here
+    expects = modern and any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+    infer = probe = None
+    length: int | None = 0
+    if method == b"POST" and b"infer" in url:
+        path = httptools.parse_url(url).path.decode("ascii")
+        route = _INFER.fullmatch(urllib.parse.unquote(path)) if path.endswith("infer") else None
+        if route is not None:
+            first: dict[str, str] = {}
+            for name, value in headers:
+                first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+            infer = InferHead.of(route["model"], route["version"] or "", first)
+            declared = first.get("content-length")
+            length = None if declared is None and "transfer-encoding" in first else int(declared or 0)
+    elif method == b"GET" and url in (LIVE, READY):
+        bodiless = not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+        probe = url if bodiless else None
+    return RequestHead(method, url, version, headers, keep_alive and modern, length, expects, infer=infer, probe=probe)
+
+
+def _fault(version: str, headers: HeaderList, size: int) -> Fault | None:
+    if size > MAX_HEAD_BYTES:
+        return Fault(TooLarge(f"request line and headers have over {MAX_HEAD_BYTES >> 10} KiB"), 431)
+    if version not in ("1.1", "1.0"):
+        return Fault(Unsupported(f"this server speaks HTTP/1.1 and HTTP/1.0, not HTTP/{version}"), 505)
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return Fault(InvalidArgument(f"the request must have exactly one 'Host' header; it has {len(hosts)}"))
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        return Fault(
+            InvalidArgument(f"the header 'Host' is {hosts[0].decode('latin-1')!r}; it must be a host or host:port")
+        )
+    names = [name for name, _ in headers]
+    for once in _ONCE:
+        if (count := names.count(once.lower().encode())) > 1:
+            return Fault(InvalidArgument(f"the request has {count} headers '{once}'; send one"))
+    if version == "1.0" and b"transfer-encoding" in names:  # RFC 9112, 6.1: the framing is faulty
+        return Fault(InvalidArgument("HTTP/1.0 has no 'Transfer-Encoding'; send HTTP/1.1, or a 'Content-Length'"))
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding").lower()
+    if codings not in (b"", b"chunked"):
+        text = codings.decode("latin-1")
+        return Fault(Unsupported(f"Transfer-Encoding '{text}' is not supported; send 'chunked', or a Content-Encoding"))
+    return None
+
+
+def _number(text: str | None) -> int | str | None:
+    """Return the number that a header is, its text if it is not one, and None if it is absent."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else text

@@ -22,7 +22,7 @@ from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import timeouts
 from ingot.server.http.exchange import Arriving, Shared
-from ingot.server.http.heads import InferHead, RequestHead
+from ingot.server.http.parser import InferHead, RequestHead
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.gates import Gate, hold

@@ -22,7 +22,7 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, large
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.exchange import Service, begin
-from ingot.server.http.heads import InferHead
+from ingot.server.http.parser import InferHead
 from ingot.server.limits import Budget
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType

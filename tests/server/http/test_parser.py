@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.server.http.heads import MAX_HEAD_BYTES, RequestHead
-from ingot.server.http.parser import Event, Parser, Signal
+from ingot.server.http.parser import MAX_HEAD_BYTES, Event, Parser, RequestHead, Signal
 from ingot.server.limits import BoundedCache
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
