@@ -79,7 +79,7 @@ def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], obj
     outputs = tuple(output.name for output in message.outputs)
     parameters = decode_parameters(message.parameters)
     template = Template(message.model_name, message.model_version, outputs, parameters)
-    tensors = (_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs))
+    tensors = [_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)]
     return InferRequest(template, named(tensors), message.id)
 
 
