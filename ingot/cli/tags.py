@@ -139,7 +139,9 @@ def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], Re
         return place, place.names(), ref.registry
     place, ref = open_place(where, Store(store))
     if ref.tag or ref.digest or ref.variant:
-        raise InvalidArgument(f"'{where}' is one archive; ingot inspect shows it, and ingot list takes a model's name")
+        raise InvalidArgument(
+            f"'{where}' is one archive; ingot inspect shows it, and ingot list expects a model's name"
+        )
     if not place.tags(ref.name):
         raise NotFound(f"there is no model '{where}'{_others(place, ref.name)}")
     return place, [ref.name], ref.registry

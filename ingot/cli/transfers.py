@@ -254,7 +254,7 @@ def _target(reference: str) -> Reference:
     from ingot.model_store.references import PULLED, written_name
 
     if is_file(reference):
-        raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command takes name:tag")
+        raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command expects name:tag")
     ref = Reference.parse(reference)
     if not ref.pushable:
         raise InvalidArgument(f"an archive cannot become '{reference}'; write name:tag, such as {ref.name}:1")

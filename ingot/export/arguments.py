@@ -238,7 +238,9 @@ def _as_call(module: nn.Module, example: Any, known: Sequence[str]) -> tuple[Seq
     single = isinstance(example, torch.Tensor | np.ndarray) or not isinstance(example, Sequence)
     args = (example,) if single else tuple(example)
     if len(args) > len(known) and not _takes_any_position(module):
-        raise InvalidArgument(f"{len(args)} example inputs were given, but the model takes {', '.join(known)}")
+        raise InvalidArgument(
+            f"{len(args)} example inputs were given, but the model's parameters are {', '.join(known)}"
+        )
     return known, args, {}
 
 

@@ -290,7 +290,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ([torch.ones(1, 4)] * 2, "2 example inputs were given, but the model takes x"),
+            ([torch.ones(1, 4)] * 2, "2 example inputs were given, but the model's parameters are x"),
             ({"x": torch.ones(1, 4), "y": torch.ones(1)}, "the model has no parameter 'y'"),
             ({}, "the example inputs hold no tensor"),
             ([[[1.0, 2.0, 3.0, 4.0]]], "not numbers or lists of them"),

@@ -110,7 +110,7 @@ class OpenVinoEngine:
     def _tensor(self, spec: TensorSpec, array: Array) -> Any:
         if spec.dtype in _NARROWED and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
             raise InvalidArgument(
-                f"input '{spec.name}' holds values beyond 32 bits, which OpenVINO does not compute with; serve a "
+                f"input '{spec.name}' holds values beyond 32 bits, which OpenVINO does not support; serve a "
                 "variant that ONNX Runtime runs"
             )
         tensor = self._ov.Tensor(getattr(self._ov.Type, _name(spec.dtype)), list(array.shape))
@@ -171,7 +171,7 @@ def _spec(name: str, port: Any) -> TensorSpec:
     kind = port.element_type.to_string()
     if kind not in _DTYPES:
         why = "it computes them in single precision" if kind == "f64" else "Ingot passes it numbers only"
-        raise Unsupported(f"'{name}' holds values of type {kind}, which OpenVINO cannot be used for: {why}")
+        raise Unsupported(f"'{name}' holds values of type {kind}, for which OpenVINO cannot be used: {why}")
     if port.partial_shape.rank.is_dynamic:
         raise InvalidArgument(f"the rank of '{name}' is not known before the model runs")
     shape = tuple(

@@ -203,7 +203,7 @@ def _to_ort(spec: TensorSpec, array: Array) -> Array:
         items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1)]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
-            f"input '{spec.name}' holds text that is not UTF-8, which ONNX strings must be"
+            f"input '{spec.name}' holds text that is not UTF-8, which ONNX strings require"
         ) from error
     return np.array(items, dtype=object).reshape(array.shape)
 

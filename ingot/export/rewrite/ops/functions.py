@@ -132,7 +132,7 @@ class Functions:
         decided = [code for code in shape_guards(exported) if not _holds_here(code, sizes)]
         if decided:
             raise ExportError(
-                f"{subject} branches on sizes, of which a capture holds one way only; state its ONNX form in its "
+                f"{subject} branches on sizes, of which a capture records only one side; state its ONNX form in its "
                 f"definition (onnx= or native=): {'; '.join(decided)}"
             )
         model = self._translate(exported, _input_names(arguments), subject)
