@@ -215,7 +215,8 @@ class Ticket:
             self._reply(outcome)
             return
         route, request = self._route, self._request
-        self._plane.record(route.name, route.version, request.inputs, outcome)
+        if self._plane.recorder is not None:
+            self._plane.record(route.name, route.version, request.inputs, outcome)
         self._counters.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
 
