@@ -1,4 +1,4 @@
-"""One front process, as the engine process starts, watches and ends it."""
+"""One front process: its start, supervision and end."""
 
 from __future__ import annotations
 

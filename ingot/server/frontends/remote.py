@@ -25,7 +25,7 @@ _MAX_FITS = 1024
 
 
 class RemotePending:
-    """A request that the engine process has."""
+    """A request sent to the engine process."""
 
     __slots__ = ("_leave", "_number", "done", "nbytes", "reply")
 
@@ -37,7 +37,7 @@ class RemotePending:
         self.done = False
 
     def cancel(self) -> None:
-        """Drop the request, as its client left; the reply is no longer called."""
+        """Drop the request, as its client left; its reply is not called."""
         if not self.done:
             self.done = True
             self.reply = _ignore
@@ -117,7 +117,7 @@ class EngineEnd:
         if pending is not None:
             self._bytes -= pending.nbytes
             pending.done = True
-            reply, pending.reply = pending.reply, _ignore  # which refers back to this
+            reply, pending.reply = pending.reply, _ignore  # it refers back to this object
             reply(outcome)
 
     def _read(self, kind: int, body: memoryview) -> Outcome:

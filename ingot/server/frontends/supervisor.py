@@ -153,6 +153,6 @@ class FrontProcesses:
         with contextlib.suppress(TimeoutError):
             asking = [child.session.ask(Kind.COUNT, Kind.COUNTS) for child in self._children]
             await asyncio.wait_for(asyncio.gather(*asking), _COUNT_SECONDS)
-        # Those that run now: the counts of one that ended meanwhile are in the past already.
+        # Only those that still run: the counts of one that ended meanwhile are already in the sums.
         counts = [child.session.counts for child in self._children]
         return sums.render(sums.add(sums.counts_of(self._metrics), self._past, *counts))

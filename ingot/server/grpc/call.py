@@ -30,8 +30,8 @@ class Method:
 class Call(Stream):
     """A call.
 
-    ``held``: bytes that the call's messages hold of the server's budget. ``counted``: bytes that the call itself holds
-    of the budget for open calls. ``working``: the size of each message that was read and is not answered yet.
+    ``held``: bytes of the message budget that the call's messages use. ``counted``: bytes of the budget for open calls
+    that the call uses. ``working``: the size of each message that was read and not yet answered.
     """
 
     held = counted = 0
@@ -57,9 +57,9 @@ class Call(Stream):
         return None if self.deadline is None else self.deadline - time.perf_counter()
 
     def stalls(self, looks: int) -> bool:
-        """Return whether a message has begun, and too little of it arrived in so many calls of this method.
+        """Return whether a message is incomplete and too little of it arrived in this many calls of the method.
 
-        A call of one message begins it with its headers. A call of many may wait between them for any time.
+        A unary call's message counts as begun with its headers. A streaming call may pause between messages.
         """
         if self.method is None or self.ended:
             return False
@@ -73,7 +73,7 @@ class Call(Stream):
         return self.looks > looks
 
     def wake(self) -> None:
-        """Wake a call that waits for a message: one has arrived, will never arrive, or may be read now."""
+        """Wake a call that waits for a message: one has arrived, none will follow, or one may be read now."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
@@ -82,7 +82,7 @@ class Call(Stream):
         self.closed = True
         if self.ticket is not None:
             self.ticket.cancel()
-            self.ticket = None  # cancelling must not come here again
+            self.ticket = None  # cancelling must not call stop() again
         if self.task is not None:
             self.task.cancel()
         if self.timer is not None:

@@ -1,4 +1,4 @@
-"""The calls of all connections: from a stream's bytes to a method, and from its answer or error to the call."""
+"""Runs the calls of all connections: from a stream's bytes to a method, and from its result back to the stream."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
 
 
 class Calls:
-    """Answers calls.
+    """Runs calls.
 
     Args:
         plane: the server's behaviour.
-        methods: what can be called, by path.
-        infer: the path of inference, which goes to the data plane without a coroutine.
+        methods: the methods by path.
+        infer: the path of ModelInfer, which calls the data plane without a coroutine.
         limit: the most bytes of a message.
-        budget: what messages that come in more than one frame may hold until their calls are over.
-        open_calls: what calls may hold while they are open, without their messages.
+        budget: the bytes that messages of more than one frame may use until their calls end.
+        open_calls: the bytes that open calls may use, not counting their messages.
         count_fault: called with the reason when a client breaks HTTP/2.
     """
 
@@ -60,15 +60,15 @@ class Calls:
         self.cleanup = StreamCleanup()
 
     def begin(self, replies: Replies, call: Call) -> None:
-        """Take a call whose headers came.
+        """Accept a call after its headers.
 
         Raises:
-            Fault: the client sends too many that cannot be answered.
+            Fault: the client sends too many calls that are refused.
         """
         head = call.head
         if head.refusal:
             replies.refuse(call, head.refusal)
-            replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+            replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")
             return
         method = call.method = self._methods.get(head.path)
         if method is None:
@@ -86,9 +86,9 @@ class Calls:
                 self.ended(replies, call)
 
     def _turn_away(self, replies: Replies, call: Call, status: int, text: str) -> None:
-        """Answer a call that its headers alone refuse."""
+        """Refuse a call because of its headers."""
         replies.fail(call, status, text)
-        replies.http2.allowance.spend(COST_OF_REFUSAL, "too many calls that cannot be answered")
+        replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")
 
     def expect(self, replies: Replies, call: Call) -> None:
         """Count a call whose request is not complete after the read that brought its headers, and set its timer."""
@@ -120,9 +120,9 @@ class Calls:
             self._hold(call, len(data))
             complete = messages.feed(data)
             if messages.more and call.method is not None and not call.method.many:
-                raise InvalidArgument("the call takes one message, and more were sent")
+                raise InvalidArgument("the method takes one message, and the request has more")
             if complete and call.task is None and call.method is not None and call.method.streaming is not None:
-                # Not before: a task for each call that only waits would be expensive.
+                # Only now: a task for each call that waits for its first message would be expensive.
                 self._open_calls.change(STREAM_BYTES, call.counted)
                 call.counted += STREAM_BYTES
                 self._run(replies, call, partial(self._stream, replies, call, call.method))
@@ -139,15 +139,17 @@ class Calls:
             replies.http2.refill(call)
 
     def ended(self, replies: Replies, call: Call) -> None:
-        """Take the end of a request."""
+        """Handle the end of a request."""
         method = call.method
         if method is None or method.streaming is not None:
-            if method is not None and call.task is None:  # which ends at once, as no message came
+            if method is not None and call.task is None:  # it ends at once, without a message
                 self._run(replies, call, partial(self._stream, replies, call, method))
             call.wake()
             return
         if call.messages is None or not call.messages.ready():
-            self._refuse(replies, call, InvalidArgument("the call takes one message, and the request ended before it"))
+            self._refuse(
+                replies, call, InvalidArgument("the method takes one message, and the request ended without it")
+            )
             return
         compressed, data = call.messages.take()
         if method is self._infer and not compressed:
@@ -156,14 +158,14 @@ class Calls:
             self._run(replies, call, partial(self._unary, replies, call, method, compressed, data))
 
     def stalled(self, replies: Replies, call: Call) -> None:
-        """End a call of which a message was begun, and does not come."""
-        self._end(replies, call, f"the rest of the message did not come in time; {BODY_PACE}")
+        """End a call whose message stopped arriving."""
+        self._end(replies, call, f"the rest of the message did not arrive in time; {BODY_PACE}")
 
     def _hold(self, call: Call, size: int) -> None:
         """Count memory for a call until it is over.
 
         Raises:
-            Unavailable: it is too much, or the call is over: what still works for it is to stop.
+            Unavailable: the budget is exhausted, or the call is over and its work must stop.
         """
         if call.closed:
             raise Unavailable("the call is over")
@@ -183,14 +185,14 @@ class Calls:
         try:
             left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
-                raise DeadlineExceeded("the call's deadline passed before its request was there")
+                raise DeadlineExceeded("the call's deadline passed before its request arrived")
             request, typed = self._codec.decode(data, left)
             call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
 
     def _answer(self, replies: Replies, call: Call, typed: bool, outcome: InferResponse | IngotError) -> None:
-        call.ticket = None  # an answer that cannot be sent yet must not hold its request, too
+        call.ticket = None  # an answer that waits for the client must not keep its request in memory
         if isinstance(outcome, IngotError):
             self._refuse(replies, call, outcome)
             return
@@ -208,7 +210,7 @@ class Calls:
         replies.fail(call, status, public_text(error), accepts=status == _UNIMPLEMENTED)
 
     def _late(self, replies: Replies, call: Call) -> None:
-        call.timer = None  # which leads back here
+        call.timer = None  # stop() would cancel the timer that runs now
         self._end(replies, call, "the call's deadline passed")
 
     def _end(self, replies: Replies, call: Call, why: str) -> None:
@@ -220,9 +222,10 @@ class Calls:
         call.task = replies.loop.create_task(self._guarded(replies, call, work))
 
     async def _guarded(self, replies: Replies, call: Call, work: Work) -> None:
-        """Answer with whatever goes wrong in a call."""
+        """Run the work of a call, and answer its failure."""
         failure = f"{call.head.path.decode(errors='replace')} failed"
-        outcome = await attempt_async(failure, work())  # made here, as the task may be cancelled before it begins
+        # Created here: a task that is cancelled before its start would leave a coroutine that was never awaited.
+        outcome = await attempt_async(failure, work())
         if outcome is not None:
             self._refuse(replies, call, outcome)
 
@@ -245,9 +248,9 @@ class Calls:
         replies.end(call)
 
     async def _messages(self, replies: Replies, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of a request, as long as those in work are not too large together.
+        """Yield the messages of a request while those in progress stay below a limit.
 
-        Only when all that are complete were taken may the client send more of them.
+        The client may send more only after all complete messages were taken.
         """
         messages = call.messages
         working = call.working = deque()
@@ -271,7 +274,7 @@ class Calls:
                 await call.waiting
 
     def _settle(self, call: Call) -> None:
-        """Release the memory of the oldest message of a stream, as it is answered."""
+        """Release the memory of a stream's oldest message, which is being answered."""
         if call.working and not call.closed:
             size = call.working.popleft()
             call.held -= size
@@ -279,6 +282,6 @@ class Calls:
             call.wake()
 
     async def _decompressed(self, call: Call, data: bytes) -> bytes:
-        """Return the content of a message, which the budget counts in addition to the message."""
+        """Decompress a message; the budget counts its content in addition to the message."""
         content = pieces(data, call.head.encoding, self._limit)
         return await decompress(content, len(data), partial(self._hold, call))

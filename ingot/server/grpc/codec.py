@@ -84,7 +84,7 @@ def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], obj
 
 
 def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:
-    """Return the message. A client that sent typed contents gets such back, unless a datatype has no typed form."""
+    """Return the message. A request with typed contents gets typed contents, unless a datatype has no typed form."""
     route = response.route
     message = pb.ModelInferResponse(model_name=route.name, model_version=route.version, id=response.id)
     typed = typed and all(spec.dtype in _FIELDS for spec in route.outputs)

@@ -1,4 +1,4 @@
-"""The fast gRPC server: its listener, its connections' lives, and the services that it offers."""
+"""The fast gRPC server: its listener, its open connections, and the services that it offers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class FastListener:
 
     Args:
         plane: the server's behaviour.
-        max_body_bytes: the largest message that is taken; answers are not limited.
-        max_bodies_bytes: what the messages that are being received may hold together.
+        max_body_bytes: the largest message accepted; answers are not limited.
+        max_bodies_bytes: the memory for all messages that are being received.
         tls: the certificate; ALPN must offer ``h2``.
         shared: whether other processes listen on the same port.
     """
@@ -65,7 +65,7 @@ class FastListener:
         self._looking: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port; 0 takes any free one.
+        """Listen, and return the port; 0 chooses a free one.
 
         Raises:
             OSError: the port is taken, or the address cannot be bound.
@@ -125,7 +125,7 @@ def _path(method: str, service: str = SERVICE) -> bytes:
 
 
 def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[bytes]]:
-    """Return a call as one from bytes to bytes."""
+    """Return a unary method as a function from bytes to bytes."""
 
     async def call(data: bytes) -> bytes:
         return (await function(parse(kind, data))).SerializeToString()
@@ -134,7 +134,7 @@ def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[
 
 
 def _infer_stream(service: Service) -> Streaming:
-    """Return the stream of inferences as one from bytes to bytes."""
+    """Return ModelStreamInfer as a function from a stream of bytes to a stream of bytes."""
 
     async def call(messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         requests = (parse(pb.ModelInferRequest, data) async for data in messages)

@@ -22,7 +22,7 @@ from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import Tls, bracketed
 
-# grpcio has an enumeration for what is a number in gRPC.
+# gRPC has numbers, grpcio an enumeration.
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -31,7 +31,7 @@ class GrpcioListener:
 
     Args:
         plane: the server's behaviour.
-        max_body_bytes: the largest message that is taken; answers are not limited.
+        max_body_bytes: the largest message accepted; answers are not limited.
         tls: the certificate, or None.
         shared: whether other processes listen on the same port.
     """
@@ -41,7 +41,7 @@ class GrpcioListener:
         self._server, self._health = _create_server(plane, max_body_bytes, shared=shared)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port; 0 takes any free one.
+        """Listen, and return the port; 0 chooses a free one.
 
         Raises:
             OSError: the port is taken, or the address cannot be bound.
@@ -59,13 +59,13 @@ class GrpcioListener:
         return bound
 
     async def set_serving(self, serving: bool) -> None:
-        """Say what the health service answers."""
+        """Set the answer of the health service."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", codec.SERVICE):
             await self._health.set(service, status)
 
     async def stop(self, drain: float) -> None:
-        """Take no more calls, give those in flight ``drain`` seconds, and close."""
+        """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
         await self._server.stop(drain)
 
 
@@ -74,17 +74,17 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
 
     Args:
         plane: the server's behaviour.
-        max_body_bytes: the largest message that is taken; answers are not limited.
+        max_body_bytes: the largest message accepted; answers are not limited.
         shared: whether other processes listen on the same port.
     """
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", max_body_bytes),
             ("grpc.max_send_message_length", -1),
-            # Without these gRPC cancels calls by itself under load; the models' own queues say no in a better way.
+            # Without these gRPC cancels calls under load; the models' queues refuse them with a reason.
             ("grpc.server.max_pending_requests", 100_000),
             ("grpc.server.max_pending_requests_hard_limit", 200_000),
-            # 0: else a second server on the same port would start, and take half the requests.
+            # 0: otherwise a second server could start on the same port and receive half of the requests.
             ("grpc.so_reuseport", int(shared)),
         )
     )
@@ -103,7 +103,7 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
 def _unary(
     plane: DataPlane, function: Callable[[Any], Awaitable[Message]], kind: type[Message]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Wrap a call so that its errors become statuses, and internal text never leaves."""
+    """Wrap a method so that its errors become statuses without internal text."""
 
     async def call(raw: bytes) -> Message:
         return await function(codec.parse(kind, raw))
@@ -114,7 +114,7 @@ def _unary(
         if not isinstance(outcome, IngotError):
             return outcome
         plane.count_error("grpc", outcome)
-        return await context.abort(_STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # which raises
+        return await context.abort(_STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # raises
 
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()

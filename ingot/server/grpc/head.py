@@ -7,7 +7,7 @@ from typing import Final
 
 from ingot.server.http2.headers import HEADER_LIST, fault_of
 
-# Bytes of a client's name that an error quotes. Heads live as long as their calls.
+# Most bytes of the client's text that an error quotes, as heads live as long as their calls.
 _QUOTED = 64
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")

@@ -1,4 +1,4 @@
-"""The standard health service, ``grpc.health.v1.Health``: whether a service is served, once or as it changes."""
+"""The standard health service, ``grpc.health.v1.Health``, with Check and Watch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Health:
         return self._answer(service)
 
     async def watch(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Answer ``Watch``: now, and whenever the answer changes."""
+        """Answer ``Watch`` at once, and again whenever the answer changes."""
         async for data in messages:
             service = parse(HealthCheckRequest, data).service
             sent = b""

@@ -10,15 +10,15 @@ from ingot.server.compression import ENCODINGS, decompressed
 from ingot.server.limits import check_size
 
 PREFIX = 5
-# Chunks that are smaller together become one: a client may send them byte by byte, and each takes some 50 bytes.
+# Chunks below this size together are joined: a client may send single bytes, and each chunk needs about 50 bytes.
 _SMALL = 1024
 
 
 class Messages:
-    """Puts the messages of one stream together from what arrives of them; they stay as they came until they are taken.
+    """Collects the chunks of one stream, and joins those of a message when it is taken.
 
     Args:
-        limit: the most bytes that a message may have.
+        limit: the most bytes of a message.
     """
 
     __slots__ = ("_at", "_chunks", "_limit", "_wanted", "size", "taken")
@@ -26,26 +26,26 @@ class Messages:
     def __init__(self, limit: int):
         self._limit = limit
         self._chunks: deque[bytes] = deque()
-        self._at = 0  # where in the first chunk the first message begins
-        self._wanted = 0  # what that takes with its prefix; 0 until it is known
+        self._at = 0  # offset of the first message in the first chunk
+        self._wanted = 0  # its size with its prefix; 0 until it is known
         self.size = 0
         self.taken = 0  # messages
 
     @property
     def begun(self) -> bool:
-        """Whether the first message is there in part."""
+        """Whether a part of the first message has arrived."""
         return self.size > 0 and not 0 < self._wanted <= self.size
 
     @property
     def more(self) -> bool:
-        """Whether there is anything behind the first message of all, which is complete."""
+        """Whether bytes follow the first message, which must be complete."""
         return (self.taken > 0 and self.size > 0) or 0 < self._wanted < self.size
 
     def feed(self, data: bytes) -> bool:
         """Add bytes, and return whether a message is complete; :attr:`size` counts the bytes not taken yet.
 
         Raises:
-            TooLarge: a message is, or will be.
+            TooLarge: a message exceeds the limit, or its prefix announces that it will.
             InvalidArgument: a message's flag is unknown.
         """
         self.size += len(data)
@@ -59,7 +59,7 @@ class Messages:
         """Return whether a message is complete.
 
         Raises:
-            TooLarge: the first is, or will be.
+            TooLarge: the first message exceeds the limit.
             InvalidArgument: its flag is unknown.
         """
         if not self._wanted and self.size >= PREFIX:
@@ -88,7 +88,7 @@ class Messages:
         return prefix
 
     def _cut(self, size: int) -> bytes:
-        """Take bytes out, of which there must be so many."""
+        """Remove and return the first ``size`` bytes, which must have arrived."""
         self.size -= size
         parts: list[bytes] = []
         while size:
@@ -104,15 +104,15 @@ class Messages:
 
 
 def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
-    """Return what yields the message that ``data`` is, compressed: :func:`ingot.server.compression.decompressed`.
+    """Return the pieces of a compressed message: see :func:`ingot.server.compression.decompressed`.
 
     Raises:
         Unsupported: the encoding is unknown.
-        InvalidArgument: the message is not compressed so.
+        InvalidArgument: the message is not in that encoding.
     """
     if encoding == b"identity":
         raise InvalidArgument("a message is compressed, but grpc-encoding names no compression")
     name = encoding.decode(errors="replace")
     if name not in ENCODINGS:
-        raise Unsupported(f"grpc-encoding {name!r} is not understood; use gzip or deflate")
+        raise Unsupported(f"grpc-encoding {name!r} is not supported; use gzip or deflate")
     return decompressed(data, name, limit, members=1)

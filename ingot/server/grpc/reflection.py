@@ -38,7 +38,7 @@ class Reflection:
         self._pool = pool
 
     async def info(self, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Answer ``ServerReflectionInfo``: each question in turn."""
+        """Answer ``ServerReflectionInfo``: each request in turn."""
         async for data in messages:
             request = parse(ServerReflectionRequest, data)
             try:
@@ -68,7 +68,7 @@ class Reflection:
             numbers = sorted(extension.number for extension in self._pool.FindAllExtensions(message))
             found = ExtensionNumberResponse(base_type_name=message.full_name, extension_number=numbers)
             return ServerReflectionResponse(all_extension_numbers_response=found)
-        return _error(_UNIMPLEMENTED, "the request asks nothing")
+        return _error(_UNIMPLEMENTED, "the request is empty")
 
 
 def _error(code: int, text: str) -> ServerReflectionResponse:
@@ -89,7 +89,7 @@ def _files(file: FileDescriptor) -> ServerReflectionResponse:
 
 
 def pool() -> DescriptorPool:
-    """Return our private pool with the health and reflection services added, for reflection."""
+    """Return our own descriptor pool with the health and reflection services added."""
     found: DescriptorPool = pb.DESCRIPTOR.pool
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         found.AddSerializedFile(file.serialized_pb)

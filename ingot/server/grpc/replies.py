@@ -1,4 +1,4 @@
-"""Answers of calls. Their header blocks are literals, so a client's settings cannot change a table of ours."""
+"""Answers of calls. Their header blocks are HPACK literals, so they need no table that a client could resize."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _END = struct.Struct(f">IBI{len(_OK)}s")
 
 
 def whole(stream_id: int, message: tuple[bytes, ...], size: int) -> list[bytes]:
-    """Return the frames of a whole answer: one message of ``size`` bytes, which fits into one frame."""
+    """Return the frames of a complete answer: one message of ``size`` bytes that fits into one frame."""
     begin = _BEGIN.pack(
         _HEAD_OF_OPENING, END_HEADERS, stream_id, OPENING, (size + 5) << 8 | DATA, 0, stream_id, 0, size
     )
@@ -63,9 +63,9 @@ def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False) 
     """Return the header block that ends an answer.
 
     Args:
-        status: gRPC's number.
+        status: gRPC's status code.
         text: the message for the client.
-        opened: whether the answer has begun; otherwise this block is all of it.
+        opened: whether the answer has begun; otherwise this block is the whole answer.
         accepts: whether to list the supported compressions.
     """
     block = _OK if status == 0 else _literal(b"grpc-status", str(status).encode())
@@ -92,12 +92,12 @@ HTTP_1 = (
     b"this port speaks gRPC over HTTP/2; plain HTTP is on the other port\n"
 )
 
-# A handler that sends many messages waits while its stream has more bytes queued than this.
+# A streaming handler waits while its stream has more queued bytes than this.
 _STREAM_QUEUE = 256 << 10
 
 
 class Replies:
-    """Answers the calls of one connection. ``fresh``: those whose headers the current read brought."""
+    """Answers the calls of one connection. ``fresh``: those whose headers arrived in the current read."""
 
     __slots__ = ("_sender", "fresh", "http2", "loop")
 
@@ -120,7 +120,7 @@ class Replies:
         sender.end(call, ending(0, opened=True))
 
     def send(self, call: Call, message: bytes) -> None:
-        """Send one of many messages; raises as :meth:`answer`."""
+        """Send one message of a stream; raises as :meth:`answer`."""
         self._sender.send(call, OPENING, b"\0" + len(message).to_bytes(4), message)
 
     def end(self, call: Call) -> None:
@@ -133,7 +133,7 @@ class Replies:
             self._sender.replace(call, ending(status, text, opened=call.opened, accepts=accepts))
 
     def refuse(self, call: Call, status: int) -> None:
-        """Answer a request that is not gRPC with a status of HTTP."""
+        """Answer a request that is not gRPC with an HTTP status."""
         self._sender.replace(call, refusal(status))
 
     async def room(self, call: Call) -> None:

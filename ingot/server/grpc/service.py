@@ -1,4 +1,4 @@
-"""The calls of the Open Inference Protocol's gRPC service: they convert, the data plane decides."""
+"""The methods of the Open Inference Protocol's gRPC service: they convert messages and call the data plane."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ingot.tensors import TensorSpec
 
 M = TypeVar("M", bound=Message)
 
-# How many requests of one stream are in work at once.
+# Most requests of one stream in progress at once.
 _AHEAD = 64
 
 Unary = Callable[[Any], Awaitable[Message]]
 
 
 class Service:
-    """The six calls of the Open Inference Protocol's core, and Triton's extensions of it."""
+    """The six methods of the Open Inference Protocol's core, and Triton's extensions."""
 
     def __init__(self, plane: DataPlane):
         self._plane = plane
@@ -38,7 +38,7 @@ class Service:
     async def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
             return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
-        except NotFound:  # as Triton answers; tritonclient's is_model_ready() would raise
+        except NotFound:  # as Triton does: otherwise tritonclient's is_model_ready() would raise
             return pb.ModelReadyResponse(ready=False)
 
     async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
@@ -71,7 +71,7 @@ class Service:
     async def model_stream_infer(
         self, requests: AsyncIterator[pb.ModelInferRequest]
     ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
-        """Answer requests in their order, errors in band; some are in work while the first is waited for."""
+        """Answer requests in their order, with errors as messages; several run at once."""
         answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue()
         room = asyncio.Semaphore(_AHEAD)
         working: set[asyncio.Task[pb.ModelStreamInferResponse]] = set()
@@ -107,7 +107,7 @@ class Service:
         return pb.ModelStreamInferResponse(error_message=public_text(outcome), infer_response=answered)
 
     def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
-        """Return the unary calls by name, with the type of their request."""
+        """Return the unary methods by name, with the type of their request."""
         return {
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
             "ServerReady": (self.server_ready, pb.ServerReadyRequest),
@@ -121,8 +121,8 @@ class Service:
 
 
 def _filled(message: M, content: dict[str, Any]) -> M:
-    """Return a message with the content of JSON of its form; what it has no field for is left out."""
-    from google.protobuf.json_format import ParseDict  # takes as long to import as all else of protobuf
+    """Return a message filled from a JSON object; keys without a field are ignored."""
+    from google.protobuf.json_format import ParseDict  # takes as long to import as the rest of protobuf
 
     return ParseDict(content, message, ignore_unknown_fields=True)
 

@@ -1,8 +1,8 @@
-"""The fast way between messages and requests or responses: what comes again is looked up instead of parsed.
+"""Fast conversion between messages and requests or responses: repeated parts are looked up instead of parsed.
 
-Of a request with raw contents all that stands before the first tensor is the same in every call of a client, but for
-the id; of a response all but the tensors and the id. Those bytes are remembered with what they mean. Whatever is not
-known goes through the protobuf library, which alone decides what a message means.
+In the requests of one client with raw contents, the bytes before the first tensor differ only in the id; in responses,
+only the tensors and the id differ. Those bytes are cached with their meaning. All other messages are parsed by the
+protobuf library, which alone defines what a message means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo,
 from ingot.tensors import Array, DType
 
 _LENGTHS = 512
-# Most kinds of requests of one length; the latest are recognized.
+# Most patterns of requests of one length; the latest are kept.
 _ALIKE = 8
 
 _NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
@@ -32,29 +32,29 @@ _Form = tuple[bytes, tuple[tuple[bytes, str], ...], int]
 
 
 class _Message(NamedTuple):
-    """A request's pattern, counted from its first tensor, and what must stand before each of the others."""
+    """The pattern of a request, relative to its first tensor, and the bytes that must precede each other tensor."""
 
     pattern: Pattern
     gaps: tuple[tuple[int, int, bytes], ...]
 
     def read(self, data: bytes, start: int, identifier: str, left: float | None) -> InferRequest | None:
         """Return the request of a message whose first tensor begins at ``start``."""
-        if len(data) != start + self.pattern.size:  # another message of this length begins in the same way
+        if len(data) != start + self.pattern.size:  # a different message of the same length and beginning
             return None
         for begin, end, gap in self.gaps:
             if data[start + begin : start + end] != gap:
                 return None
         inputs: dict[str, Array] = {}
-        for name, shape, dtype, at in self.pattern.tensors:  # not a comprehension, which costs a call in Python 3.11
+        for name, shape, dtype, at in self.pattern.tensors:  # not a comprehension, which is a call in Python 3.11
             inputs[name] = np.ndarray(shape, dtype, data, start + at)
         return InferRequest(self.pattern.template, inputs, identifier, left)
 
 
 class Codec:
-    """Decodes requests and encodes responses, and remembers those parts of them that come again. Bounded.
+    """Decodes requests and encodes responses, with a bounded cache of repeated parts.
 
     Args:
-        find: called with the model's name and version of a request that is not recognized; raises NotFound.
+        find: called with the model's name and version of each request that is not cached; raises NotFound.
     """
 
     def __init__(self, find: Callable[[str, str], object]) -> None:
@@ -74,7 +74,7 @@ class Codec:
 
         Raises:
             NotFound: there is no such model.
-            InvalidArgument: it is not valid protobuf, or contradicts itself.
+            InvalidArgument: it is not valid protobuf, or is inconsistent.
         """
         for start in self._starts.get(len(data), ()):
             known = self._messages.get(data[:start])
@@ -131,7 +131,7 @@ class Codec:
         prefix = message.SerializeToString(deterministic=True)
         key = prefix + _RAW_INPUT + _varint(len(raw[0]))
         whole = len(prefix) + sum(len(_RAW_INPUT + _varint(len(content))) + len(content) for content in raw)
-        # A longer message holds something that this one lacks, and is not recognized.
+        # A longer message has further fields, and does not match.
         if len(key) > MEMO_BYTES or whole + with_id - len(prefix) != size or self._messages.is_new(key):
             return
         tags = [_RAW_INPUT + _varint(len(content)) for content in raw[1:]]
@@ -147,10 +147,10 @@ class Codec:
 
 
 def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:
-    """Return answers without their ids and tensors, and remember it; None for texts.
+    """Cache and return a response without its id and tensors; None if it has text tensors.
 
     Args:
-        route: theirs.
+        route: of the responses.
         kind: the shape and the bytes of each output.
     """
     if not route.outputs or any(spec.dtype is DType.BYTES for spec in route.outputs):
@@ -168,7 +168,7 @@ def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:
 
 
 def _id_of(data: bytes) -> tuple[int, int]:
-    """Return where the id's field begins and ends, in the order that all libraries write; the same if it has none."""
+    """Return the start and end of the id's field, in the order in which all libraries write; equal if there is none."""
     at = 0
     end = len(data) - 2
     for tag in (_NAME_TAG, _VERSION_TAG):

@@ -56,7 +56,7 @@ def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
 
 def too_slow(plane: DataPlane) -> HttpResponse:
     """Return the response to a request whose body comes too slowly, and count it."""
-    error = DeadlineExceeded(f"the rest of the request's body did not come in time; {BODY_PACE}")
+    error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
     return refusal(plane, error)._replace(status=codec.TOO_SLOW)
 
 
