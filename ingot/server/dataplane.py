@@ -281,5 +281,5 @@ def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
         if name not in specs:
             raise InvalidArgument(f"unknown output '{name}'; the model has {', '.join(specs)}")
     if len(set(outputs)) < len(outputs):
-        raise InvalidArgument("an output is asked for twice")
+        raise InvalidArgument("an output is requested twice")
     return tuple(specs[name] for name in outputs)

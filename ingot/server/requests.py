@@ -1,4 +1,4 @@
-"""Inference requests and responses as the data plane takes and returns them, independent of HTTP and gRPC.
+"""Inference requests and responses as the data plane accepts and returns them, independent of HTTP and gRPC.
 
 A codec recognizes a repeated request by the bytes around its tensors, and then looks it up instead of parsing it:
 :class:`Memo` and :class:`Pattern`.
@@ -36,7 +36,7 @@ _UNSUPPORTED = {
     "shared_memory_region": "shared memory",
     "classification": "the classification extension",
 }
-# The protocol states neither the lowest nor the highest priority.
+# The protocol does not define the range of priorities.
 _MAX_PRIORITY = 1 << 31
 
 # Entries of a memo, and the most bytes around the tensors of a request that is remembered.
@@ -136,7 +136,7 @@ def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:
     found = dict(given)
     if len(found) < len(given):
         [(twice, _)] = Counter(name for name, _ in given).most_common(1)
-        raise InvalidArgument(f"input '{twice}' stands twice in the request")
+        raise InvalidArgument(f"input '{twice}' occurs twice in the request")
     return found
 
 
@@ -166,7 +166,7 @@ def timeout_of(parameters: Parameters) -> float | None:
 
 
 def priority_of(parameters: Parameters) -> int:
-    """Return a request's ``priority`` parameter as the scheduler takes it; the protocol's 1 is the most urgent.
+    """Return a request's ``priority`` parameter as the scheduler expects it; 1 is the most urgent in the protocol.
 
     Raises:
         InvalidArgument: it is not a whole number in the protocol's range.

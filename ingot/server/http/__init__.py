@@ -1,4 +1,4 @@
-"""HTTP/1.1 on httptools: inference and health checks on the connection itself, all else by FastAPI.
+"""HTTP/1.1 on httptools: the connection serves inference and health checks, FastAPI the rest.
 
 Start with connection.py (bytes in, responses out), then exchange.py (one request) and decoder.py (its body).
 """

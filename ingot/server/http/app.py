@@ -1,4 +1,4 @@
-"""The FastAPI application: its routes convert, the data plane decides."""
+"""The FastAPI application: its routes convert requests and call the data plane."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ingot.server.http.parser import InferHead
 from ingot.server.limits import Budget, Reservation, check_size
 from ingot.tensors import TensorSpec
 
-# The errors of the router, as ours, for the metrics.
+# The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not read it
 
 
 def create_app(

@@ -24,14 +24,14 @@ Message = Mapping[str, Any]
 
 
 class AsgiCarrier(Carrier, Protocol):
-    """A connection, as exchanges of the application see it."""
+    """The part of a connection that an exchange of the application uses."""
 
     def hold_body(self, *, full: bool) -> None:
-        """Pause or resume reading, as the application has too much of the body to read."""
+        """Pause or resume reading: too much of the body waits for the application."""
 
 
 class LazyApp:
-    """The FastAPI application, which is imported with its first request: that takes a third of a second."""
+    """The FastAPI application, imported with its first request, as that takes a third of a second."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -56,8 +56,8 @@ class AsgiExchange:
     The application may respond before the body is complete. HEAD is served as GET, without the body.
 
     Args:
-        connection: carries it.
-        head: its own.
+        connection: the request's connection.
+        head: the request's head.
     """
 
     def __init__(self, connection: AsgiCarrier, head: RequestHead):
@@ -76,7 +76,7 @@ class AsgiExchange:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin: every earlier request is answered."""
+        """Begin, once every earlier request is answered."""
         tasks = self._connection.shared.tasks
         self._task = self._connection.loop.create_task(self._run())
         tasks.add(self._task)

@@ -1,4 +1,4 @@
-"""Bodies that take more than one tick of the event loop: compressed ones, and large JSON, which a thread decodes."""
+"""Bodies that need more than one tick of the event loop: compressed bodies, and large JSON, decoded in a thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class CompressedBody:
-    """A body that is decompressed, and then the work on its content.
+    """The decompression of a body, and then the work on its content.
 
     Args:
-        proceed: called once with the content or the error, unless this is cancelled; returns what it starts.
+        proceed: called once with the content or the error, unless this is cancelled; returns the work that it starts.
     """
 
     def __init__(self, proceed: Callable[[bytes | Exception], Cancellable | None]):
@@ -27,7 +27,7 @@ class CompressedBody:
         self._work: Cancellable | None = None
 
     def start(self, body: bytes, encoding: str, limit: int, hold: Hold) -> Cancellable | None:
-        """Begin; return what can be cancelled, None if all is done."""
+        """Begin; return the work that can be cancelled, or None if it is done."""
         pieces = compression.decompressed(body, encoding, limit)
         self._work = work = Decompression(pieces, hold, self._continue)
         work.start(len(body))
@@ -35,7 +35,7 @@ class CompressedBody:
 
     def cancel(self) -> None:
         """Drop the work."""
-        work, self._work = self._work, None  # which refers back to this
+        work, self._work = self._work, None  # it refers back to this object
         if work is not None:
             work.cancel()
 
@@ -44,12 +44,12 @@ class CompressedBody:
 
 
 class ThreadedBody(Generic[T]):
-    """A body that is decoded in a thread, as all other requests would wait for the event loop; then its request.
+    """A body decoded in a thread, so that the event loop stays free, and then its request.
 
     Args:
         budget: counts the body of a cancelled request until the thread is done with it.
         size: the body's, in bytes.
-        proceed: called once with what was decoded or the error, unless this is cancelled; returns what it starts.
+        proceed: called once with the decoded body or the error, unless this is cancelled; returns the work it starts.
     """
 
     def __init__(self, budget: Budget, size: int, proceed: Callable[[T | Exception], Cancellable | None]):

@@ -40,7 +40,7 @@ STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
     Code.STORAGE_FULL: 507,
 }
-# Where it was the client that was too slow: its body did not come.
+# For a client that was too slow to send its body.
 TOO_SLOW = 408
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -104,7 +104,7 @@ def decode_request(
             check_parameters(f"output '{name}'", options := _dict(item, "parameters"))
             outputs[name] = _flag(options, "binary_data", default)
         if len(outputs) < len(wanted):
-            raise InvalidArgument("an output is asked for twice")
+            raise InvalidArgument("an output is requested twice")
     layout = ResponseFormat(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
     request = InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier)

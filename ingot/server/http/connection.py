@@ -21,12 +21,11 @@ _MAX_KNOWN_BYTES = 4 << 10
 class Connection(asyncio.Protocol):
     """Serves inference and health checks itself and passes the rest to the application, in the order of the requests.
 
-    A head that was parsed before, byte for byte, is looked up and not parsed again. That is done only for whole
-    requests that come while the connection is idle and the parser stands between two requests, so that the parser need
-    not see them.
+    A head with the same bytes as an earlier one is looked up instead of parsed. This applies only to complete
+    requests that arrive while the connection is idle and the parser is between two requests, so the parser can skip
+    them.
 
-    A client that does not read its responses, or sends request after request without waiting, is not read from until it
-    has caught up.
+    Reading from a client is paused while it does not read its responses, or while too many of its requests wait.
 
     Args:
         shared: what all connections share.
@@ -43,7 +42,7 @@ class Connection(asyncio.Protocol):
         self._parser = Parser(shared.heads, shared.service.max_body_bytes)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
         self._queue: deque[Arriving | AsgiExchange] = deque()  # behind it
-        self._arriving: Arriving | AsgiExchange | None = None  # the one whose body comes
+        self._arriving: Arriving | AsgiExchange | None = None  # the one whose body is arriving
         self._advancing = False
         self._stopping = False
         self._write_paused = False
@@ -157,15 +156,15 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def _break_off(self, response: bytes) -> None:
-        """End the connection during a body, with a response unless there was one."""
+        """End the connection during a body, with a response unless one was sent."""
         exchange = self._arriving
         if exchange is not None and not exchange.done:
             self.transport.write(response)
-            exchange.leave()  # now, however long the client takes to read this
+            exchange.leave()  # at once, even if the client is slow to read this
         self._timeouts.close()
 
     def end_slow_body(self) -> None:
-        """End the connection, as its body comes too slowly."""
+        """End the connection, as the body arrives too slowly."""
         response = responses.too_slow(self.shared.service.plane)
         self._break_off(b"".join(self.shared.renderer.render(response, keep_alive=False)))
 
@@ -209,11 +208,11 @@ class Connection(asyncio.Protocol):
         finally:
             self._advancing = False
             if not advanced:
-                self.transport.abort()  # the client would take the next response for this one's
+                self.transport.abort()  # the client would read the next response as this one
         self._regulate()
 
     def hold_body(self, *, full: bool) -> None:
-        """Pause or resume reading, as the application has too much of the body to read."""
+        """Pause or resume reading: too much of the body waits for the application."""
         self._body_full = full
         self._regulate()
 
@@ -248,7 +247,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def drain(self, seconds: float) -> None:
-        """Close as soon as the requests that came, and one that may be on its way, are answered."""
+        """Close after the requests received, and one that may be on its way, are answered."""
         self._stopping = True
         self._timeouts.linger(seconds)
 

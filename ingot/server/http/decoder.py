@@ -1,4 +1,4 @@
-"""Decodes request bodies. Of one like an earlier body only the tensors' values are read; the rest is looked up."""
+"""Decodes request bodies. If a body differs from an earlier one only in the tensors' values, only these are read."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class Decoder:
             self._raws.keep(key, (pattern, layout))
 
     def _read_text(self, model: str, version: str, body: bytes) -> Decoded | None:
-        """Return the request of a JSON text; None if nothing like it is known, or its values are not plain numbers."""
+        """Return the request of a JSON text; None if its form is not known, or its values are not plain numbers."""
         start, stop = _values(body)
         identifier, before = _cut_id(body[:start])
         plan = self._texts.get((model, version, before, body[stop:]))
         if plan is None:
             return None
         text = body[start:stop]
-        if b"t" in text or b"f" in text:  # true and false, which struct takes as numbers
+        if b"t" in text or b"f" in text:  # true and false, which struct accepts as numbers
             return None
         try:
             packed = plan.packing.pack(*orjson.loads(text))

@@ -1,4 +1,4 @@
-"""Distinguishes a client that left from one that only sends no more: until it is written to, both look the same."""
+"""Distinguishes a client that left from one that only ended its sending side: until a write, both look the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 from ingot.server.http.responses import CONTINUE
 
-# A model that responds within the first of these never writes anything but its response.
+# If the model responds within the first of these, nothing but the response is written.
 _FIRST_SECONDS = 0.05
 _LONGEST_SECONDS = 1.0
 _CLOSED = 7  # TCP_CLOSE in Linux's tcp_states.h

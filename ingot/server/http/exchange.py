@@ -43,12 +43,12 @@ class Service(NamedTuple):
 
 
 def begin(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
-    """Take an inference request.
+    """Begin an inference request.
 
     Args:
         service: what serves it.
-        head: what its path and headers say.
-        body: the whole body, as it came.
+        head: the parts of path and headers that inference needs.
+        body: the whole body, not decompressed.
         hold: reserves memory for the request; raises Unavailable if that exceeds the limit.
         done: called once with the response, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
@@ -120,7 +120,7 @@ def _decoded(
 
 
 def _unreadable(plane: DataPlane, head: InferHead, error: Exception) -> HttpResponse:
-    """Return the response to a body that cannot be read, or that the model does not exist, which counts first."""
+    """Return the response to a body that cannot be read; an unknown model is reported first."""
     if isinstance(error, InvalidArgument):
         try:
             plane.repository.get(head.model, head.version)
@@ -150,7 +150,7 @@ def _reply(
 
 
 async def infer(service: Service, head: InferHead, body: bytes, hold: Hold) -> HttpResponse:
-    """Answer an inference request; :func:`begin` as a coroutine."""
+    """Answer an inference request: :func:`begin` as a coroutine."""
     return await outcome_of(functools.partial(begin, service, head, body, hold))
 
 
@@ -177,7 +177,7 @@ class Shared:
 
 
 class Carrier(Protocol):
-    """A connection, as its exchanges see it."""
+    """The part of a connection that its exchanges use."""
 
     shared: Shared
     transport: asyncio.Transport
@@ -191,11 +191,11 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """One request that came whole, and its response: inference, or a health check.
+    """One complete request and its response: inference, or a health check.
 
     Args:
-        connection: carries it.
-        head: its own.
+        connection: the request's connection.
+        head: the request's head.
     """
 
     __slots__ = ("_connection", "_held", "_work", "disconnected", "done", "head", "keep_alive")
@@ -242,7 +242,7 @@ class Exchange:
             return
         connection = self._connection
         self._release()
-        self._work = None  # which refers back to this
+        self._work = None  # it refers back to this object
         self.done = True
         keep_alive = connection.keeps(self)
         connection.finish(connection.shared.renderer.render(response, keep_alive=keep_alive), keep_alive=keep_alive)
@@ -272,7 +272,7 @@ class Exchange:
 
 
 class Arriving(Exchange):
-    """A request that comes in parts, or behind others that are unanswered."""
+    """A request that arrives in parts, or behind unanswered ones."""
 
     __slots__ = ("_complete", "_parts", "_refusal", "_started")
 
@@ -295,7 +295,7 @@ class Arriving(Exchange):
         except IngotError as error:
             self._refuse(Fault(error))
             return
-        # Small parts are joined: as an object each, they would take many times the memory of their bytes.
+        # Small parts are joined: as separate objects they would need many times the memory of their bytes.
         if not self._parts or len(part) >= _SMALL_PART:
             self._parts.append(part)
         elif isinstance(self._parts[-1], bytearray):
@@ -310,7 +310,7 @@ class Arriving(Exchange):
             self._serve()
 
     def start(self) -> None:
-        """Begin: every earlier request is answered."""
+        """Begin, once every earlier request is answered."""
         self._started = True
         if self._refusal is None and self.head.length is not None:
             try:

@@ -10,7 +10,7 @@ from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
 from ingot.server.listening import BACKLOG, Tls, listen
 
-# What tasks of the application whose connection is closed get to end.
+# Seconds for the application's tasks to end once their connection is closed.
 _TASK_SECONDS = 1.0
 
 

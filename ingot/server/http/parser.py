@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests out of bytes, by httptools: no socket, no clock, no event loop.
+"""Parses HTTP/1.1 requests with httptools, without socket, clock or event loop.
 
 :class:`Parser` turns bytes into events; :func:`read_head` decides what a request's line and headers mean.
 """
@@ -138,7 +138,7 @@ class Parser:
         self._known = known
         self._max_length = max_length
         self._parser = httptools.HttpRequestParser(self)
-        # A response to the first of several requests in a row can be sent though one of them ends the connection.
+        # The first of several pipelined requests can be answered even if a later one ends the connection.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._events: list[Event] = []
         self._url = b""

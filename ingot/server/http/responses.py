@@ -13,7 +13,7 @@ from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.limits import BODY_PACE, BoundedCache
 
-# Seconds after which a refused client may ask again: the least that the header can say.
+# Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
@@ -31,7 +31,7 @@ class HttpResponse(NamedTuple):
     media_type: str = "application/json"
 
 
-# Sent without a date where the bytes of a client cannot be read on.
+# Without a date: sent where a client's further bytes cannot be read.
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="text/plain; charset=utf-8")
@@ -55,7 +55,7 @@ def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
 
 
 def too_slow(plane: DataPlane) -> HttpResponse:
-    """Return the response to a request whose body comes too slowly, and count it."""
+    """Return the response to a request whose body arrives too slowly, and count it."""
     error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
     return refusal(plane, error)._replace(status=codec.TOO_SLOW)
 

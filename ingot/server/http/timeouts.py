@@ -1,4 +1,4 @@
-"""How long a connection may take: over a head, over a body, to read a response, and between two requests."""
+"""Time limits of a connection: for a head, for a body, for reading a response, and between two requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINGER_SECONDS = 1.0
 
 
 class Watched(Protocol):
-    """A connection, as its timeouts see it."""
+    """The part of a connection that its timeouts use."""
 
     transport: asyncio.Transport
 
@@ -36,13 +36,13 @@ class Watched(Protocol):
         """Whether it is the server that does not read the body, or waits with it for another request."""
 
     def end_slow_body(self) -> None:
-        """End the connection, as its body comes too slowly."""
+        """End the connection, as the body arrives too slowly."""
 
 
 class Timeouts:
     """The timers of one connection.
 
-    Each is set once and not with every request: when it fires, it looks what has happened since.
+    Each is set once, not with every request: when it fires, it checks what has happened since.
 
     - A head must be complete within :data:`HEAD_SECONDS`.
     - An incomplete body must bring :data:`BODY_BYTES` in every :data:`BODY_SECONDS`, not counting the time in which
@@ -51,7 +51,7 @@ class Timeouts:
     - A connection without a request is closed after :data:`IDLE_SECONDS`.
 
     Attributes:
-        in_head: whether a head is waited for.
+        in_head: whether a head is incomplete.
     """
 
     def __init__(self, connection: Watched):
@@ -96,7 +96,7 @@ class Timeouts:
         self._waited = False
 
     def wait_for_body(self, size: int) -> None:
-        """Note that ``size`` bytes came, and that the body is still incomplete."""
+        """Note that ``size`` bytes arrived, and that the body is still incomplete."""
         if not self._waited:
             self._waited = True
             self._begin_minute()
@@ -175,6 +175,6 @@ class Timeouts:
             self._transport.close()
 
     def close(self) -> None:
-        """Close the connection when all that was sent is read, or no longer."""
+        """Close the connection when the client has read all that was sent, or left."""
         self._transport.close()
         self.wait_for_reader()
