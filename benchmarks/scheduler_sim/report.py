@@ -1,16 +1,15 @@
-"""The page, the record and the picture of a contest."""
+"""The page, the record and the charts of a contest."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.scheduler_sim.contest import POLICIES, Row
+from ingot.report import charts
 
 RESULTS = Path(__file__).parent / "results"
-_COLORS = ("#0b6", "#c60", "#a8a", "#06c", "#888")
-_WIDTH, _HEIGHT, _LEFT = 220, 150, 40
 
 
 def page(rows: Sequence[Row], about: str) -> str:
@@ -34,56 +33,24 @@ def page(rows: Sequence[Row], about: str) -> str:
     return "\n".join(parts)
 
 
-def picture(rows: Iterable[Row]) -> str:
-    """Return goodput by load as SVG, one panel per model, for Poisson traffic."""
-    shown = [row for row in rows if row.traffic == "poisson"]
-    models = list(dict.fromkeys(row.model for row in shown))
-    width = len(models) * (_WIDTH + _LEFT) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT + 80}" font-family="sans-serif" '
-        'font-size="11">',
-        "<title>Goodput within the SLO by offered load, both as shares of capacity</title>",
-        f'<rect width="{width}" height="{_HEIGHT + 80}" fill="white"/>',
-    ]
-    for place, model in enumerate(models):
-        parts += _panel([row for row in shown if row.model == model], model, place * (_WIDTH + _LEFT) + _LEFT)
-    for place, name in enumerate(POLICIES):
-        x = _LEFT + place * 130
-        parts.append(f'<rect x="{x}" y="{_HEIGHT + 60}" width="14" height="4" fill="{_COLORS[place]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{_HEIGHT + 66}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _panel(rows: Sequence[Row], model: str, left: int) -> list[str]:
-    most = max(row.load for row in rows)
-
-    def point(load: float, share: float) -> str:
-        return f"{left + load / most * (_WIDTH - 10):.1f},{20 + _HEIGHT * (1 - min(share, 1.1) / 1.1):.1f}"
-
-    bottom = 20 + _HEIGHT
-    parts = [
-        f'<text x="{left}" y="12" font-weight="bold">{model}</text>',
-        f'<path d="M{point(0, 1.1)} L{point(0, 0)} L{point(most, 0)}" fill="none" stroke="black"/>',
-        f'<path d="M{point(0, 1)} L{point(most, 1)}" stroke="#ccc" stroke-dasharray="3"/>',
-    ]
-    for share in (0, 0.5, 1):
-        x, y = point(0, share).split(",")
-        parts.append(f'<text x="{float(x) - 4}" y="{float(y) + 4}" text-anchor="end">{share:g}</text>')
-    for load in sorted({row.load for row in rows}):
-        x = point(load, 0).split(",")[0]
-        parts.append(f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{load:g}x</text>')
-    for name, color in zip(POLICIES, _COLORS, strict=True):
-        line = " ".join(point(row.load, row.goodput) for row in rows if row.policy == name)
-        wide = 2.5 if name == POLICIES[0] else 1.5
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{wide}"/>')
-    return parts
+def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the goodput of each model by load as SVG, for Poisson traffic."""
+    for model in dict.fromkeys(row.model for row in rows):
+        shown = [row for row in rows if row.traffic == "poisson" and row.model == model]
+        items = [
+            charts.Curve(name, tuple((row.load, row.goodput) for row in shown if row.policy == name), color)
+            for color, name in enumerate(POLICIES)
+        ]
+        if chart := charts.curves(items, ("offered", "goodput"), log=False):
+            title = f"{model}: goodput within the SLO by offered load, both as shares of the capacity"
+            yield model, charts.image(chart, title)
 
 
 def keep(rows: Sequence[Row], about: str, folder: Path) -> None:
-    """Write ``report.md``, ``report.json`` and ``goodput.svg``."""
+    """Write ``report.md``, ``report.json`` and ``goodput-MODEL.svg`` for each model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(page(rows, about))
     document = {"generated": about, "rows": [row.as_dict() for row in rows]}
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-    if any(row.traffic == "poisson" for row in rows):
-        (folder / "goodput.svg").write_text(picture(rows))
+    for model, picture in pictures(rows):
+        (folder / f"goodput-{model}.svg").write_text(picture)

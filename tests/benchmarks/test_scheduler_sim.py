@@ -71,7 +71,7 @@ def test_a_report_holds_every_policy_on_every_load(tmp_path: Path) -> None:
     report.keep(rows, "a test", tmp_path)
     assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(rows) == 5 * (2 + 3)
     assert "| wide | 1 |" in (tmp_path / "report.md").read_text()
-    assert ElementTree.parse(tmp_path / "goodput.svg").getroot().tag.endswith("svg")
+    assert ElementTree.parse(tmp_path / "goodput-wide.svg").getroot().tag.endswith("svg")
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
