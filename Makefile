@@ -8,13 +8,12 @@ EXTRAS := cpu,export,demo,dev
 SECONDS := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix coverage test-long fuzz lint tools protos lock clean
+.PHONY: help demo test test-matrix test-long fuzz lint tools protos lock clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
 	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
-	@echo "make coverage            both of these, and which lines they reach; slower"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"
@@ -38,9 +37,6 @@ test: lint tools
 
 test-matrix: $(INSTALLED) tools
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m 'matrix and not long' $(ARGS)
-
-coverage: $(INSTALLED) tools
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m 'not long' --cov $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)
