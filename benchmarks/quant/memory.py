@@ -1,7 +1,7 @@
 """Peak memory of quantizing a large model, as a multiple of its weights: ``python -m benchmarks.quant.memory``.
 
-The model is exported first; each recipe then runs in its own process, while a thread reads its resident memory, mapped
-weights included. The figure is the memory that quantizing adds to a process that has imported the ONNX tools.
+The model is exported first; each recipe then runs in its own process, while a thread samples its resident memory,
+including mapped weights. The figure is the memory that quantizing adds to a process that has imported the ONNX tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECIPES = ("weight-int4", "weight-int8", "dynamic-int8", "static-int8")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quant.memory", description=__doc__)
-    parser.add_argument("--gib", type=float, default=2.2, help="size of the weights")
+    parser.add_argument("--gib", type=float, default=2.2, help="size of the weights in GiB")
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,9 +60,7 @@ def _quantize(archive: Path, recipe: str) -> None:
     stage = max(watch.peaks, key=lambda name: watch.peaks[name])
     peak = (watch.peaks[stage] - start) / weights
     small = next(item for item in result.variants if item.serving.recipe is not None).size / weights
-    print(
-        f"{recipe}: {peak:.2f}x the weights of {weights / 2**20:.0f} MiB at most, while: {stage}; result {small:.2f}x"
-    )
+    print(f"{recipe}: peak {peak:.2f}x the weights ({weights / 2**20:.0f} MiB), in stage: {stage}; result {small:.2f}x")
 
 
 if __name__ == "__main__":

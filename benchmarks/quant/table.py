@@ -14,12 +14,12 @@ from benchmarks.quant.ways import BASELINE, BATCHES, INGOT, INGOT_ORT, WAYS
 from benchmarks.quant.worker import THREADS
 
 AIM = 0.95
-"""Ingot's speed as a share of the best peer's that holds the budget."""
+"""The goal: Ingot's speed relative to the fastest peer within the accuracy budget."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The fastest way on one model among those within the accuracy budget.
+    """Ingot compared with the fastest peer within the accuracy budget, on one model.
 
     ``ratio`` is Ingot's speed-up divided by the best peer's; None where either is missing.
     """
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
-    """Compare Ingot with the best peer on one case; the model as it was counts as a peer, too."""
+    """Compare Ingot with the best peer on one case; the unquantized model counts as a peer, too."""
     fit = [
         outcome for outcome in outcomes if outcome.way not in (INGOT, INGOT_ORT) and outcome.holds and outcome.speedups
     ]
@@ -60,10 +60,10 @@ def write(outcomes: dict[str, list[Outcome]], titles: dict[str, str], about: dic
     """Write ``quant.json`` and ``quant.md``.
 
     Args:
-        outcomes: by case.
-        titles: of the cases.
-        about: the machine and the compared versions.
-        folder: made if it is missing.
+        outcomes: the outcomes of each case, by name.
+        titles: the title of each case, by name.
+        about: the machine and the versions of the compared packages.
+        folder: where to write; created if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     document = {
@@ -151,7 +151,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
 
 
 def _portable(message: str) -> str:
-    """Return a message without the folders of the machine that it was made on."""
+    """Return a message with absolute paths cut to file names, since folders differ between machines."""
     return re.sub(r"(?<![\w.])/[^\s:\"']*/", "", message)
 
 

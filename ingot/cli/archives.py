@@ -59,7 +59,7 @@ def inspect(
     if report is not None:
         from ingot.cli.report import write
 
-        note(f"the report of variant '{write(archive, report, located.variant)}' is in {report}")
+        note(f"wrote the report of variant '{write(archive, report, located.variant)}' to {report}")
     if as_json:
         print_json(describe(archive))
     else:

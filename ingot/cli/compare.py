@@ -1,4 +1,4 @@
-"""``ingot compare`` and ``diff``: two models measured on the same data, and what changed between two archives."""
+"""``ingot compare``, which measures two models on the same data, and ``ingot diff``, which contrasts two archives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compare(
         str,
         typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
     ],
-    after: Annotated[str, typer.Argument(help="The model to compare with it, with the same inputs and outputs.")],
+    after: Annotated[str, typer.Argument(help="The second model, with the same inputs and outputs.")],
     data: Annotated[
         Path | None,
         typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
@@ -38,7 +38,7 @@ def compare(
         list[int] | None,
         typer.Option("--batch", help="Batch size to time; repeatable.", show_default="1, 8, 32"),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Also write it to this file: .html, .json or .txt.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a report to this file: .html, .json or .txt.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads per call.", show_default="one per core")
@@ -86,7 +86,7 @@ def compare(
     if report is not None:
         with limits.disk_watched(report.parent):
             save(report, result)
-        note(f"the comparison is in {report}")
+        note(f"wrote the comparison to {report}")
     if as_json:
         print_json(result.model_dump(mode="json"))
         return
@@ -100,10 +100,10 @@ def diff(
         str,
         typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
     ],
-    after: Annotated[str, typer.Argument(help="The archive to compare with it.")],
-    report: Annotated[Path | None, typer.Option(help="Also write it to this file: .html, .json or .txt.")] = None,
+    after: Annotated[str, typer.Argument(help="The second archive or variant.")],
+    report: Annotated[Path | None, typer.Option(help="Also write a report to this file: .html, .json or .txt.")] = None,
     tensors: Annotated[
-        int, typer.Option(min=0, help="How many changed tensors, and rows of other tables, to show.")
+        int, typer.Option(min=0, help="Most changed tensors to show, and most rows of each other table.")
     ] = 20,
     store: StoreOption = None,
     as_json: Json = False,
@@ -126,7 +126,7 @@ def diff(
         found = run(*archives, variants=variants, labels=(before, after), progress=step)
     if report is not None:
         put(report, _shown(found, report.suffix, tensors))
-        note(f"the difference is in {report}")
+        note(f"wrote the differences to {report}")
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:

@@ -149,7 +149,7 @@ def quantize(
     else:
         _show(result, out)
     if report is not None:
-        note(f"the report is in {report}")
+        note(f"wrote the report to {report}")
     if result.verdict == "budget broken" or (strict and result.verdict == "nothing faster"):
         raise typer.Exit(NOTHING)
 

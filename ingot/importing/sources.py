@@ -42,7 +42,7 @@ def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterato
     try:
         folder = tempfile.TemporaryDirectory(prefix="ingot-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise write_error("cannot create a temporary folder", error, "; set TMPDIR to one") from error
+        raise write_error("cannot create a temporary folder", error, "; set TMPDIR to a writable folder") from error
     with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
         yield (_consenting(mar.candidate(members, Path(scratch), consent), consent),)
 

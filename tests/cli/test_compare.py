@@ -34,7 +34,7 @@ def test_a_model_and_its_quantized_form(
     ]
     result = run_ingot(*command, "--batch", "1", "--batch", "4", "--report", "out.html")
     assert result.returncode == 0, result.stderr
-    assert "the comparison is in out.html" in result.stderr
+    assert "wrote the comparison to out.html" in result.stderr
     for part in ("digits-int8.ingot#int8 against", "times as fast", "accuracy:labels=y", "val.npz", "logits", "dB"):
         assert part in result.stdout
     page = (tmp_path / "out.html").read_text()
@@ -104,14 +104,14 @@ def test_the_preferred_variants_report_is_shown_or_that_which_is_named(run_ingot
     for suffix in ("html", "json", "txt"):
         result = run_ingot("inspect", archive, "--report", f"q.{suffix}")
         assert result.returncode == 0, result.stderr
-        assert f"the report of variant 'int8' is in q.{suffix}" in result.stderr
+        assert f"wrote the report of variant 'int8' to q.{suffix}" in result.stderr
         shown = (tmp_path / f"q.{suffix}").read_text()
         assert "12.5" in shown
         assert "owned" in shown
         assert not {"\x1b", "\x07"} & set(shown)
         assert suffix != "html" or "<script" not in shown
     result = run_ingot("inspect", f"{archive}#fp32", "--report", "e.txt")
-    assert "the report of variant 'fp32' is in e.txt" in result.stderr
+    assert "wrote the report of variant 'fp32' to e.txt" in result.stderr
     assert "exported from net.py" in (tmp_path / "e.txt").read_text()
     result = run_ingot("inspect", f"{archive}#bf16")
     assert result.returncode == 1

@@ -39,7 +39,7 @@ def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     run_ingot("push", first, "net:1")
     result = run_ingot("diff", "net:1", second, "--report", "d.html")
     assert result.returncode == 0, result.stderr
-    assert "the difference is in d.html" in result.stderr
+    assert "wrote the differences to d.html" in result.stderr
     for part in ("net:1", "variant fp32: changed", "tensors: 1 unchanged, 1 changed", "head", "Relu", "% of the bytes"):
         assert part in result.stdout
         assert part.split(": ")[-1] in (tmp_path / "d.html").read_text()

@@ -177,7 +177,8 @@ def test_several_inputs_without_names_have_one_batch_if_they_run_with_no_other(t
     assert archive.signature.batch == "batch"
     archive = export_model(path, inputs=["a:float32[n,2]", "b:float32[n,2]"])
     declaration = "--input 'a:float32[batch,2]' --input 'b:float32[batch,2]'"
-    assert f"if the first dimension of an input counts independent rows, name it so: {declaration}" in notes(archive)
+    advice = "if the first dimension of an input counts independent rows, name it 'batch'"
+    assert f"{advice}: {declaration}" in notes(archive)
 
 
 def forest(path: Path, *, zipped: bool = True, sequence: bool = False) -> Path:

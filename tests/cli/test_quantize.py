@@ -121,7 +121,7 @@ class TestSearch:
         assert (
             "speed compared with the original: 2.00x at batch 1, 2.00x at batch 8, 2.00x at batch 32" in result.stderr
         )
-        assert "the report is in q.html" in result.stderr
+        assert "wrote the report to q.html" in result.stderr
 
         page = (tmp_path / "q.html").read_text()
         HTMLParser().feed(page)

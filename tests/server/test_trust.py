@@ -187,7 +187,7 @@ def test_a_graph_that_reads_another_models_blobs_is_refused_though_it_is_signed(
     blobs = BlobFolder.scratch()
     graph = blobs.put(forgeries.adding(forgeries.external("a" * 64)), manifest.WEIGHT)
     made = signed(forgeries.forged(blobs, samples.serving("double"), graph))
-    with pytest.raises(InvalidArchive, match="refers to a blob not its own"):
+    with pytest.raises(InvalidArchive, match="refers to a blob that is not its own"):
         ingot.serve(made.copy_to(BlobFolder(tmp_path / "blobs")), trust=policy, **FREE)
 
 

@@ -1,4 +1,4 @@
-"""Own modules over tables, graphs, spectra and mixed inputs, and modules whose way depends on the data."""
+"""Hand-written modules for tables, graphs, spectra and mixed inputs, and some with data-dependent control flow."""
 
 # Calls of modules are untyped in torch.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 class Dlrm(nn.Module):
-    """Recommends: dense features, three summed bags of categories, and the products of all pairs."""
+    """A recommender (DLRM): dense features, three summed embedding bags, and the dot products of all pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class GraphPooling(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes to two of four experts; an expert computes its own tokens only."""
+    """Each token goes to two of four experts; an expert computes only the tokens that were routed to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class FourierOperator(nn.Module):
 
 
 class MelSpectrogram(nn.Module):
-    """A speech front end: short-time Fourier transform, mel bands, logarithm, mean and deviation taken out."""
+    """A speech front end: short-time Fourier transform, mel bands, logarithm, and standardization over time."""
 
     window: torch.Tensor
     bands: torch.Tensor
@@ -142,7 +142,7 @@ class MelSpectrogram(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Image, text and optional scalars in one nested dict; a nested dict and a tuple out."""
+    """Takes an image, text and scalars in one nested dict; returns a nested dict that includes a tuple."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class RowLoop(nn.Module):
 
 
 class EarlyExit(nn.Module):
-    """Stops after the first classifier where that is sure of the whole batch."""
+    """Stops after the first classifier if its mean confidence over the batch is high."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class EarlyExit(nn.Module):
 
 
 class ConditionalExit(EarlyExit):
-    """The same by ``torch.cond``."""
+    """The same with ``torch.cond``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.first(x))
@@ -215,7 +215,7 @@ class ConditionalExit(EarlyExit):
 
 
 class RunningStatistics(nn.Module):
-    """Detects anomalies against a mean and a variance that every call updates."""
+    """Scores anomalies against a running mean and variance, which every call updates."""
 
     mean: torch.Tensor
     variance: torch.Tensor

@@ -126,7 +126,7 @@ def _pack_part(
 ) -> tuple[Packed, str]:
     """Pack a part for the engine that can run it; also return the engine's name and the reason."""
     if part.special:
-        return lower_program.pack(part.program, blobs), f"PyTorch (for {', '.join(part.special)})"
+        return lower_program.pack(part.program, blobs), f"PyTorch (because of {', '.join(part.special)})"
     try:
         return _pack_onnx(part.program, blobs, opset, translations), "ONNX Runtime"
     except InvalidArgument as error:  # a translation that fails, or an operator that ONNX Runtime lacks

@@ -1,4 +1,4 @@
-"""Proof and measurement of the packed model: the files that the server loads must equal the original."""
+"""Load the packed model as the server does, prove that it equals the original, and measure it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.tensors import Signature
 
 # FLOPs of the largest call that is timed.
-_MOST_TIMED = 3e11
+_MAX_TIMED_FLOPS = 3e11
 
 
 @dataclass(frozen=True)
 class Proved:
-    """The results of the proof: the signature with its batch axis, paddings without effect, evidence and goldens."""
+    """The results of the proof: signature with batch dimension, paddings proved neutral, evidence and goldens."""
 
     signature: Signature
     paddings: Mapping[str, Padding]
@@ -44,10 +44,11 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     signature, notes = _with_batch(context, signature)
     journal.note(*packed.notes, *notes)
     if context.undecided:
-        many = "conditions" if len(context.undecided) > 1 else "condition"
+        noun = "conditions" if len(context.undecided) > 1 else "condition"
         journal.note(
-            f"{len(context.undecided)} {many} on sizes in the model's code held at all sizes that were tried, but not "
-            f"all were{context.search_limit}; the report names them, and narrower ranges in --input may prove them"
+            f"{len(context.undecided)} {noun} on sizes in the model's code held at every size that was tried, but not "
+            f"every declared size was tried{context.search_limit}; see the report for a list. "
+            "Narrower ranges in --input may make a proof possible"
         )
     paddings = declared(context.options.paddings, signature)
     with contextlib.closing(_load(context, packed)) as engine:
@@ -60,17 +61,18 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
             latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
     worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
     evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency)
+    # Another processor rounds differently: goldens may differ by 10 times what this one showed.
     return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
 
 
 def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
-    """Return a signature with its batch axis, if the rows of the declared one do not affect each other; and why not."""
+    """Return the signature with its batch dimension, or without one and the reason if samples affect each other."""
     batch = context.options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
     if batch is None:
         return signature, (f"served without batching: no input has a dimension named 'batch'{_advice(signature)}",)
     check_batch_dim(batch, signature.inputs)
     if (step := signature.range(batch).step) > 1:
-        return replace(signature, batch=None), (f"served without batching: '{batch}' has a step of {step}",)
+        return replace(signature, batch=None), (f"served without batching: '{batch}' changes in steps of {step}",)
     reason = unbatchable(context.reference, signature, batch, context.examples)
     if reason is not None:
         return replace(signature, batch=None), (f"served without batching: {reason}",)
@@ -78,10 +80,10 @@ def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tupl
 
 
 def _advice(signature: Signature) -> str:
-    """Return how to declare the first dimensions as the batch, where they are dynamic."""
+    """Return advice to declare dynamic first dimensions as the batch dimension; empty if none is dynamic."""
     firsts = [spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str)]
     options = " ".join(f"--input '{replace(spec, shape=('batch', *spec.shape[1:]))}'" for spec in firsts)
-    return f"; if the first dimension of an input counts independent rows, name it so: {options}" if firsts else ""
+    return f"; if the first dimension of an input counts independent rows, name it 'batch': {options}" if firsts else ""
 
 
 def _load(context: Context, packed: Packed) -> Engine:
@@ -98,4 +100,4 @@ def _load(context: Context, packed: Packed) -> Engine:
 def _affordable(context: Context, signature: Signature, rows: int) -> bool:
     """Return whether a call with this many rows is timed; one with a single row always is."""
     examples, batch = context.examples, signature.batch
-    return rows == 1 or batch is None or examples.affordable({**examples.default_sizes, batch: rows}, _MOST_TIMED)
+    return rows == 1 or batch is None or examples.affordable({**examples.default_sizes, batch: rows}, _MAX_TIMED_FLOPS)

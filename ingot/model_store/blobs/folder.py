@@ -26,7 +26,7 @@ class BlobFolder:
 
     Args:
         root: the folder.
-        tmp: where files are written until they are complete; on the same file system. By default inside ``root``.
+        tmp: the folder for incomplete files, on the same file system; by default ``tmp`` in ``root``.
         durable: make blobs survive a power failure.
     """
 
@@ -43,7 +43,7 @@ class BlobFolder:
         try:
             folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
         except OSError as error:
-            raise write_error("no temporary folder can be made", error, "; set TMPDIR to one") from error
+            raise write_error("cannot create a temporary folder", error, "; set TMPDIR to a writable folder") from error
         weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
         return folder
 
@@ -65,7 +65,7 @@ class BlobFolder:
             raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
         if (size := os.fstat(stream.fileno()).st_size) != descriptor.size:
             stream.close()
-            raise InvalidArchive(f"blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}")
+            raise InvalidArchive(f"blob {descriptor.digest} has {size} bytes, but its manifest says {descriptor.size}")
         stream.seek(start)
         return stream
 
@@ -93,7 +93,7 @@ class BlobFolder:
                     sha.update(chunk)
                     size += len(chunk)
                     stream.write(chunk)
-                self._keep(stream, path, sha.hexdigest())
+                self._publish(stream, path, sha.hexdigest())
             self.finish()
         except OSError as error:
             raise write_error(f"{self.folder} cannot be written", error) from error
@@ -102,10 +102,10 @@ class BlobFolder:
         )
 
     def link(self, path: Path, media_type: str) -> Descriptor:
-        """Adopt a file of another blob folder, without a copy if both are on one file system.
+        """Add a file from another blob folder, as a hard link if both are on the same file system.
 
         Args:
-            path: the file, named by its digest in hex. Its content is trusted to match.
+            path: the file, named by its hex digest. Its content is not verified.
             media_type: the blob's type.
 
         Raises:
@@ -132,10 +132,10 @@ class BlobFolder:
     def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
         """Copy a blob and check its digest. An existing file of this digest and size is kept.
 
-        An interrupted copy is resumed.
+        Resume a copy that was interrupted.
 
         Raises:
-            InvalidArchive: the source lacks the blob, or its content is damaged; nothing of it is kept.
+            InvalidArchive: the source lacks the blob, or has a damaged one, which is then discarded.
             OSError: the folder cannot be written.
         """
         transfer = transfer or Transfer()
@@ -147,14 +147,14 @@ class BlobFolder:
             if self.has(descriptor):  # completed by another process meanwhile
                 transfer.skip(descriptor.size)
                 return
-            if _fill(part, source, descriptor, transfer) != descriptor.hex:
+            if _complete(part, source, descriptor, transfer) != descriptor.hex:
                 part.truncate(0)
                 raise damaged(descriptor)
-            self._keep(part, path, descriptor.hex)
+            self._publish(part, path, descriptor.hex)
 
-    def doubting(self) -> BlobFolder:
-        """Return this folder as one that verifies existing blobs, and copies damaged ones again."""
-        return _DoubtingFolder(self.root, tmp=self._tmp, durable=self._durable)
+    def verifying(self) -> BlobFolder:
+        """Return a view of this folder that verifies existing blobs and copies damaged ones again."""
+        return _VerifyingFolder(self.root, tmp=self._tmp, durable=self._durable)
 
     def finish(self) -> None:
         """Make the names of copied blobs durable."""
@@ -165,8 +165,8 @@ class BlobFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._tmp.mkdir(parents=True, exist_ok=True)
 
-    def _keep(self, stream: BinaryIO, path: Path, digest: str) -> None:
-        """Make a complete file appear under its digest."""
+    def _publish(self, stream: BinaryIO, path: Path, digest: str) -> None:
+        """Make a complete file read-only and rename it to its digest."""
         stream.flush()
         os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
         if self._durable:
@@ -175,7 +175,7 @@ class BlobFolder:
 
     @contextmanager
     def _private_file(self) -> Iterator[tuple[BinaryIO, Path]]:
-        """Yield a new file, which is removed unless it is kept. Its lock marks it as being written."""
+        """Yield a new file, removed on exit unless :meth:`_publish` renamed it. Its lock marks it as being written."""
         path = self._tmp / f"{secrets.token_hex(8)}.tmp"
         with path.open("x+b") as stream:
             try:
@@ -186,9 +186,9 @@ class BlobFolder:
 
     @contextmanager
     def _part(self, descriptor: Descriptor) -> Iterator[tuple[BinaryIO, Path]]:
-        """Yield the partial file of a blob, positioned at the end of what an earlier copy left in it.
+        """Yield the partial file of a blob, positioned after the bytes that an earlier copy wrote.
 
-        It remains if the copy is interrupted. While another process writes it, a private file is yielded.
+        The file is kept if the copy is interrupted. If another process is writing it, yield a private file instead.
         """
         path = self._tmp / f"{descriptor.hex}.part"
         with open_plain(path, "ab+") as stream:
@@ -203,8 +203,8 @@ class BlobFolder:
                 raise
 
 
-class _DoubtingFolder(BlobFolder):
-    """See :meth:`BlobFolder.doubting`."""
+class _VerifyingFolder(BlobFolder):
+    """See :meth:`BlobFolder.verifying`."""
 
     def has(self, descriptor: Descriptor) -> bool:
         if not super().has(descriptor):
@@ -218,7 +218,7 @@ class _DoubtingFolder(BlobFolder):
 
 
 def _lock(stream: BinaryIO, path: Path) -> bool:
-    """Lock a file; return whether ``path`` still names it, as its last writer may have renamed it."""
+    """Try to lock a file; return False if another process holds the lock, or has renamed or removed the file."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
@@ -226,21 +226,21 @@ def _lock(stream: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _fill(part: BinaryIO, source: Blobs, descriptor: Descriptor, transfer: Transfer) -> str:
+def _complete(part: BinaryIO, source: Blobs, descriptor: Descriptor, transfer: Transfer) -> str:
     """Complete a partial file from the source, and return the digest of its whole content."""
-    sha, start = _hash_begun(part, descriptor.size)
+    sha, start = _hash_existing(part, descriptor.size)
     transfer.skip(start)
-    _pump(source, descriptor, start, part, sha, transfer)
+    _append(source, descriptor, start, part, sha, transfer)
     if start and sha.hexdigest() != descriptor.hex:  # the existing part may be damaged
         transfer.skip(-start)
         transfer.advance(start - descriptor.size)
         part.truncate(0)
         sha = hashlib.sha256()
-        _pump(source, descriptor, 0, part, sha, transfer)
+        _append(source, descriptor, 0, part, sha, transfer)
     return sha.hexdigest()
 
 
-def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
+def _hash_existing(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
     """Return the digest state and length of a file's existing content; empty the file if it is too long."""
     sha = hashlib.sha256()
     start = os.fstat(part.fileno()).st_size
@@ -253,10 +253,10 @@ def _hash_begun(part: BinaryIO, size: int) -> tuple[hashlib._Hash, int]:
     return sha, start
 
 
-def _pump(
+def _append(
     source: Blobs, descriptor: Descriptor, start: int, out: BinaryIO, sha: hashlib._Hash, transfer: Transfer
 ) -> None:
-    """Append a blob's bytes from ``start`` to a file.
+    """Append to a file the bytes of a blob that follow offset ``start``.
 
     Raises:
         InvalidArchive: the source ends before the blob does.
@@ -269,7 +269,9 @@ def _pump(
             except OSError as error:  # an error of the source, not of the destination
                 raise InvalidArgument(f"blob {descriptor.digest} cannot be read: {error.strerror}") from error
             if not chunk:
-                raise InvalidArchive(f"blob {descriptor.digest} is truncated: its source ended {left} bytes too early")
+                raise InvalidArchive(
+                    f"blob {descriptor.digest} is truncated: {left} of {descriptor.size} bytes missing"
+                )
             sha.update(chunk)
             out.write(chunk)
             left -= len(chunk)

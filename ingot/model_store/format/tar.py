@@ -148,7 +148,7 @@ class TarBlobs:
             raise InvalidArchive(f"{self.name}: blob {descriptor.digest} is missing")
         if (size := self._spans[name][1]) != descriptor.size:
             raise InvalidArchive(
-                f"{self.name}: blob {descriptor.digest} has {size} bytes, its manifest says {descriptor.size}"
+                f"{self.name}: blob {descriptor.digest} has {size} bytes, but its manifest says {descriptor.size}"
             )
         return self.open_member(name, start)
 

@@ -77,7 +77,7 @@ class Variant:
             for segment in plan.segments:
                 if segment.blob not in layers:
                     raise InvalidArchive(
-                        f"the plan of variant '{self.name}' refers to a blob not its own: {segment.blob}, "
+                        f"the plan of variant '{self.name}' refers to a blob that is not its own: {segment.blob}, "
                         "which the manifest does not list"
                     )
             parts = dict.fromkeys(segment.blob for segment in plan.segments if segment.format == "onnx")
@@ -109,8 +109,8 @@ class Variant:
                 if location not in own:
                     shown = one_line(location.decode(errors="backslashreplace"))
                     raise InvalidArchive(
-                        f"variant '{self.name}' refers to a blob not its own: {shown}; the data of its tensors must be "
-                        "in blobs that its manifest lists, and be named by their hex digests"
+                        f"variant '{self.name}' refers to a blob that is not its own: {shown}; the data of its "
+                        "tensors must be in blobs that its manifest lists, and be named by their hex digests"
                     )
 
     def path(self) -> Path:

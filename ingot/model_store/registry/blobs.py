@@ -80,7 +80,7 @@ class RegistryBlobs:
         if length.isdecimal() and int(length) != descriptor.size:
             raise InvalidArchive(
                 f"blob {descriptor.digest} has {length} bytes in {self.client.address}, "
-                f"its manifest says {descriptor.size}"
+                f"but its manifest says {descriptor.size}"
             )
         return True
 
@@ -173,7 +173,7 @@ class RegistryBlobs:
             content = found[1]
         if len(content) != descriptor.size:
             raise InvalidArchive(
-                f"blob {descriptor.digest} has {len(content)} bytes, its manifest says {descriptor.size}"
+                f"blob {descriptor.digest} has {len(content)} bytes, but its manifest says {descriptor.size}"
             )
         return content
 

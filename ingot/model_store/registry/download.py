@@ -156,7 +156,7 @@ class _Download(io.RawIOBase):
         self._disconnect()
         return InvalidArchive(
             f"blob {self._descriptor.digest} has {count} bytes in {self._client.address}, "
-            f"its manifest says {self._descriptor.size}"
+            f"but its manifest says {self._descriptor.size}"
         )
 
     def _disconnect(self) -> None:

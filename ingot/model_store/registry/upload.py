@@ -139,7 +139,7 @@ class Upload:
                 if not chunk:
                     left = self._descriptor.size - self._sent
                     raise InvalidArchive(
-                        f"blob {self._descriptor.digest} is truncated: its source ended {left} bytes too early"
+                        f"blob {self._descriptor.digest} is truncated: {left} of {self._descriptor.size} bytes missing"
                     )
                 self._sha.update(chunk[max(0, self._hashed - self._sent) :])
                 self._sent += len(chunk)

@@ -100,7 +100,7 @@ class Store:
         with self._folder.writing():
             self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self._nothing_left_of(archive), self.leases.hold(_digests(archive)):
-                sink = self.blobs.doubting() if recheck else self.blobs
+                sink = self.blobs.verifying() if recheck else self.blobs
                 # First, so that the archive never appears without its signatures, even if this process dies.
                 self._attach(archive, ref.name, sink)
                 archive.copy_to(sink, transfer).check_own()  # of the copy, whose blobs are local and checked

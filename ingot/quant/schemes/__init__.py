@@ -1,1 +1,1 @@
-"""Schemes of computing layers, one module each; they change a graph in place."""
+"""Quantization schemes, which change layers of a graph in place, and plans, which assign a scheme to each layer."""

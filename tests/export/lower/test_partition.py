@@ -1,4 +1,4 @@
-"""The engine of each part of a model, with answers compared with the model's at several sizes."""
+"""Models split between engines: which engine runs each part, and whether outputs match the original's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 class Attention(nn.Module):
-    """With a learned bias; PyTorch's decompositions then give another layout than views were captured for."""
+    """Attention with a learned bias, which PyTorch decomposes to a layout that the captured views do not fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Rows(nn.Module):
-    """Rows of 6 values, through two linear layers around a module of the test."""
+    """Two linear layers over rows of 6 values, and between them a function that the test supplies."""
 
     def __init__(self, middle: Callable[[Rows, torch.Tensor], Any]):
         super().__init__()
@@ -69,7 +69,7 @@ class Rows(nn.Module):
 
 
 def _several(model: Rows, x: torch.Tensor) -> Any:
-    """An operator of several outputs, a size computed from a size, an input changed in place, a weight returned."""
+    """An operator with several outputs, a derived size, a tensor changed in place, and a weight as an output."""
     hidden = model.first(x)
     left, right = torch.split(hidden, 3, dim=1)
     q, r = torch.linalg.qr(left[:, :, None] @ right[:, None, :] + torch.eye(3))
@@ -78,7 +78,7 @@ def _several(model: Rows, x: torch.Tensor) -> Any:
 
 
 def _found(model: Rows, x: torch.Tensor) -> Any:
-    """A count of rows that depends on values, on both sides of the operator."""
+    """A data-dependent number of rows, on both sides of the operator."""
     hidden = model.first(x)
     kept = hidden[hidden[:, 0] > 0]
     return model.last(torch.special.i0(kept)), model.last(kept).tanh()
@@ -90,7 +90,7 @@ def _chosen(model: Rows, x: torch.Tensor) -> Any:
 
 
 def _complex(model: Rows, x: torch.Tensor) -> Any:
-    """Complex numbers, which no two engines share."""
+    """Complex numbers, which cannot be passed between engines."""
     hidden = model.first(x)
     return model.last(torch.linalg.eigvals(hidden[:, :, None] * hidden[:, None, :]).abs().amax(1, keepdim=True) + x)
 
@@ -113,10 +113,10 @@ def net() -> Lowered:
 class TestOneModelInParts:
     def test_the_operator_that_onnx_lacks_runs_in_pytorch_and_the_rest_in_onnx_runtime(self, net: Lowered) -> None:
         assert [segment.format for segment in plan(net).segments] == ["onnx", "pt2", "onnx"]
-        assert net.packed.notes[1] == "part 2 of 3 is run by PyTorch (for aten.linalg_inv)"
+        assert net.packed.notes[1] == "part 2 of 3 is run by PyTorch (because of aten.linalg_inv)"
         assert (net.packed.format, net.packed.requires["engine"]) == ("partitioned", "onnxruntime, torch")
 
-    def test_it_answers_as_the_model_at_any_sizes(self, net: Lowered) -> None:
+    def test_its_outputs_match_the_models_at_several_sizes(self, net: Lowered) -> None:
         assert net.errors().keys() == {"logits", "pixels", "same"}
 
     def test_it_is_served_in_batches_where_code_is_allowed(self, net: Lowered, tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ class TestOneModelInParts:
         )
         graph = net.blobs.put(manifest.encode(swapped), manifest.WEIGHT)
         for weights, name in ((others, stray.hex), ([*others, stray], "0" * 64)):
-            with pytest.raises(InvalidArchive, match=f"refers to a blob not its own: {name}"):
+            with pytest.raises(InvalidArchive, match=f"refers to a blob that is not its own: {name}"):
                 add_variant(net.blobs, variant.serving, graph, weights, [])
-            with pytest.raises(InvalidArchive, match=f"refers to a blob not its own: {name}"):
+            with pytest.raises(InvalidArchive, match=f"refers to a blob that is not its own: {name}"):
                 Store(tmp_path).push(forgeries.forged(net.blobs, variant.serving, graph, weights), "stray:1")
 
 
 @pytest.mark.parametrize("middle", [_several, _found, _chosen, _complex])
 @pytest.mark.one_case
-def test_values_cross_between_parts(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
+def test_values_pass_between_parts(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
     torch.manual_seed(0)
     made = lowered(Rows(middle), "x:float32[batch,6]")
     formats = [segment.format for segment in plan(made).segments]
@@ -182,10 +182,10 @@ class TestNothingToSplit:
         assert made.packed.notes == ("the model is not split: ONNX Runtime runs all of it",)
         assert made.errors()
 
-    def test_a_model_that_is_all_pytorchs_becomes_a_program(self) -> None:
+    def test_a_model_that_only_pytorch_can_run_stays_whole(self) -> None:
         made = lowered(Rows(lambda _, x: torch.special.i0(x + 1)), "x:float32[batch,6]")
         assert made.packed.format == "pt2"
-        assert made.packed.notes == ("the model is not split: PyTorch (for aten.special_i0) runs all of it",)
+        assert made.packed.notes == ("the model is not split: PyTorch (because of aten.special_i0) runs all of it",)
         assert made.errors()
 
     def test_parts_that_onnx_runtime_cannot_load_run_in_pytorch(self) -> None:
@@ -195,11 +195,11 @@ class TestNothingToSplit:
         assert made.errors()
 
 
-class TestWhatCannotBeCompiled:
-    def test_a_machine_without_a_compiler_says_what_to_install(self, tmp_path: Path) -> None:
+class TestCompilationErrors:
+    def test_a_missing_compiler_is_reported_with_what_to_install(self, tmp_path: Path) -> None:
         program = capture(nn.Linear(4, 3), "input:float32[batch,4]").program
-        nothing = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
-        with nothing, pytest.raises(ExportError, match=r"install g\+\+"):
+        no_compiler = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
+        with no_compiler, pytest.raises(ExportError, match=r"install g\+\+"):
             aoti.lower(program, tmp_path / "model.pt2")
 
     def test_a_missing_device_is_reported(self, tmp_path: Path) -> None:

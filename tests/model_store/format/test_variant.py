@@ -67,10 +67,10 @@ class TestWhatIsRefused:
         other = blobs.put(forgeries.adding(forgeries.external("x")), manifest.WEIGHT).hex
         location = location.replace("OWN", weight.hex).replace("STRAY", other).replace("UPPER", weight.hex.upper())
         graph = blobs.put(forgeries.adding(forgeries.external(location)), manifest.WEIGHT)
-        with pytest.raises(InvalidArchive, match="variant 'fp32' refers to a blob not its own: ") as caught:
+        with pytest.raises(InvalidArchive, match="variant 'fp32' refers to a blob that is not its own: ") as caught:
             add_variant(blobs, samples.serving(), graph, [weight], [])
         assert caught.value.args[0].isprintable()
-        with pytest.raises(InvalidArchive, match="refers to a blob not its own: "):
+        with pytest.raises(InvalidArchive, match="refers to a blob that is not its own: "):
             Store(tmp_path).push(forgeries.forged(blobs, samples.serving(), graph, [weight]), "thief:1")
         assert Store(tmp_path).names() == []
 
@@ -90,7 +90,9 @@ class TestWhatIsRefused:
         segments = [{"format": kind, "blob": HEX, "inputs": ["x"], "outputs": ["y"]}]
         plan = {"signature": serving.model_dump(mode="json")["signature"], "segments": segments, "outputs": ["y"]}
         document = blobs.put(json.dumps(plan).encode(), manifest.WEIGHT)
-        with pytest.raises(InvalidArchive, match=f"the plan of variant 'fp32' refers to a blob not its own: {HEX}"):
+        with pytest.raises(
+            InvalidArchive, match=f"the plan of variant 'fp32' refers to a blob that is not its own: {HEX}"
+        ):
             add_variant(blobs, serving, document, [], [])
 
     def test_the_command_line_refuses_it(self, blobs: BlobFolder, run_ingot: RunIngot, tmp_path: Path) -> None:

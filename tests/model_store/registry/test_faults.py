@@ -119,7 +119,7 @@ class TestDownload:
         self, place: Registry, proxy: Server, pushed: str, model: Archive
     ) -> None:
         proxy.faults = [Fault(f"GET .*{large(model)}", longer=7)]
-        with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, its manifest says {SIZE}"):
+        with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, but its manifest says {SIZE}"):
             place.find(pushed)[0].verify()
 
     def test_another_part_than_requested_is_refused(

@@ -300,9 +300,9 @@ def test_a_manifest_is_sent_again_when_its_blobs_are_not_visible_yet(place: Regi
 
 def test_a_blob_of_another_size_is_refused(place: Registry, fake: Fake) -> None:
     fake.blobs[MODEL.variants[0].weights[0].digest] = b"short"
-    with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, its manifest says 5000"):
+    with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, but its manifest says 5000"):
         place.find("tiny:1")[0].verify()
-    with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, its manifest says 5000"):
+    with pytest.raises(InvalidArchive, match=r"has 5 bytes in .*, but its manifest says 5000"):
         place.push(MODEL, "tiny:2")
 
 

@@ -71,7 +71,7 @@ def test_a_missing_blob_and_one_of_another_size(store: Store, quick: bool) -> No
     overwrite(second, b"short")
     problems = {(item.kind, item.subject, item.detail.partition(" ")[2]) for item in check(store, quick=quick).problems}
     assert ("archive", "tiny:1", f"sha256:{first.name} is missing") in problems
-    assert ("archive", "team/tiny:2", f"sha256:{second.name} has 5 bytes, its manifest says 7") in problems
+    assert ("archive", "team/tiny:2", f"sha256:{second.name} has 5 bytes, but its manifest says 7") in problems
 
 
 def test_a_blob_of_another_size_is_healed_by_the_next_push(store: Store) -> None:
