@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvloop
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
+from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.loading.downloads import Transferring, logged
 from ingot.server.config import ServerConfig
@@ -26,6 +30,8 @@ log = logging.getLogger(__name__)
 # How long the event loop waits for the interpreter lock while a worker's thread runs Python. With Python's default of
 # 5 ms, a request that arrives meanwhile is read that much later; engines compute without the lock.
 _SWITCH_SECONDS = 50e-6
+# Seconds for closing connections, models and the recorder, in addition to the delay and the time for draining.
+_STOP_SECONDS = 15.0
 # PyTorch's nn.Module by name: a server does not import torch.
 _MODULE = ("torch.nn.modules.module", "Module")
 
@@ -33,8 +39,9 @@ _MODULE = ("torch.nn.modules.module", "Module")
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     """Run a server in this thread until SIGTERM, SIGHUP or Ctrl-C, then drain it. A second signal stops at once.
 
-    SIGHUP never ends the process at once: a terminal that closes, or a service manager, may send it after another
-    signal. If the parent process ignores it, as nohup does, it stays ignored.
+    The process also ends if it has not drained within its limits, even if an engine call blocks the event loop. SIGHUP
+    never ends the process at once: a terminal that closes, or a service manager, may send it after another signal. If
+    the parent process ignores it, as nohup does, it stays ignored.
 
     Args:
         server: not started.
@@ -50,29 +57,61 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def on_signal(number: int) -> None:
-            if stop.is_set() and number != signal.SIGHUP:
-                os._exit(128 + number)  # at once: an engine call that hangs would block any gentler end
-            stop.set()
-
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                loop.add_signal_handler(number, on_signal, number)
-        starting = asyncio.create_task(server.start())
-        stopping = asyncio.create_task(stop.wait())
-        if not await _ended_first(starting, stopping):
-            log.info("stopped while models were loaded")
-            return
-        starting.result()
-        if not stop.is_set():
-            started()
-            await stop.wait()
-        log.info("draining")
-        await server.stop()
-        stopping.cancel()
+                loop.add_signal_handler(number, stop.set)
+        with _forced_end(server.config.ready_delay + server.config.drain_timeout + _STOP_SECONDS):
+            starting = asyncio.create_task(server.start())
+            stopping = asyncio.create_task(stop.wait())
+            if not await _ended_first(starting, stopping):
+                log.info("stopped while models were loaded")
+                return
+            starting.result()
+            if not stop.is_set():
+                started()
+                await stop.wait()
+            log.info("draining")
+            await server.stop()
+            stopping.cancel()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+@contextlib.contextmanager
+def _forced_end(limit: float) -> Iterator[None]:
+    """End the process at a second SIGINT or SIGTERM, and ``limit`` seconds after the first signal.
+
+    Signal handlers run between Python instructions of the main thread, so an engine call in the event loop delays them.
+    The wakeup file descriptor receives the number of a signal at once: a thread reads it, and passes it on to the loop.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    loop_writer = signal.set_wakeup_fd(writer)
+
+    def watch() -> None:
+        first, end = 0, math.inf
+        while True:
+            if not select.select([reader], [], [], None if not first else max(0.0, end - time.monotonic()))[0]:
+                log.critical("the server did not stop within %s; the process ends", written(limit))
+                os._exit(128 + first)
+            numbers = os.read(reader, 256)
+            if not numbers:  # the server has stopped
+                os.close(reader)
+                return
+            for number in numbers:
+                if first and number in (signal.SIGINT, signal.SIGTERM):
+                    os._exit(128 + number)
+                if not first and number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    first, end = number, time.monotonic() + limit
+            os.write(loop_writer, numbers)
+
+    threading.Thread(target=watch, name="ingot-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(loop_writer)
+        os.close(writer)
 
 
 class RunningServer:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,39 @@ def test_a_second_signal_does_not_wait(folder: Path, gate: Gate) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
+
+
+STUCK = """
+import os, sys
+from ingot.server import main
+from ingot.server.config import ServerConfig
+
+class Stuck:
+    config = ServerConfig(drain_timeout=float(sys.argv[1]))
+
+    async def start(self):
+        print("stuck", flush=True)
+        os.read(os.pipe()[0], 1)  # retried after each signal
+
+main._STOP_SECONDS = 0.5
+main.run(Stuck())
+"""
+
+
+@pytest.mark.parametrize(("drain", "signals"), [(0.5, 1), (3600, 600)], ids=["limit", "second signal"])
+def test_a_stuck_event_loop_does_not_keep_the_process(drain: float, signals: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK, str(drain)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"stuck\n"
+            for _ in range(signals):  # two in a row may arrive as one
+                process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+                    break
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
