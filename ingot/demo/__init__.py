@@ -1,1 +1,4 @@
-"""The digits demo: a small model on real data, all the way."""
+"""The digits demo: a small model on real data, all the way.
+
+Start in digits.py, which trains the model; cli/demo.py runs the steps.
+"""

@@ -1,4 +1,7 @@
-"""Sources of an export: a module by its import path, a saved model, or a folder that contains one."""
+"""Sources of an export: a module by its import path, a saved model, or a folder that contains one.
+
+This file finds the kind of a source; subject.py binds the module to its inputs.
+"""
 
 from __future__ import annotations
 

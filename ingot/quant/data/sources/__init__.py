@@ -1,4 +1,7 @@
-"""Where data comes from: arrays, files, folders and iterables."""
+"""Where data comes from: arrays, files, folders and iterables.
+
+This file chooses the reader of a source; collect.py groups what it reads.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Quantization of captured PyTorch programs. Everything here imports torch: import it where it is used."""
+"""Quantization of captured PyTorch programs. Everything here imports torch: import it where it is used.
+
+Start in graph.py.
+"""
