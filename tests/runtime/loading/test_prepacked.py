@@ -300,10 +300,14 @@ class TestManyAtOnce:
     def test_models_that_load_together_make_one_entry(self, store: Store, layers: Archive) -> None:
         expected = whole(store)
         served = [Served(store) for _ in range(3)]
+        found: list[tuple[str, float]] = []
         for each in served:
             with each:
                 check(each.settle().answers(), expected)
-                assert each.results == {"built": 1}
+                found += each.results.items()
+        assert found[0] == ("built", 1)
+        assert set(found[1:]) <= {("built", 1), ("hit", 1)}  # on a slow machine the entry is there before they load
+        assert len(found) == 3
         entry(store).verify()
         assert [path.suffix for path in entry(store).path.parent.iterdir() if path != entry(store).path] == [".lock"]
 
