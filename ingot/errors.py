@@ -17,7 +17,8 @@
     ├── StorageFull          the disk or its quota is full
     ├── Unsupported          not implemented by this server or build
     ├── Unavailable          not now: loading, draining or overloaded; try again later
-    │   └── Transient        a registry or the network failed, also when retried
+    │   ├── Transient        a registry or the network failed, also when retried
+    │   └── EngineLost       the process that ran the model ended during the request
     ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
 
@@ -154,6 +155,10 @@ class Transient(Unavailable):
     def __init__(self, message: str, after: float = 0.0):
         super().__init__(message)
         self.after = after
+
+
+class EngineLost(Unavailable):
+    """The engine process that ran the request ended; the request is not tried again, as it may be the cause."""
 
 
 class DeadlineExceeded(IngotError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.errors import EngineLost, IngotError, InternalError, Unavailable
 from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -111,7 +111,8 @@ class Batcher:
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Run entries as one batch and return one outcome each, in order.
 
-        If a joined batch fails, its halves run separately, and so on, so that only the faulty request fails.
+        If a joined batch fails, its halves run separately, and so on, so that only the faulty request fails. A batch
+        that was running when its engine process ended fails as a whole.
         """
         self.spent = BatchTimings()
         parts = [entries] if self._padding is None else self._padding.parts(entries)
@@ -125,6 +126,8 @@ class Batcher:
     def _run(self, entries: Sequence[Entry]) -> list[Outcome]:
         try:
             return self._call(entries)
+        except EngineLost as error:  # each half could end the next process, too
+            return [error for _ in entries]
         except IngotError as error:
             if len(entries) == 1:
                 return [error]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ingot.errors import InternalError, InvalidArgument
+from ingot.errors import EngineLost, InternalError, InvalidArgument
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -53,6 +53,16 @@ def test_only_the_request_to_blame_fails() -> None:
     assert outputs(first)["y"].tolist() == [[1, 1]]
     assert isinstance(bad, InvalidArgument)
     assert outputs(last)["y"].tolist() == [[3, 3]]
+
+
+def test_a_batch_that_lost_its_engine_process_is_not_tried_again() -> None:
+    def lost(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise EngineLost("it ended by SIGFPE")
+
+    engine = FunctionEngine(lost)
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
+    assert [type(outcome) for outcome in outcomes] == [EngineLost] * 3
+    assert engine.calls == [3]
 
 
 def test_an_unforeseen_failure_hides_its_text(caplog: pytest.LogCaptureFixture) -> None:
