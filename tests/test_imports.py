@@ -21,6 +21,7 @@ FLOORS = {
     "export": 6,
     "server": 6,
     "runtime": 5,
+    "ipc": 4,
     "model_store": 4,
     "arrays": 3,
     "bench": 3,

@@ -8,9 +8,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
+from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout
 from ingot.runtime import InputKey, key_of
-from ingot.server.frontends.arena import THRESHOLD, Incoming, Outgoing
-from ingot.server.frontends.records import HEADER, INLINE, NUMBER, TENSORS, Kind, Splitter, TensorLayout
+from ingot.server.frontends.kinds import TENSORS, Kind
 from ingot.tensors import Array
 
 # Layouts that either end remembers; with more, both start again with an empty list.
@@ -37,7 +38,7 @@ class Channel(asyncio.Protocol):
         self._splitter = Splitter()
         self._out: list[bytes] = []
         self._sent: dict[InputKey, tuple[int, TensorLayout]] = {}
-        self._known: list[TensorLayout] = []
+        self._known: list[tuple[TensorLayout, InputKey]] = []
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._over = False
@@ -75,10 +76,15 @@ class Channel(asyncio.Protocol):
     def tensors(self, body: memoryview) -> tuple[dict[str, Array], InputKey]:
         """Return the tensors at the end of a record, and their key."""
         number, start = TENSORS.unpack_from(body)
-        layout = self._known[number]
+        layout, key = self._known[number]
         if start == INLINE:
-            return layout.read(body[TENSORS.size :]), layout.key
-        return layout.map(self._incoming.block(start, layout.size)), layout.key
+            values = layout.read(body[TENSORS.size :])
+        else:
+            values = layout.map(self._incoming.block(start, layout.size))
+        if not key:
+            key = key_of(values)
+            self._known[number] = layout, key
+        return values, key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -89,7 +95,7 @@ class Channel(asyncio.Protocol):
             if kind == Kind.LAYOUT:
                 if body[0]:
                     self._known = []
-                self._known.append(TensorLayout.loads(bytes(body[1:])))
+                self._known.append((TensorLayout.loads(bytes(body[1:])), ()))
             elif kind == Kind.FREE:
                 self._outgoing.free(*NUMBER.unpack(body))
             else:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from ingot.errors import InternalError
+from ingot.ipc import arena
 from ingot.runtime import Model
 from ingot.server.dataplane import DataPlane
-from ingot.server.frontends import arena, records
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends import kinds
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.session import EngineSession
 
 # A front imports and listens, which takes a second or two of a free core.
@@ -78,7 +79,7 @@ class Child:
 
     async def stop(self, drain: float) -> None:
         """Let it finish its requests within ``drain`` seconds, then end it."""
-        self.session.channel.send(Kind.STOP, records.SECONDS.pack(drain))
+        self.session.channel.send(Kind.STOP, kinds.SECONDS.pack(drain))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), drain + _LATE_SECONDS)
         self.kill()

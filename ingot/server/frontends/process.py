@@ -16,12 +16,13 @@ import sys
 import uvloop
 
 from ingot.errors import IngotError
+from ingot.ipc import records
 from ingot.runtime import Metrics
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import attempt_async
-from ingot.server.frontends import records, sums
+from ingot.server.frontends import kinds, sums
 from ingot.server.frontends.channel import Channel
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.remote import EngineEnd, FrontPlane, RemoteCatalog
 from ingot.server.listeners import Listeners
 from ingot.server.listening import Tls
@@ -75,7 +76,7 @@ class FrontProcess:
             self._states.put_nowait(state["serving"])
         elif kind == Kind.STOP:
             if not self._stop.done():
-                self._stop.set_result(*records.SECONDS.unpack(body))
+                self._stop.set_result(*kinds.SECONDS.unpack(body))
         elif kind == Kind.COUNT:
             self._channel.send(Kind.COUNTS, records.dumps(sums.counts_of(self._catalog.metrics)))
         else:

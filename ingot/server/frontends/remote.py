@@ -11,13 +11,14 @@ from typing import Any
 
 from ingot import tensors
 from ingot.errors import Unavailable
+from ingot.ipc import records
 from ingot.runtime import Catalog, InputKey, Metrics, key_of
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.server.dataplane import DataPlane, attempt
-from ingot.server.frontends import records
+from ingot.server.frontends import kinds
 from ingot.server.frontends.channel import Channel
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
 
@@ -84,7 +85,7 @@ class EngineEnd:
         number = next(self._numbers)
         # Both processes use one clock, so the time between them counts too.
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._channel.send_tensors(Kind.REQUEST, records.REQUEST.pack(number, model, deadline, priority), inputs, key)
+        self._channel.send_tensors(Kind.REQUEST, kinds.REQUEST.pack(number, model, deadline, priority), inputs, key)
         self._bytes += size
         pending = self._pending[number] = RemotePending(number, size, reply, self._cancel)
         return pending
@@ -97,7 +98,7 @@ class EngineEnd:
     async def statistics(self, model: int) -> Statistics:
         """Return a model's statistics."""
         number = next(self._numbers)
-        return load_statistics(await self._ask(number, Kind.STATISTICS, records.MODEL.pack(number, model)))
+        return load_statistics(await self._ask(number, Kind.STATISTICS, kinds.MODEL.pack(number, model)))
 
     async def _ask(self, number: int, kind: Kind, body: bytes) -> bytes:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -9,12 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ingot.errors import IngotError
+from ingot.ipc import records
 from ingot.runtime import Cancellable, Model
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.dataplane import DataPlane, attempt, attempt_async
-from ingot.server.frontends import records
+from ingot.server.frontends import kinds
 from ingot.server.frontends.channel import Channel
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.state import dump_statistics
 from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
@@ -83,7 +84,7 @@ class EngineSession:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif kind == Kind.STATISTICS:
-            number, index = records.MODEL.unpack(body)
+            number, index = kinds.MODEL.unpack(body)
             statistics = dump_statistics(self._models[index].statistics())
             self.channel.send(Kind.REPLY, records.NUMBER.pack(number), statistics)
         elif kind == Kind.FAILED:
@@ -100,9 +101,9 @@ class EngineSession:
                 self.counts = records.loads(body)
 
     def _submit(self, body: memoryview) -> None:
-        number, index, deadline, priority = records.REQUEST.unpack_from(body)
+        number, index, deadline, priority = kinds.REQUEST.unpack_from(body)
         model = self._models[index]
-        inputs, key = self.channel.tensors(body[records.REQUEST.size :])
+        inputs, key = self.channel.tensors(body[kinds.REQUEST.size :])
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         reply = functools.partial(self._answer, number, model, inputs)
         self._pending[number] = model.submit(inputs, reply, timeout, priority, key)

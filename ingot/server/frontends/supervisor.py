@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 
 from ingot.errors import IngotError
+from ingot.ipc import records
 from ingot.runtime import Model, Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.frontends import records, sums
+from ingot.server.frontends import sums
 from ingot.server.frontends.child import Child
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.state import ModelState
 from ingot.server.listening import reserve
 

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from ingot.errors import IngotError
+from ingot.ipc import arena, records
 from ingot.runtime import Metrics
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.frontends import arena, records
+from ingot.server.frontends import kinds
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.child import Child
-from ingot.server.frontends.records import Kind
+from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.remote import EngineEnd
 from ingot.server.frontends.session import EngineSession
 from ingot.server.frontends.supervisor import FrontProcesses
@@ -137,7 +138,7 @@ def test_an_answer_that_cannot_be_read_fails_its_own_request_alone() -> None:
         pair = await Pair([], render).connect()
         answers: list[Any] = []
         pending = pair.engine.submit(0, {"x": np.ones((1, 2), np.float32)}, (), answers.append, None, 0)
-        unknown = records.TENSORS.pack(999, records.INLINE)
+        unknown = kinds.TENSORS.pack(999, records.INLINE)
         pair.session.channel.send(Kind.OUTPUTS, records.NUMBER.pack(1), unknown)
         while not answers:
             await asyncio.sleep(0.001)

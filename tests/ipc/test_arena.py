@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.server.frontends.arena import Incoming, Outgoing, create
+from ingot.ipc.arena import Incoming, Outgoing, create
 
 PAGE = mmap.PAGESIZE
 

@@ -1,7 +1,6 @@
-"""The records between a front process and the engine process, with tensors as raw bytes.
+"""Records between two processes of a server, with tensors as raw bytes.
 
-A record is its body's length (4 bytes, little-endian), its kind (1 byte) and the body. Sender and receiver are the same
-program on the same machine, so the content is not checked.
+A record is its body's length (4 bytes, little-endian), its kind (1 byte) and the body.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from math import prod
 from typing import Any
 
@@ -18,40 +16,12 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import CLASSES, Code, IngotError
-from ingot.runtime import InputKey, key_of
 from ingot.tensors import Array, DType
-
-
-class Kind(IntEnum):
-    """The kind of a record. Comments give the sender and the body."""
-
-    HELLO = 0  # engine: settings, as JSON
-    STATE = 1  # engine: the models, as JSON; answered by SEEN
-    SEEN = 2  # front
-    STARTED = 3  # front: its ports are open
-    FAILED = 4  # front: they could not be opened; the error
-    STOP = 5  # engine: seconds to drain
-    LAYOUT = 6  # both: names, datatypes and shapes of tensors, as JSON; their layout gets the next number
-    REQUEST = 7  # front: number, model, deadline, priority, tensors
-    CANCEL = 8  # front: number
-    OUTPUTS = 9  # engine: number, tensors
-    ERROR = 10  # engine: number, code, text
-    FREE = 11  # both: a block of the other's arena is no longer used
-    COUNT = 12  # engine: answered by COUNTS
-    COUNTS = 13  # front: its metrics, as JSON
-    RENDER = 14  # front: number; answered by all metrics, as Prometheus' text
-    STATISTICS = 15  # front: number, model; answered by the model's statistics, as JSON
-    REPLY = 16  # engine: number, and the content requested by RENDER or STATISTICS
-
 
 HEADER = struct.Struct("<IB")
 NUMBER = struct.Struct("<Q")
-SECONDS = struct.Struct("<d")
-MODEL = struct.Struct("<QH")
-REQUEST = struct.Struct("<QHdI")
-# The number of the layout, and where the data lies: an offset in the sender's arena, or INLINE.
-TENSORS = struct.Struct("<IQ")
 INLINE = (1 << 64) - 1
+"""The offset of data that follows in the record itself, and not in an arena."""
 
 _ALIGN = 64
 _CODES = tuple(Code)
@@ -66,7 +36,6 @@ class TensorLayout:
 
     tensors: tuple[tuple[str, DType, tuple[int, ...], int], ...]  # the last is an offset
     size: int
-    key: InputKey = ()
 
     @classmethod
     def of(cls, tensors: Iterator[tuple[str, DType, tuple[int, ...]]]) -> TensorLayout:
@@ -118,7 +87,7 @@ class TensorLayout:
                 size = prod(shape) * dtype.numpy.itemsize
                 values[name] = np.frombuffer(data[at : at + size], dtype.numpy).reshape(shape)
             at += size
-        return self._keyed(values)
+        return values
 
     def map(self, place: Array) -> dict[str, Array]:
         """Return the tensors of :meth:`write`, as views on the block."""
@@ -126,11 +95,6 @@ class TensorLayout:
         for name, dtype, shape, start in self.tensors:
             size = prod(shape) * dtype.numpy.itemsize
             values[name] = place[start : start + size].view(dtype.numpy).reshape(shape)
-        return self._keyed(values)
-
-    def _keyed(self, values: dict[str, Array]) -> dict[str, Array]:
-        if not self.key:
-            self.key = key_of(values)
         return values
 
 
