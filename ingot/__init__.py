@@ -1,6 +1,7 @@
 """Ingot: from a PyTorch model to HTTP and gRPC answers.
 
-The public names below are loaded on first use, so that ``import ingot`` is fast and free of torch.
+The public names below are loaded on first use, so that ``import ingot`` is fast and free of torch. Start in
+docs/architecture.md, then in the ``__init__`` of a package: export, quant, model_store, runtime or server.
 """
 
 from __future__ import annotations

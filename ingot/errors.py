@@ -19,10 +19,11 @@
     ├── Unavailable          not now: loading, draining or overloaded; try again later
     │   ├── Transient        a registry or the network failed, also when retried
     │   └── EngineLost       the process that ran the model ended during the request
-    ├── DeadlineExceeded     the request's own timeout passed before an answer was ready
+    ├── DeadlineExceeded     the request's timeout, or the server's slo, passed before an answer was ready
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
 
-Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its own status in one table.
+Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its status in one table,
+``STATUS`` in ``server/http/codec.py`` and ``server/grpc/codec.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All cases by name."""
+"""All cases of the coverage run, and the look-up of one by its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CASES: tuple[Case, ...] = (*hf.CASES, *own.CASES)
 
 
 def find(name: str) -> Case:
-    """Return the case of that name.
+    """Return the case of a name.
 
     Raises:
         KeyError: there is none.

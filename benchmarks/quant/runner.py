@@ -1,4 +1,4 @@
-"""Every way on one case: each makes its model in its own process, then all are timed in turn."""
+"""Run every way (see :mod:`benchmarks.quant.ways`) on one case: each makes its model, then all are timed in turn."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from benchmarks.quant.ways import BASELINE, BATCHES, WAYS, Way
 from benchmarks.quant.worker import THREADS
 
 _ROOT = Path(__file__).parents[2]
-# A thread of one process that spins while it waits would be a load on the next one's turn.
+# Seconds before each turn: threads of the process before may still spin, and would slow the next one.
 _PAUSE = 0.02
+# Seconds of calls in one turn.
 _TURN = 0.1
 
 
@@ -34,6 +35,7 @@ _TURN = 0.1
 class Outcome:
     """The outcome of one way on one case.
 
+    ``problem`` is why there is no result, or empty; ``made_in`` is the seconds to make the model, ``size`` its bytes.
     ``milliseconds``, ``speedups`` (over the baseline, medians over rounds) and ``fastest`` (the milliseconds of the
     fastest call, which other load on the machine disturbs least) are by batch size.
     """
@@ -60,12 +62,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Settings:
-    """Attributes:
-    cache: folder for environments.
-    budget: time that a search may take, such as ``5m``.
-    limit: seconds that a way may take to make its model.
-    rounds: how often each way has its turn at each batch size.
-    reuse: take models that an earlier run has made.
+    """How ways are run.
+
+    Attributes:
+        cache: folder for environments.
+        budget: time that a search may take, such as ``5m``.
+        limit: seconds that a way may take to make its model.
+        rounds: how often each way has its turn at each batch size.
+        reuse: take models that an earlier run has made.
     """
 
     cache: Path
@@ -75,10 +79,22 @@ class Settings:
     reuse: bool = False
 
 
+class Failed(Exception):
+    """A way could not make or run its model."""
+
+
 def run(
     case: Case, folder: Path, ways: Sequence[str], settings: Settings, progress: Callable[[str], None]
 ) -> list[Outcome]:
-    """Return an outcome for each way, the baseline first."""
+    """Return an outcome for each way, the baseline first; a way that fails has a ``problem``.
+
+    Args:
+        case: the model and its data.
+        folder: made by :func:`benchmarks.quant.case.prepare`.
+        ways: names in :data:`WAYS`; the baseline is added.
+        settings: limits and rounds.
+        progress: called with the name of each step as it begins.
+    """
     chosen = [WAYS[BASELINE], *(WAYS[name] for name in ways if name != BASELINE)]
     outcomes = {way.name: Outcome(case.name, way.name) for way in chosen}
     with ExitStack() as stack:
@@ -87,32 +103,34 @@ def run(
         for way in chosen:
             progress(f"{case.title}: {way.title}")
             outcome = outcomes[way.name]
+            if way.name != BASELINE and outcomes[BASELINE].problem:
+                outcome.problem = "not run: there is no baseline to compare it with"
+                continue
             try:
                 made = _make(way, folder, settings, outcome)
                 workers[way.name] = stack.enter_context(_worker(way, folder, made, settings))
                 actual = workers[way.name].predict()
-                expected = actual if way.name == BASELINE else expected
+                if way.name == BASELINE:
+                    expected = actual
                 outcome.judgement = judge(case.metric, expected, actual, case.parts.held_out.labels)
             except (Failed, ValueError) as error:
                 outcome.problem = str(error)
                 workers.pop(way.name, None)
-        progress(f"{case.title}: timing")
-        _time(workers, outcomes, settings.rounds)
+        if workers:
+            progress(f"{case.title}: timing")
+            _time(workers, outcomes, settings.rounds)
     return list(outcomes.values())
 
 
-class Failed(Exception):
-    """A way could not make or run its model."""
-
-
-def _make(way: Way, case: Path, settings: Settings, outcome: Outcome) -> Path:
-    folder = case / "ways" / way.name
-    done = folder / "seconds"
+def _make(way: Way, case_folder: Path, settings: Settings, outcome: Outcome) -> Path:
+    """Make a way's model in its process, unless it may be reused, and return its folder."""
+    folder = case_folder / "ways" / way.name
+    done = folder / "seconds"  # written last: it marks a complete model
     if not (settings.reuse and done.exists()):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         began = time.perf_counter()
-        command = [*_command(way, case, folder, settings), "--prepare", settings.budget]
+        command = [*_command(way, case_folder, folder, settings), "--prepare", settings.budget]
         log = folder / "log"
         with log.open("wb") as stream:
             try:
@@ -136,12 +154,12 @@ def _last_line(log: Path) -> str:
     return (errors or lines or ["no output"])[-1].strip()[:500]
 
 
-def _command(way: Way, case: Path, folder: Path, settings: Settings) -> list[str]:
+def _command(way: Way, case_folder: Path, folder: Path, settings: Settings) -> list[str]:
     try:
         python = peers.python_of(way.environment, settings.cache)
     except subprocess.CalledProcessError as error:
         raise Failed(f"requirements-{way.environment}.txt could not be installed") from error
-    return [str(python), "-m", "benchmarks.quant.worker", way.name, str(case), str(folder)]
+    return [str(python), "-m", "benchmarks.quant.worker", way.name, str(case_folder), str(folder)]
 
 
 def _environment() -> dict[str, str]:
@@ -165,29 +183,30 @@ class _Worker:
 
     def ask(self, **command: Any) -> dict[str, Any]:
         if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError):  # it ended; reading then raises its error
                 print(json.dumps(command), file=self._process.stdin, flush=True)
         return self.read()
 
     def predict(self) -> Any:
+        """Return the first output for all held-out rows, [rows, values]."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "answers.npy")
             self.ask(do="predict", rows=BATCHES[-1], to=str(path))
             return np.load(path)
 
     def time(self, rows: int, calls: int) -> list[float]:
-        """Return the seconds of some calls."""
+        """Return the seconds of each of ``calls`` calls with ``rows`` rows."""
         seconds: list[float] = self.ask(do="time", rows=rows, calls=calls)["seconds"]
         return seconds
 
 
 @contextmanager
-def _worker(way: Way, case: Path, folder: Path, settings: Settings) -> Iterator[_Worker]:
+def _worker(way: Way, case_folder: Path, folder: Path, settings: Settings) -> Iterator[_Worker]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                _command(way, case, folder, settings),
+                _command(way, case_folder, folder, settings),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -196,7 +215,7 @@ def _worker(way: Way, case: Path, folder: Path, settings: Settings) -> Iterator[
             )
         try:
             worker = _Worker(process, log)
-            worker.read()  # it is loaded
+            worker.read()  # its first line: the model is loaded
             yield worker
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""Load generation for measurements.
+"""The HTTP load generator of ``ingot demo``.
 
 Start in load.py, a separate program: an interpreter lock shared with the server would distort the figures.
 """

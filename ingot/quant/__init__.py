@@ -1,6 +1,7 @@
 """Quantize an archive's model: find smaller and faster variants by measuring, and record the loss of accuracy.
 
-Start reading at ``pipeline.quantize``, which tries one recipe or searches among all.
+Start reading at ``pipeline.quantize``: it tries the recipe of the configuration (config.py), or searches among the
+plans of search/families.py if there is none.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class PT2EInt8(Recipe):
 RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
     {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4, BFloat16, Float16, PT2EInt8)}
 )
-"""By name."""
+"""All recipes by name: those of ``--recipe``. The search tries plans instead, see ``search/families.py``."""
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 
@@ -244,7 +244,7 @@ class QuantConfig:
     """How to quantize.
 
     Attributes:
-        recipe: the recipe; None searches all for the fastest that keeps the accuracy.
+        recipe: the recipe; None searches for the fastest plan that keeps the accuracy.
         metric: the measure of accuracy, see :func:`ingot.quant.metric.parse_metric`; None for the agreement with the
             original.
         max_drop: the largest drop of the metric: 0.005 is half a point of accuracy.
@@ -273,9 +273,7 @@ class QuantConfig:
 
     def __post_init__(self) -> None:
         if self.recipe is not None and not isinstance(self.recipe, Recipe):
-            raise InvalidArgument(
-                f"{self.recipe!r} is not a recipe; pass one such as StaticInt8(), or None to try all recipes"
-            )
+            raise InvalidArgument(f"{self.recipe!r} is not a recipe; pass one such as StaticInt8(), or None to search")
         options.settle(self)
         options.check_drop(self.max_drop)
         options.check_threads(self.threads)

@@ -1,4 +1,4 @@
-"""Quantizing an archive: check the data, try one recipe or search among all, and add the result with its evidence."""
+"""Quantizing an archive: check the data, try one recipe or search for a plan, and add the result with its evidence."""
 
 from __future__ import annotations
 

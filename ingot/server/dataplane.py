@@ -123,7 +123,7 @@ class DataPlane:
         """Answer one request; :meth:`submit` as a coroutine.
 
         Raises:
-            IngotError: any of the kinds that :meth:`ingot.runtime.Model.submit` names, or NotFound.
+            IngotError: as for :meth:`submit`, or what the model's engine raised.
         """
         return await outcome_of(functools.partial(self.submit, request, protocol))
 
@@ -141,7 +141,7 @@ class DataPlane:
             The request, which can be cancelled while it is not answered.
 
         Raises:
-            IngotError: the request is refused at once: NotFound, InvalidArgument, Unavailable.
+            IngotError: the request is refused at once: NotFound, InvalidArgument, Unavailable, DeadlineExceeded.
         """
         began = time.perf_counter()
         template = request.template

@@ -109,6 +109,7 @@ AUDIO = (
     ),
 )
 
+# Models that score every image with every text: their numbers are independent.
 _PIXELS = "pixel_values:float32[images,3,32,32]"
 _TEXTS = ("input_ids:int64[texts,seq=2..64]", "attention_mask:int64[texts,seq=2..64]")
 _SIZES = {"images": (2, 1, 3, 4), "texts": (3, 5, 1, 2)}
@@ -118,9 +119,9 @@ _PAIR = {"text_config": {**TINY, **_TOKENS}, "vision_config": _VIT, "projection_
 
 
 def _around_image(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
-    """Return words around the sixteen tokens of one image."""
+    """Return token ids [batch, seq], the image's 16 (32 x 32 pixels in patches of 8) from position 1 on."""
     ids = torch.randint(5, VOCABULARY, shape, generator=generator)
-    ids[:, 1:17] = 3
+    ids[:, 1:17] = 3  # llava's image_token_id
     return ids
 
 
@@ -205,7 +206,7 @@ MULTIMODAL = (
             "pixel_values:float32[batch,3,32,32]",
             "attention_mask:int64[batch,seq=20..64]",
         ),
-        {"input_ids": _around_image, "attention_mask": integers(1, 2)},
+        fills={"input_ids": _around_image, "attention_mask": integers(1, 2)},
         constants={"use_cache": False},
         sizes={"seq": (24, 31, 20, 40)},
     ),

@@ -10,6 +10,7 @@ from benchmarks.quant.ways import Array, CaseFolder, Run
 
 
 def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
+    """Write ``model.onnx`` by the way of this name; nothing is searched, so the budget is unused."""
     if way == "ort":
         (folder / "model.onnx").write_bytes(case.model.read_bytes())
         return
@@ -19,14 +20,14 @@ def prepare(case: CaseFolder, folder: Path, way: str, budget: str) -> None:
     clean = folder / "clean.tmp"
     try:
         quant_pre_process(str(case.model), str(clean))
-    except Exception:  # noqa: BLE001 - symbolic shapes fail on some graphs with any error; the manual skips them
+    except Exception:  # noqa: BLE001 - on some graphs symbolic shapes raise any error; the manual says to skip them
         quant_pre_process(str(case.model), str(clean), skip_symbolic_shape=True)
     target = str(folder / "model.onnx")
     if way == "ort-dynamic":
         quantize_dynamic(str(clean), target)
     elif way == "ort-static":
         quantize_static(str(clean), target, _Reader(case))
-    else:
+    else:  # ort-static-u8s8
         quantize_static(str(clean), target, _Reader(case), activation_type=QuantType.QUInt8, per_channel=True)
     clean.unlink()
 
@@ -36,18 +37,18 @@ def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
 
 
 def load_file(path: Path, threads: int) -> Run:
-    """Return a session with ONNX Runtime's default settings, as all models that it runs here have."""
+    """Return a function that runs a model in ONNX Runtime, with defaults except for the number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors
     session: Any = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     return lambda inputs: session.run(None, dict(inputs))
 
 
 class _Reader:
-    """A ``CalibrationDataReader``."""
+    """Batches of 32 calibration rows, with the method of ONNX Runtime's ``CalibrationDataReader``."""
 
     def __init__(self, case: CaseFolder):
         self._batches: Iterator[dict[str, Array]] = iter(case.calibration(32))

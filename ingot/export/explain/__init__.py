@@ -1,6 +1,7 @@
 """Explanations of failed captures: the user's line, the cause in one sentence, and an edit of that line.
 
-Start in causes.py, which finds the cause; the other modules each explain one kind.
+Start in causes.py, which finds the cause; places.py finds the line, code.py edits it, and
+the other modules each explain one kind.
 """
 
 from __future__ import annotations

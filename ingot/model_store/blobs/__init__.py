@@ -1,4 +1,5 @@
 """Content-addressed blobs: descriptors, digest checks, and the folders and servers that hold blobs.
 
-Every byte that is read passes a digest check here. Start in blobs.py; folder.py keeps blobs on disk.
+Documents are checked when they are read, and all blobs when they are copied. Engines open the files of a folder
+unchecked; runtime/loading/admission.py checks them first if there is a trust policy. Start in blobs.py, then folder.py.
 """

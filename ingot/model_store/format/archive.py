@@ -180,7 +180,7 @@ class Archive:
         return Archive(_Overlay(added, self.blobs), self.descriptor, (*kept, descriptor))
 
     def verify(self) -> None:
-        """Read every blob and check its digest.
+        """Read every blob and check its digest; signatures are checked by :mod:`ingot.model_store.trust.policy`.
 
         Raises:
             InvalidArchive: one is missing or damaged.

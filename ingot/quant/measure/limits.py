@@ -22,7 +22,7 @@ class TimeUp(Exception):
 
 
 class Deadline:
-    """The time at which work must end.
+    """The time at which a search must end. The deadlines of requests are in :mod:`ingot.runtime.dispatch.pending`.
 
     Args:
         seconds: the time from now; None for no limit.

@@ -1,4 +1,5 @@
 """The search for the fastest plan that keeps the accuracy.
 
-Start in search.py; sensitivity.py ranks the layers, journal.py lets an interrupted search continue.
+Start in search.py; families.py has the plans that it begins with, sensitivity.py ranks the layers, journal.py lets an
+interrupted search continue.
 """

@@ -1,4 +1,7 @@
-"""Running a batch: join the requests, call the engine once, and return each request its own samples."""
+"""Running a batch: join the requests, call the engine once, and return each request its own samples.
+
+The scheduler has chosen the requests before, see :meth:`ingot.runtime.scheduling.scheduler.Scheduler.take`.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Entry:
         inputs: an array for each input.
         samples: number of samples in the inputs.
         reply: called with the outcome.
-        arrived: arrival time.
+        arrived: arrival time, in seconds of the scheduler's clock.
         group: equal for entries that may share a batch.
-        deadline: time after which the answer is useless.
+        deadline: time after which the answer is useless, on the same clock.
         priority: higher priorities run first.
         nbytes: size of the inputs; computed by default.
 

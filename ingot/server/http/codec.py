@@ -1,4 +1,4 @@
-"""HTTP bodies to requests and responses, and back: JSON, and JSON followed by raw tensors.
+"""HTTP bodies to requests and responses, and back, as JSON and raw tensors; and the status of each error code.
 
 The binary tensor data extension puts raw buffers behind the JSON header, in the order of the tensors; a tensor's
 ``binary_data_size`` parameter is its number of bytes. The client half is used by :class:`ingot.Client`.
@@ -27,6 +27,7 @@ from ingot.server.requests import (
 )
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
+# The status of an error; responses.py looks it up, and replaces it where HTTP has a more exact one.
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,

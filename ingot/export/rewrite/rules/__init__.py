@@ -1,4 +1,8 @@
-"""Rewrite rules for both kinds of graph, one per file, and the selection among them and the user's own."""
+"""Rewrite rules for both kinds of graph, one per file, and the selection among them and the user's own.
+
+Start in fx/rms_norm.py and onnx/layer_norm.py, which are short. A new rule is an instance in ``RULES`` of fx or onnx;
+:func:`select` chooses those of one export.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules for the FX graph, in the order in which they run."""
+"""Rules for the FX graph, in the order in which they run. A new one is a file and an instance in ``RULES``.
+
+Start in rms_norm.py; the base class ``PatternPass`` and the patterns are in passes/fx_pattern.py.
+"""
 
 from ingot.export.rewrite.passes.manager import FxPass
 from ingot.export.rewrite.rules.fx.attention import Attention
