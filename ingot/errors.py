@@ -20,6 +20,7 @@
     │   ├── Transient        a registry or the network failed, also when retried
     │   └── EngineLost       the process that ran the model ended during the request
     ├── DeadlineExceeded     the request's timeout, or the server's slo, passed before an answer was ready
+    │   └── EngineTimeout    the engine call was ended, because of its limit or because no client waited for it
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
 
 Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its status in one table,
@@ -166,6 +167,13 @@ class DeadlineExceeded(IngotError):
     """The request's timeout passed before its answer was ready."""
 
     code = Code.DEADLINE_EXCEEDED
+
+
+class EngineTimeout(DeadlineExceeded):
+    """An engine call was ended: it exceeded its limit, or no client waited for it any longer.
+
+    All requests of its batch fail, since it is not known which of them was slow.
+    """
 
 
 class InternalError(IngotError):

@@ -158,3 +158,25 @@ def endless_run(path: Path) -> Path:
     ]
     shape: Dims = ("batch", 3)
     return save(path, nodes, [("x", TensorProto.FLOAT, shape)], [("y", TensorProto.FLOAT, shape)], constants)
+
+
+def counting(folder: Path, name: str = "counting") -> Path:
+    """y = n, counted by a loop of n rounds: INT64 [1]; with 2**62 it never ends."""
+    nodes = [helper.make_node("Identity", ["go"], ["goes"]), helper.make_node("Add", ["v", "one"], ["sum"])]
+    whole, flag = TensorProto.INT64, TensorProto.BOOL
+    values = [helper.make_tensor_value_info(*item) for item in (("i", whole, []), ("go", flag, []), ("v", whole, [1]))]
+    results = [helper.make_tensor_value_info("goes", flag, []), helper.make_tensor_value_info("sum", whole, [1])]
+    body = helper.make_graph(nodes, "body", values, results)
+    loop = helper.make_node("Loop", ["n", "true", "zero"], ["y"], body=body)
+    constants = [
+        numpy_helper.from_array(np.array(value), label)
+        for label, value in (("true", np.bool_(True)), ("zero", np.array([0])), ("one", np.array([1])))
+    ]
+    return save(folder / f"{name}.onnx", [loop], [("n", whole, (1,))], [("y", whole, (1,))], constants)
+
+
+def filled(folder: Path) -> Path:
+    """y = a tensor of n float32 ones; INT64 [1] to FP32 [size]: a few bytes ask for any amount of memory."""
+    one = numpy_helper.from_array(np.array([1], np.float32), "unused")
+    node = helper.make_node("ConstantOfShape", ["n"], ["y"], value=one)
+    return save(folder / "filled.onnx", [node], [("n", TensorProto.INT64, (1,))], [("y", TensorProto.FLOAT, ("size",))])

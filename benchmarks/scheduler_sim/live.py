@@ -64,6 +64,8 @@ class Sleeper:
         time.sleep(self._latency(len(array)))
         return {"y": array.copy()}
 
+    def terminate(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -126,6 +128,9 @@ class Watched:
         outputs = self.engine.run(inputs)
         self.calls.append(Call(len(next(iter(inputs.values()))), began, time.perf_counter()))
         return outputs
+
+    def terminate(self) -> None:
+        self.engine.terminate()
 
     def close(self) -> None:
         self.engine.close()

@@ -37,6 +37,16 @@ class Engine(Protocol):
         Raises:
             InvalidArgument: the model rejects these values, such as an index out of range.
             InternalError: the engine failed.
+            EngineTimeout: :meth:`terminate` ended the call.
+        """
+        ...
+
+    def terminate(self) -> None:
+        """End the call of :meth:`run` that is running, from any other thread, and return at once.
+
+        The call raises EngineTimeout as soon as the engine can stop: some stop between two operators, some not at all.
+        A call that ends meanwhile may return normally. Without a running call this has no effect on later ones; if the
+        running call ends and the next begins at the same moment, either may be ended.
         """
         ...
 

@@ -11,7 +11,7 @@ DOUBLER = Signature((TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y
 
 
 class FunctionEngine:
-    """Runs a Python function; ``gate``, if given, holds every call until it is set."""
+    """Runs a Python function; ``gate``, if given, holds every call until it is set. Its calls cannot be ended."""
 
     platform = "test"
     device = "cpu"
@@ -26,6 +26,7 @@ class FunctionEngine:
         self.settings: Mapping[str, str] = {}
         self.calls: list[int] = []
         self.closed = False
+        self.terminations = 0
         self._function = function
         self._gate = gate
 
@@ -34,6 +35,9 @@ class FunctionEngine:
         if self._gate is not None:
             self._gate.wait(30)
         return self._function(inputs)
+
+    def terminate(self) -> None:
+        self.terminations += 1
 
     def close(self) -> None:
         self.closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import InternalError, InvalidArgument, Unsupported, missing_package
+from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -36,6 +37,8 @@ _NARROWED = (DType.UINT32, DType.UINT64, DType.INT64)
 _INT32 = np.iinfo(np.int32)
 _TELEMETRY = "openvino_telemetry"
 _importing = Lock()
+# Seconds from which on a call can be cancelled.
+_LONG = 1e-3
 
 
 class OpenVinoEngine:
@@ -78,6 +81,8 @@ class OpenVinoEngine:
             self._options = _options(threads or devices.cpu_count(), precision)
             self.compiled = self._ov.Core().compile_model(model, "CPU", self._options)
             self._request = self.compiled.create_infer_request()
+            self._terminated = False
+            self._long = True
         except self._errors as error:
             raise InvalidArgument(f"OpenVINO cannot load {path.name}: {_reason(error)}") from error
 
@@ -92,17 +97,38 @@ class OpenVinoEngine:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         tensors = [self._tensor(spec, inputs[spec.name]) for spec in self._inputs]
+        self._terminated = False
         try:
             for index, tensor in enumerate(tensors):
                 self._request.set_input_tensor(index, tensor)
-            self._request.infer()
+            self._infer()
             # Copies, since the next call overwrites the memory.
             return {
                 spec.name: self._request.get_output_tensor(index).data.view(spec.dtype.numpy).copy()
                 for index, spec in enumerate(self._outputs)
             }
         except self._errors as error:
+            if self._terminated:
+                raise EngineTimeout("the engine call was ended") from error
             raise InternalError(f"the engine failed on this input: OpenVINO: {error}") from error
+
+    def terminate(self) -> None:
+        """End the running call between two operators, if the one before took over a millisecond.
+
+        A loop of the graph runs to its end.
+        """
+        self._terminated = True
+        self._request.cancel()
+
+    def _infer(self) -> None:
+        # Only asynchronous calls can be cancelled. They need two wakeups of threads, a third of the smallest calls.
+        began = time.perf_counter()
+        if self._long:
+            self._request.start_async()
+            self._request.wait()
+        else:
+            self._request.infer()
+        self._long = time.perf_counter() - began > _LONG
 
     def close(self) -> None:
         del self._request, self.compiled

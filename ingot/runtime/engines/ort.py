@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import EngineTimeout, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.runtime import devices
 from ingot.runtime.engines import ort_session, ort_zipmap, pinned
 from ingot.runtime.engines.ort_binding import Binding
@@ -90,6 +90,8 @@ class OrtEngine:
             log.warning("serving on the CPU: %s", why)
         self._errors = ort_session.errors_of(ort)
         self._ort = ort
+        self._run_options = ort.RunOptions()
+        self._terminated = False
         self._output_names = [spec.name for spec in self._outputs]
         # ONNX Runtime accepts no numpy bfloat16, so such models use OrtValues.
         kinds = {spec.dtype for spec in (*self._inputs, *self._outputs)}
@@ -128,22 +130,34 @@ class OrtEngine:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         feed = {spec.name: _to_ort(spec, inputs[spec.name]) for spec in self._inputs}
+        if self._terminated:  # an earlier call: its options would end this one too
+            self._terminated, self._run_options = False, self._ort.RunOptions()
+        options = self._run_options
         try:
             if self._binding is not None:
-                outputs = self._binding.run(feed)
+                outputs = self._binding.run(feed, options)
             elif self._by_value:
-                outputs = self._run_values(feed)
+                outputs = self._run_values(feed, options)
             else:
-                outputs = self._session.run(self._output_names, feed)
+                outputs = self._session.run(self._output_names, feed, options)
         except self._errors as error:
+            if options.terminate:
+                raise EngineTimeout("the engine call was ended") from error
             raise _run_error(self._ort, error, own=not self._custom) from error
         return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
+
+    def terminate(self) -> None:
+        """End the running call between two operators, or between two iterations of a loop."""
+        # Read first: if a call begins after the next line, it has options of its own.
+        options = self._run_options
+        self._terminated = True
+        options.terminate = True
 
     def close(self) -> None:
         self._binding = None
         del self._session
 
-    def _run_values(self, feed: Mapping[str, Array]) -> list[Array]:
+    def _run_values(self, feed: Mapping[str, Array], options: Any) -> list[Array]:
         values = {
             spec.name: self._ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
                 feed[spec.name].view(np.uint16), spec.dtype.onnx
@@ -152,7 +166,7 @@ class OrtEngine:
             else self._ort.OrtValue.ortvalue_from_numpy(feed[spec.name])
             for spec in self._inputs
         }
-        results = self._session.run_with_ort_values(None, values)
+        results = self._session.run_with_ort_values(None, values, options)
         return [
             _copy_bfloat16(value) if spec.dtype is DType.BF16 else value.numpy()
             for spec, value in zip(self._outputs, results, strict=True)

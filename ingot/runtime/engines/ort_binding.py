@@ -30,8 +30,12 @@ class Binding:
         self._device = device
         self._binding = session.io_binding()
 
-    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+    def run(self, feed: Mapping[str, Array], options: Any) -> list[Array]:
         """Return the outputs, in order.
+
+        Args:
+            feed: an array for each input.
+            options: an ``onnxruntime.RunOptions``.
 
         Raises:
             Exception: the errors of the session's ``run``; the next call is not affected.
@@ -43,12 +47,14 @@ class Binding:
             for name in self._outputs:
                 # Bound for every call, since a binding keeps the memory for the shape of its last run.
                 binding.bind_output(name, self._device)
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, options)
             arrays: list[Array] = binding.copy_outputs_to_cpu()
             return arrays
         except RuntimeError:
+            if options.terminate:
+                raise
             # Errors of bound runs do not distinguish bad values from engine failures; plain runs do.
-            plain: list[Array] = self._session.run(self._outputs, feed)
+            plain: list[Array] = self._session.run(self._outputs, feed, options)
             return plain
         finally:
             # Do not keep the callers' arrays and the outputs' memory until the next call.

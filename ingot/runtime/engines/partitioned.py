@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import EngineTimeout, InvalidArchive, InvalidArgument
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
 from ingot.runtime.engine import Engine
@@ -30,6 +30,7 @@ class PartitionedEngine:
             raise InvalidArgument(f"the plan {path} cannot be read: {error.strerror}") from error
         self._plan = manifest.decode(PartitionPlan, raw, "the plan")
         self._engines: list[Engine] = []
+        self._terminated = False
         with ExitStack() as on_error:
             on_error.callback(self.close)
             for segment in self._plan.segments:
@@ -55,7 +56,10 @@ class PartitionedEngine:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         values = dict(inputs)
+        self._terminated = False
         for segment, engine in zip(self._plan.segments, self._engines, strict=True):
+            if self._terminated:
+                raise EngineTimeout("the engine call was ended")
             values.update(engine.run({name: values[name] for name in segment.inputs}))
         answer: dict[str, Array] = {}
         given = set(inputs)  # arrays that the caller has already; outputs must not share memory with them
@@ -63,6 +67,12 @@ class PartitionedEngine:
             answer[spec.name] = values[value].copy() if value in given else values[value]
             given.add(value)
         return answer
+
+    def terminate(self) -> None:
+        """End the running call within a segment if its engine can, otherwise before the next segment."""
+        self._terminated = True
+        for engine in self._engines:
+            engine.terminate()
 
     def close(self) -> None:
         for engine in self._engines:

@@ -63,6 +63,9 @@ class TorchEngine(ABC):
         arrays = _own_arrays(outputs, {*self._weights, *map(_place, values)})
         return {spec.name: array for spec, array in zip(self._signature.outputs, arrays, strict=True)}
 
+    def terminate(self) -> None:  # noqa: B027 - no engine of PyTorch has anything to do
+        """Have no effect: PyTorch cannot interrupt an operator, and none of its programs checks between two."""
+
     def _keep_to_itself(self, weights: Iterable[torch.Tensor]) -> None:
         """Remember weights that the model may return, so that callers receive copies."""
         self._weights = frozenset(map(_place, weights))

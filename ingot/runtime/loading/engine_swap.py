@@ -48,6 +48,9 @@ class Replaceable:
         with self._lock:
             return self.current.run(inputs)
 
+    def terminate(self) -> None:
+        self.current.terminate()
+
     def replace(self, engine: Engine) -> None:
         """Switch to another engine after the current call and close the old one; if closed, close the new one."""
         with self._lock:

@@ -89,8 +89,8 @@ def test_bound_runs_answer_as_plain_ones_and_keep_nothing_of_the_call_before(tmp
     path = onnx_models.affine(tmp_path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     binding = Binding(session, ["y", "z"], "cpu")
-    first = binding.run({"x": np.array([[1, 2, 3]], np.float32)})
-    second = binding.run({"x": np.zeros((5, 3), np.float32)})
+    first = binding.run({"x": np.array([[1, 2, 3]], np.float32)}, onnxruntime.RunOptions())
+    second = binding.run({"x": np.zeros((5, 3), np.float32)}, onnxruntime.RunOptions())
     assert [array.tolist() for array in first] == [[[3, 5, 7]], [[-1, -2, -3]]]
     assert second[0].tolist() == [[1, 1, 1]] * 5
 
@@ -102,8 +102,8 @@ def test_a_failed_bound_run_leaves_the_next_alone(tmp_path: Path) -> None:
     session.disable_fallback()
     binding = Binding(session, ["y"], "cpu")
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument):
-        binding.run({"ids": np.array([[10]])})
-    assert binding.run({"ids": np.array([[1]])})[0].tolist() == [[[2, 3]]]
+        binding.run({"ids": np.array([[10]])}, onnxruntime.RunOptions())
+    assert binding.run({"ids": np.array([[1]])}, onnxruntime.RunOptions())[0].tolist() == [[[2, 3]]]
 
 
 def test_an_array_at_an_odd_address_or_in_fortran_order_is_copied(tmp_path: Path) -> None:
