@@ -37,7 +37,8 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
     assert section is not None, f"docs/cli.md has no section on ingot {name}"
     settings = ServerConfig.settings() if name == "serve" else {}
-    for parameter in COMMANDS[name].params:
+    group = getattr(COMMANDS[name], "commands", {})
+    for parameter in (*COMMANDS[name].params, *(item for command in group.values() for item in command.params)):
         if parameter.name in settings:  # these are in docs/serving.md
             continue
         for option in (*parameter.opts, *parameter.secondary_opts):

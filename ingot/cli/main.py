@@ -50,7 +50,7 @@ _COMMANDS = {
         "gc": "maintenance.gc",
     },
     "Sign and verify archives": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
-    "Serve models": {"serve": "serve.serve", "infer": "infer.infer", "demo": "demo.demo"},
+    "Serve models": {"serve": "serve.serve", "infer": "infer.infer", "keys": "keys.keys", "demo": "demo.demo"},
 }
 # The prefix of the names of threads in which the server loads models.
 _LOADING = "ingot-load"
@@ -72,7 +72,10 @@ def application(*names: str) -> typer.Typer:
             if name in (names or _NAMES):
                 module, _, function = place.partition(".")
                 command = getattr(importlib.import_module(f"ingot.cli.{module}"), function)
-                made.command(name, rich_help_panel=panel)(command)
+                if isinstance(command, typer.Typer):
+                    made.add_typer(command, name=name, rich_help_panel=panel)
+                else:
+                    made.command(name, rich_help_panel=panel)(command)
     return made
 
 

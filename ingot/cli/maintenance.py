@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +14,10 @@ from ingot.cli.archives import Json, StoreOption
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument, NotFound
+from ingot.report import units
 
 if TYPE_CHECKING:
     from ingot.model_store import Store
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def fsck(
@@ -109,7 +107,7 @@ def _verdict(problems: int) -> str:
 
 
 def _span(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d{1,5})([smhd])", text)
-    if match is None:
+    span = units.span(text)
+    if span is None:
         raise InvalidArgument(f"--grace '{text}' is not a duration; write it as 30s, 90m, 24h or 7d")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    return span

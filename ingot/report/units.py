@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SPANS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # The forms of a duration, for messages that ask for one.
 TIMES = "50ms, 90s, 5m or 1h"
 
@@ -29,6 +31,12 @@ def seconds(text: str) -> float | None:
     """Parse a duration such as ``50us``, ``90s``, ``5m`` or ``1h``; a bare number is seconds. None if it is not one."""
     match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) ?(us|ms|s|m|h)?", text.strip())
     return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def span(text: str) -> timedelta | None:
+    """Parse a span of seconds to days, such as ``90m``, ``24h`` or ``7d``. None if it is not one."""
+    match = re.fullmatch(r"(\d{1,5})([smhd])", text)
+    return None if match is None else timedelta(**{_SPANS[match[2]]: int(match[1])})
 
 
 def written(seconds: float) -> str:

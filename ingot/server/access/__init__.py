@@ -1,0 +1,4 @@
+"""Access to a server: API keys and the rules that they follow.
+
+Start reading at ``gate.py``; ``auth_file.py`` reads the file of ``--auth``.
+"""
