@@ -119,13 +119,13 @@ class TagMoved(AlreadyExists):
 
 
 class PermissionDenied(IngotError):
-    """A registry or storage service refuses access."""
+    """A server, a registry or a storage service refuses access."""
 
     code = Code.PERMISSION_DENIED
 
 
 class Unauthenticated(PermissionDenied):
-    """A registry or storage service asks for credentials, or does not accept those that were sent."""
+    """A server, a registry or a storage service asks for credentials, or does not accept those that were sent."""
 
     code = Code.UNAUTHENTICATED
 

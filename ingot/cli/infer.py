@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,10 @@ def infer(
     ca_file: Annotated[
         Path | None, typer.Option(help="PEM file of the authorities that may have signed the server's certificate.")
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File of the API key, if the server needs one.", show_default="the variable INGOT_API_KEY"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -47,7 +52,7 @@ def infer(
     from ingot.server.client import Client
 
     chosen = _parameters(parameters or [])
-    with Client(url, timeout, ca_file) as client:
+    with Client(url, timeout, ca_file, _key(key_file)) as client:
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:
@@ -63,6 +68,15 @@ def infer(
         for name, array in outputs.items():
             stdout().print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
             stdout().print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
+
+
+def _key(file: Path | None) -> str | None:
+    """Return the API key from a file or the variable, or None if there is neither."""
+    if file is None:
+        return os.environ.get("INGOT_API_KEY") or None
+    from ingot.model_store.trust.keys import read_file
+
+    return read_file(file.expanduser()).decode(errors="replace")
 
 
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:

@@ -171,6 +171,18 @@ class Metrics:
             "Seconds in which the process accepted no connections because all its file descriptors were in use",
             registry=registry,
         )
+        self.auth_refused = Counter(
+            "ingot_auth_refused",
+            "Requests refused for lack of access, by reason: missing, malformed, unknown, expired, revoked or scope",
+            ("reason",),
+            registry=registry,
+        )
+        self.reloads = Counter(
+            "ingot_reloads",
+            "Files loaded again after a change, by kind and result: ok, or failed, with the earlier content in use",
+            ("file", "result"),
+            registry=registry,
+        )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(

@@ -44,19 +44,21 @@ class Client:
         url: ``http://host:port``, ``https://host``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``.
         timeout: seconds to wait for each answer.
         ca_file: PEM file of the certificates that sign the server's; by default the public authorities'.
+        key: an API key or another bearer token, sent with each request.
 
     Raises:
-        InvalidArgument: the URL has another form, or the file cannot be read; of the methods: an argument has a wrong
-            type, or the client is closed.
+        InvalidArgument: the URL or the key has another form, or the file cannot be read; of the methods: an argument
+            has a wrong type, or the client is closed.
     """
 
-    def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None):
+    def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None, key: str | None = None):
         scheme, place = _address(url)
+        headers = {} if key is None else {"authorization": f"Bearer {_bearer(key)}"}
         try:
             self._transport: _Transport = (
-                _Grpc(scheme, place, timeout, ca_file)
+                _Grpc(scheme, place, timeout, ca_file, headers)
                 if scheme.startswith("grpc")
-                else _Http(url.rstrip("/"), timeout, ca_file)
+                else _Http(url.rstrip("/"), timeout, ca_file, headers)
             )
         except (OSError, ssl.SSLError) as error:
             raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
@@ -145,12 +147,26 @@ def _address(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
+def _bearer(key: str) -> str:
+    """Return a key that a header can carry.
+
+    Raises:
+        InvalidArgument: it has another form; the message does not contain it.
+    """
+    key = key.strip() if isinstance(key, str) else ""
+    if not key.isascii() or not key.isprintable() or not key or " " in key:
+        raise InvalidArgument("the key is not a text of printable ASCII characters without blanks")
+    return key
+
+
 class _Http:
-    def __init__(self, url: str, timeout: float, ca_file: str | Path | None):
+    def __init__(self, url: str, timeout: float, ca_file: str | Path | None, headers: Mapping[str, str]):
         verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
         # A proxy from the environment cannot reach this machine's loopback.
         trust_env = not _is_loopback(urlsplit(url).hostname)
-        self._client = httpx.Client(base_url=url, timeout=timeout, verify=verify, trust_env=trust_env)
+        self._client = httpx.Client(
+            base_url=url, timeout=timeout, verify=verify, trust_env=trust_env, headers=dict(headers)
+        )
 
     def ready(self, model: str) -> bool:
         if model:  # gRPC responds in the same way for a model that is not ready and one that does not exist
@@ -206,7 +222,10 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(self, scheme: str, target: str, timeout: float, ca_file: str | Path | None):
+    def __init__(
+        self, scheme: str, target: str, timeout: float, ca_file: str | Path | None, headers: Mapping[str, str]
+    ):
+        self._metadata = tuple(headers.items())
         self._url = f"{scheme}://{target}"
         self._timeout = timeout
         options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -256,7 +275,7 @@ class _Grpc:
             response_deserializer=answer.FromString,
         )
         try:
-            return call(request, timeout=self._timeout)
+            return call(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             status, details = error.code(), error.details()
             if status is grpc.StatusCode.UNAVAILABLE and re.search("connect|resolving", str(details), re.IGNORECASE):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # The groups of the options in --help.
 ADDRESSES = "Addresses"
+ACCESS = "Access"
 MODELS = "Models"
 BATCHING = "Batching (the defaults measure the model)"
 LIMITS = "Limits"
@@ -36,6 +37,7 @@ _ADDRESSES = ("host", "http_port", "grpc_port")
 # Variables read in addition to the settings: store, secrets, other commands, tests.
 _OTHER_VARIABLES = (
     "INGOT_HOME",
+    "INGOT_API_KEY",
     "INGOT_KEY_PASSWORD",
     "INGOT_TOKEN_HOSTS",
     "INGOT_TRACEBACK",
@@ -58,7 +60,7 @@ class ServerConfig:
     host: str = _field(
         "127.0.0.1",
         "Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6",
-        more="There is [no authentication](#tls): every client that reaches the ports is served.",
+        more="Without [`auth`](security.md#api-keys) every client that reaches the ports is served.",
         group=ADDRESSES,
     )
     http_port: int = _field(8000, "HTTP port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
@@ -78,6 +80,13 @@ class ServerConfig:
     )
     tls_key: Path | None = _field(
         None, "PEM file of the certificate's key, without a password", group=ADDRESSES, unset="no TLS"
+    )
+    auth: Path | None = _field(
+        None,
+        "File of the API keys that requests must have; it is read again when it changes",
+        more="See [API keys](security.md#api-keys).",
+        group=ACCESS,
+        unset="all requests are served",
     )
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "Where models run; auto is the GPU if there is one", group=MODELS

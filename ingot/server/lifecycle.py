@@ -10,6 +10,7 @@ from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.report import units
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
+from ingot.server.access.auth_file import AuthFile
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
@@ -29,13 +30,16 @@ class Server:
         config: addresses and limits.
 
     Raises:
-        InvalidArgument: the certificate or its key cannot be used.
+        NotFound: there is no file of --auth.
+        InvalidArgument: that file, or the certificate or its key, cannot be used.
     """
 
     def __init__(self, repository: Repository, config: ServerConfig):
         self.repository = repository
         self.config = config
         self._tls = Tls.load(config.tls_cert, config.tls_key)
+        if config.auth is not None:
+            AuthFile.load(config.auth)  # before models are loaded; the listeners load it again, and watch it
         self._plane = DataPlane(repository)
         self._ports: Ports = (
             FrontProcesses(self._plane, repository, config)

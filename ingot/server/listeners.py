@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import Protocol
 
+from ingot.server.access.gate import Gate
+from ingot.server.access.watch import Watch
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
@@ -55,20 +57,23 @@ class Listeners:
         self._shared = shared
         self._open: list[Listener] = []
         self._descriptors = Descriptors(plane.metrics)
+        self._watch = Watch(plane.metrics)
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
+        gate = self._gate()
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(self.stop, config.drain_timeout)
-            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared)
+            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
                 check_port("gRPC", config.host, self.grpc_port)  # grpcio logs the failure to stderr, without its cause
             grpc = create_listener(
-                config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, shared=shared
+                config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared
             )
             self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
             self._descriptors.start()
+            self._watch.start()
             on_error.pop_all()
 
     async def set_serving(self, serving: bool) -> None:
@@ -77,8 +82,18 @@ class Listeners:
 
     async def stop(self, drain: float) -> None:
         self._descriptors.stop()
+        self._watch.stop()
         await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
+
+    def _gate(self) -> Gate | None:
+        """Return the rules of access, which follow their file; None if all requests are served."""
+        if self._config.auth is None:
+            return None
+        gate = Gate(self._config.auth, self._plane.metrics)
+        self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
+        self._watch.each(gate.expire)
+        return gate
 
     async def _opened(self, protocol: str, listener: Listener, port: int) -> int:
         host = self._config.host

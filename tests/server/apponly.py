@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ingot.runtime import Repository
+from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
@@ -22,7 +24,7 @@ class AppConnection(Connection):
     def __init__(self, shared: Shared, connections: Connections):
         super().__init__(shared, connections)
         self._known = BoundedCache(1)  # remains empty, so that no head is looked up
-        self._parser = Parser(BoundedCache(1), 0)
+        self._parser = Parser(BoundedCache(1), 0, shared.admit)
 
     def _begin(self, head: RequestHead) -> None:
         super()._begin(head._replace(infer=None, probe=None))
@@ -34,7 +36,7 @@ class AppListener(HttpListener):
 
 
 @contextlib.contextmanager
-def serve_app(sources: Sequence[str], max_body_bytes: int) -> Iterator[str]:
+def serve_app(sources: Sequence[str], max_body_bytes: int, auth: Path | None = None) -> Iterator[str]:
     """Serve models from a thread; yields the address."""
     repository = Repository()
     for source in sources:
@@ -45,7 +47,8 @@ def serve_app(sources: Sequence[str], max_body_bytes: int) -> Iterator[str]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30)
+        gate = None if auth is None else Gate(auth, repository.metrics)
+        server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30, None, gate)
         urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")
         loops.append(asyncio.get_running_loop())
         started.set()

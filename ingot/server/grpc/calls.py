@@ -8,10 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.server.access.gate import Gate, Refusal
 from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.codec import STATUS
+from ingot.server.grpc.head import Head
+from ingot.server.grpc.health import scope_of
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.replies import Replies, StreamCleanup
 from ingot.server.grpc.wire import Codec
@@ -37,6 +40,7 @@ class Calls:
         budget: the bytes that messages of more than one frame may use until their calls end.
         open_calls: the bytes that open calls may use, not counting their messages.
         count_fault: called with the reason when a client breaks HTTP/2.
+        gate: the rules of access; None if all calls are served.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Calls:
         budget: Budget,
         open_calls: Budget,
         count_fault: Callable[[ErrorCode], None],
+        gate: Gate | None = None,
     ):
         self._plane = plane
         self._methods = methods
@@ -55,6 +60,7 @@ class Calls:
         self._limit = limit
         self._budget = budget
         self._open_calls = open_calls
+        self._gate = gate
         self._codec = Codec(plane.repository.get)
         self.count_fault = count_fault
         self.cleanup = StreamCleanup()
@@ -78,12 +84,35 @@ class Calls:
             self._turn_away(replies, call, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
         elif head.untimely:  # grpcio's status, and Go's
             self._turn_away(replies, call, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
+        elif self._gate is not None and (refusal := self._admit(self._gate, call.head)) is not None:
+            self._plane.count_error("grpc", refusal.error)
+            self._turn_away(replies, call, STATUS[refusal.error.code], public_text(refusal.error))
         else:
             replies.fresh.append(call)
             if method.streaming is not None:
                 call.messages = Messages(self._limit)
             if call.ended:
                 self.ended(replies, call)
+
+    def _admit(self, gate: Gate, head: Head) -> Refusal | None:
+        """Return why a call is refused, or None; the decision is kept in the head, which later calls share."""
+        scope = "" if head.epoch == gate.epoch else scope_of(head.path)
+        if not scope:
+            return None
+        outcome = gate.check(head.authorization, scope)
+        if isinstance(outcome, Refusal):
+            return outcome
+        head.client, head.epoch = outcome.client, gate.epoch
+        return None
+
+    def recheck(self, replies: Replies, call: Call) -> None:
+        """End an open stream whose client has lost its access."""
+        if self._gate is None or call.closed or call.method is None or call.method.streaming is None:
+            return
+        refusal = self._admit(self._gate, call.head)
+        if refusal is not None:
+            self._refuse(replies, call, refusal.error)
+            call.stop()
 
     def _turn_away(self, replies: Replies, call: Call, status: int, text: str) -> None:
         """Refuse a call because of its headers."""

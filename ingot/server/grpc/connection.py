@@ -114,6 +114,11 @@ class Connection(asyncio.Protocol):
             if call.received < STREAM_WINDOW // 2 and call.stalls(warn):
                 self._calls.stalled(self._replies, call)
 
+    def recheck(self) -> None:
+        """End the streams whose client has lost its access."""
+        for call in list(self.http2.sender.streams.values()):
+            self._calls.recheck(self._replies, call)
+
     def leave(self) -> None:
         """Ask the client to open no more calls."""
         self.http2.control.leave()

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from google.protobuf.message import Message
 
+from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.call import Method, Streaming
@@ -39,6 +40,7 @@ class FastListener:
         max_body_bytes: the largest message accepted; answers are not limited.
         max_bodies_bytes: the memory for all messages that are being received.
         tls: the certificate; ALPN must offer ``h2``.
+        gate: the rules of access; None if all calls are served.
         shared: whether other processes listen on the same port.
     """
 
@@ -48,6 +50,7 @@ class FastListener:
         max_body_bytes: int,
         max_bodies_bytes: int,
         tls: ssl.SSLContext | None = None,
+        gate: Gate | None = None,
         *,
         shared: bool = False,
     ):
@@ -57,8 +60,10 @@ class FastListener:
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
         budgets = Budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
-        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, *budgets, self._count_fault)
+        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, *budgets, self._count_fault, gate)
         connections = self._connections = set[Connection]()
+        if gate is not None:
+            gate.changed.append(self._recheck)
         plane.metrics.grpc_connections.set_function(lambda: len(connections))
         plane.metrics.grpc_streams.set_function(lambda: sum(len(one.http2.sender.streams) for one in list(connections)))
         self._listener: asyncio.Server | None = None
@@ -110,6 +115,10 @@ class FastListener:
         for name in REFLECTION:
             methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info, many=True)
         return methods
+
+    def _recheck(self) -> None:
+        for connection in list(self._connections):
+            connection.recheck()
 
     def _count_fault(self, code: ErrorCode) -> None:
         self._faults.labels(code.name.lower()).inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,9 +15,11 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane, attempt_async
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import Tls, bracketed
@@ -33,12 +35,22 @@ class GrpcioListener:
         plane: the server's behaviour.
         max_body_bytes: the largest message accepted; answers are not limited.
         tls: the certificate, or None.
+        gate: the rules of access; None if all calls are served.
         shared: whether other processes listen on the same port.
     """
 
-    def __init__(self, plane: DataPlane, max_body_bytes: int, tls: Tls | None = None, *, shared: bool = False):
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        tls: Tls | None = None,
+        gate: Gate | None = None,
+        *,
+        shared: bool = False,
+    ):
         self._credentials = grpc.ssl_server_credentials([(tls.key, tls.cert)]) if tls is not None else None
-        self._server, self._health = _create_server(plane, max_body_bytes, shared=shared)
+        interceptors = () if gate is None else (AccessInterceptor(plane, gate),)
+        self._server, self._health = _create_server(plane, max_body_bytes, interceptors, shared=shared)
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port; 0 chooses a free one.
@@ -69,15 +81,19 @@ class GrpcioListener:
         await self._server.stop(drain)
 
 
-def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tuple[grpc.aio.Server, HealthServicer]:
+def _create_server(
+    plane: DataPlane, max_body_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor], *, shared: bool
+) -> tuple[grpc.aio.Server, HealthServicer]:
     """Return a server without a port, and its health service, which starts as not serving.
 
     Args:
         plane: the server's behaviour.
         max_body_bytes: the largest message accepted; answers are not limited.
+        interceptors: called for every call.
         shared: whether other processes listen on the same port.
     """
     server = grpc.aio.server(
+        interceptors=interceptors,
         options=(
             ("grpc.max_receive_message_length", max_body_bytes),
             ("grpc.max_send_message_length", -1),
@@ -86,7 +102,7 @@ def _create_server(plane: DataPlane, max_body_bytes: int, *, shared: bool) -> tu
             ("grpc.server.max_pending_requests_hard_limit", 200_000),
             # 0: otherwise a second server could start on the same port and receive half of the requests.
             ("grpc.so_reuseport", int(shared)),
-        )
+        ),
     )
     service = Service(plane)
     handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}

@@ -18,10 +18,23 @@ class Head:
     """The headers of a call.
 
     ``fault``: the error of malformed headers, or "". ``refusal``: the HTTP status for a request that is not gRPC,
-    otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout.
+    otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout. ``client`` and ``epoch``:
+    who sends the call by its key, and the gate's epoch when that was decided.
     """
 
-    __slots__ = ("encoding", "fault", "length", "oversized", "path", "refusal", "timeout", "untimely")
+    __slots__ = (
+        "authorization",
+        "client",
+        "encoding",
+        "epoch",
+        "fault",
+        "length",
+        "oversized",
+        "path",
+        "refusal",
+        "timeout",
+        "untimely",
+    )
 
     def __init__(self, headers: list[tuple[bytes, bytes]]):
         fields: dict[bytes, bytes] = {}
@@ -36,6 +49,11 @@ class Head:
         self.timeout = int(found[1]) * _UNITS[found[2]] if found else None
         length = fields.get(b"content-length")
         self.length = int(length) if length is not None else None
+        self.authorization = fields.get(b"authorization")
+        if self.authorization is not None and sum(name == b"authorization" for name, _ in headers) > 1:
+            self.authorization = b""  # which is refused: a proxy may use another of them
+        self.client = ""
+        self.epoch = 0
 
 
 def _refusal(fields: dict[bytes, bytes]) -> int:

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from ingot.errors import NotFound
+from ingot.server.access.gate import INFER
+from ingot.server.grpc.codec import SERVICE as INFERENCE
 from ingot.server.grpc.codec import parse
 
 SERVICE = "grpc.health.v1.Health"
@@ -16,6 +18,14 @@ _STATUS = {
     False: HealthCheckResponse.NOT_SERVING,
     None: HealthCheckResponse.SERVICE_UNKNOWN,
 }
+
+
+_OPEN = (f"/{SERVICE}/".encode(), f"/{INFERENCE}/ServerLive".encode(), f"/{INFERENCE}/ServerReady".encode())
+
+
+def scope_of(path: bytes) -> str:
+    """Return the right that a call needs; empty for health checks of the server, which need none."""
+    return "" if path.startswith(_OPEN) else INFER
 
 
 class Health:

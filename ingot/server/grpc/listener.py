@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.listening import Listener, Tls
 
@@ -12,6 +13,7 @@ def create_listener(
     max_body_bytes: int,
     max_bodies_bytes: int,
     tls: Tls | None = None,
+    gate: Gate | None = None,
     *,
     shared: bool = False,
 ) -> Listener:
@@ -23,13 +25,14 @@ def create_listener(
         max_body_bytes: the largest message that is accepted; answers are not limited.
         max_bodies_bytes: the most bytes that incomplete messages may hold together; only for ``fast``.
         tls: the certificate, or None.
+        gate: the rules of access; None if all calls are served.
         shared: whether other processes listen on the same port.
     """
     if kind == "fast":
         from ingot.server.grpc.fast import FastListener
 
         context = None if tls is None else tls.context(["h2"])
-        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, shared=shared)
+        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, gate, shared=shared)
     from ingot.server.grpc.grpcio_server import GrpcioListener
 
-    return GrpcioListener(plane, max_body_bytes, tls, shared=shared)
+    return GrpcioListener(plane, max_body_bytes, tls, gate, shared=shared)

@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._connections = connections
         self._known = shared.heads
-        self._parser = Parser(shared.heads, shared.service.max_body_bytes)
+        self._parser = Parser(shared.heads, shared.service.max_body_bytes, shared.admit)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
         self._queue: deque[Arriving | AsgiExchange] = deque()  # behind it
         self._arriving: Arriving | AsgiExchange | None = None  # the one whose body is arriving

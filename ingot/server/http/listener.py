@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
+from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
+from ingot.server.http.admission import admit_head
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
@@ -22,6 +25,7 @@ class HttpListener:
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
         tls: the certificate, or None.
+        gate: the rules of access; None if all requests are served.
         shared: whether other processes listen on the same port.
     """
 
@@ -31,12 +35,16 @@ class HttpListener:
         max_body_bytes: int,
         max_bodies_bytes: int,
         tls: Tls | None = None,
+        gate: Gate | None = None,
         *,
         shared: bool = False,
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes)
+        admit = None if gate is None else functools.partial(admit_head, gate)
+        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admit)
+        if gate is not None:
+            gate.changed.append(self._shared.heads.clear)
         self._shared.app = LazyApp(self._shared.service)
         self._connections = Connections()
         self._server: asyncio.Server | None = None

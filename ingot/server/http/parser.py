@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import httptools
 
 from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
 from ingot.server import compression
-from ingot.server.http.codec import HEADER_LENGTH
+from ingot.server.http.codec import HEADER_LENGTH, Headers
 from ingot.server.limits import BoundedCache
 
 MAX_HEAD_BYTES = 64 << 10
@@ -29,6 +29,8 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]*)(:[0-9]*)?")
 _ONCE = ("Content-Encoding", "Content-Type", HEADER_LENGTH)
 
 HeaderList = Sequence[tuple[bytes, bytes]]
+Admit = Callable[["RequestHead"], "RequestHead"]
+"""Returns a head with its client, or with a fault if access is refused."""
 
 
 class InferHead(NamedTuple):
@@ -59,10 +61,11 @@ class InferHead(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The error of a head that is refused, and the status if it is not that of the error."""
+    """The error of a head that is refused, the status if it is not that of the error, and headers of the response."""
 
     error: IngotError
     status: int | None = None
+    headers: Headers = ()
 
 
 class RequestHead(NamedTuple):
@@ -76,8 +79,9 @@ class RequestHead(NamedTuple):
         infer: of an inference request.
         probe: the path of a health check.
         fault: of a head that is refused.
+        client: who sends the request, by its key; empty if the server asks for none.
 
-    A head with none of the last three is for FastAPI.
+    A head with neither ``infer``, ``probe`` nor ``fault`` is for FastAPI.
     """
 
     method: bytes
@@ -90,6 +94,7 @@ class RequestHead(NamedTuple):
     infer: InferHead | None = None
     probe: bytes | None = None
     fault: Fault | None = None
+    client: str = ""
 
     @property
     def plain(self) -> bool:
@@ -126,17 +131,19 @@ class Parser:
     Args:
         known: heads that were parsed before, by their bytes; shared by all connections.
         max_length: the longest body of a head that is remembered.
+        admit: checks the access of each head that is parsed; None admits all.
 
     Attributes:
         between: whether the parser stands between two requests.
         in_head: whether it stands in a head.
     """
 
-    def __init__(self, known: BoundedCache[bytes, RequestHead], max_length: int):
+    def __init__(self, known: BoundedCache[bytes, RequestHead], max_length: int, admit: Admit | None = None):
         self.between = True
         self.in_head = False
         self._known = known
         self._max_length = max_length
+        self._admit = admit
         self._parser = httptools.HttpRequestParser(self)
         # The first of several pipelined requests can be answered even if a later one ends the connection.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -205,6 +212,8 @@ class Parser:
                 head = head._replace(infer=None, probe=None)
             else:
                 head = head._replace(keep_alive=False, fault=_UPGRADING)
+        if self._admit is not None and head.fault is None:
+            head = self._admit(head)
         self._events.append(head)
 
     def on_body(self, body: bytes) -> None:

@@ -1,0 +1,168 @@
+"""Decides what a request may do: from its key, to a client and its rights, or a refusal.
+
+A decision is remembered by the value of the header until the file changes or a key expires, so that a client's next
+requests cost one lookup; connections remember it with their request heads.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.errors import IngotError, PermissionDenied, Unauthenticated
+from ingot.runtime import Metrics
+from ingot.server.access import keys
+from ingot.server.access.auth_file import AuthFile
+from ingot.server.limits import BoundedCache
+
+INFER, METRICS = "infer", "metrics"
+# Longer values are refused unread: a token of an identity provider has 1 to 3 KiB.
+MAX_HEADER_BYTES = 8 << 10
+_MAX_GRANTS = 1024
+_REMEDY = "send 'authorization: Bearer KEY'"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a client may do.
+
+    Attributes:
+        client: names the client for fairness and the log: ``key:3f9a...``.
+        scopes: its rights.
+        expires: the time in seconds since 1970 after which it has none.
+    """
+
+    client: str
+    scopes: frozenset[str]
+    expires: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused.
+
+    Attributes:
+        error: for the client: Unauthenticated or PermissionDenied.
+        reason: one word, for the metric and the log.
+        challenge: the value of ``WWW-Authenticate``.
+        client: as that of a grant; empty if it is unknown.
+    """
+
+    error: IngotError
+    reason: str
+    challenge: str = 'Bearer realm="ingot", error="invalid_token"'
+    client: str = ""
+
+
+class Gate:
+    """The access rules of a server's listeners.
+
+    Args:
+        path: the file of ``--auth``.
+        metrics: where refusals are counted.
+
+    Attributes:
+        epoch: grows whenever an earlier decision may be wrong.
+        changed: called then, by :meth:`forget`.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: the file is invalid.
+    """
+
+    def __init__(self, path: Path, metrics: Metrics):
+        self._path = path
+        self._file = AuthFile.load(path)
+        self._refused = metrics.auth_refused
+        self._grants: BoundedCache[bytes, Grant] = BoundedCache(_MAX_GRANTS)
+        self._soonest = math.inf
+        self.epoch = 1
+        self.changed: list[Callable[[], None]] = []
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the rules come from."""
+        return (self._path, *self._file.files)
+
+    def load(self) -> AuthFile:
+        """Read the file again, in any thread; pass the result to :meth:`replace`."""
+        return AuthFile.load(self._path)
+
+    def replace(self, file: AuthFile) -> None:
+        """Use the rules of another file from now on."""
+        self._file = file
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all decisions."""
+        self._grants.clear()
+        self._soonest = math.inf
+        self.epoch += 1
+        for notify in self.changed:
+            notify()
+
+    def expire(self) -> None:
+        """Forget all decisions if one has expired; called once a second."""
+        if time.time() >= self._soonest:
+            self.forget()
+
+    def check(self, authorization: bytes | None, scope: str) -> Grant | Refusal:
+        """Decide on a request.
+
+        Args:
+            authorization: the value of its header; None if it has none.
+            scope: the right that it needs.
+        """
+        outcome = self._identify(authorization)
+        if isinstance(outcome, Grant) and scope not in outcome.scopes:
+            outcome = _lacks(outcome, scope)
+        if isinstance(outcome, Refusal):
+            self._refused.labels(outcome.reason).inc()
+        return outcome
+
+    def _identify(self, authorization: bytes | None) -> Grant | Refusal:
+        if authorization is None:
+            return _missing()
+        # The hash of the lookup is keyed at random for each process, so its time reveals nothing about other keys.
+        grant = self._grants.get(authorization)
+        if grant is not None and time.time() < grant.expires:
+            return grant
+        outcome = self._read(authorization)
+        if isinstance(outcome, Grant):
+            self._grants.keep(authorization, outcome)
+            self._soonest = min(self._soonest, outcome.expires)
+        return outcome
+
+    def _read(self, authorization: bytes) -> Grant | Refusal:
+        kind, _, value = authorization[:MAX_HEADER_BYTES].partition(b" ")
+        if kind.lower() != b"bearer" or len(authorization) > MAX_HEADER_BYTES or not value.isascii():
+            text = f"the header 'authorization' is not a bearer token of at most {MAX_HEADER_BYTES} bytes; {_REMEDY}"
+            return Refusal(Unauthenticated(text), "malformed")
+        return self._key(value.strip().decode("ascii"))
+
+    def _key(self, token: str) -> Grant | Refusal:
+        identifier = keys.id_of(token)
+        key = None if identifier is None else self._file.keys.get(identifier)
+        if not keys.matches(token, key) or key is None:
+            return Refusal(Unauthenticated("the key is not known to this server"), "unknown")
+        client = f"key:{key.id}"
+        state = key.state(datetime.datetime.now(datetime.UTC))
+        if state != "active":  # the holder of the whole key may know
+            return Refusal(Unauthenticated(f"the key {key.id} is {state}; use another"), state, client=client)
+        return Grant(client, key.scopes, math.inf if key.expires is None else key.expires.timestamp())
+
+
+def _missing() -> Refusal:
+    text = f"this server needs a key: {_REMEDY} (ingot keys create makes one)"
+    return Refusal(Unauthenticated(text), "missing", 'Bearer realm="ingot"')
+
+
+def _lacks(grant: Grant, scope: str) -> Refusal:
+    has = ", ".join(sorted(grant.scopes))
+    text = f"{grant.client} lacks the scope '{scope}'; it has: {has}"
+    challenge = f'Bearer realm="ingot", error="insufficient_scope", scope="{scope}"'
+    return Refusal(PermissionDenied(text), "scope", challenge, grant.client)

@@ -1,0 +1,85 @@
+"""The access of calls to the grpcio server."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ingot.errors import public_text
+from ingot.server.access.gate import Gate, Refusal
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc.codec import STATUS
+from ingot.server.grpc.health import scope_of
+
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    """The access of one call."""
+
+    plane: DataPlane
+    gate: Gate
+    authorization: bytes | None
+    scope: str
+
+    async def __call__(self, context: Context) -> None:
+        """Abort the call if it is refused, which raises."""
+        outcome = self.gate.check(self.authorization, self.scope)
+        if isinstance(outcome, Refusal):
+            self.plane.count_error("grpc", outcome.error)
+            await context.abort(_STATUS[STATUS[outcome.error.code]], public_text(outcome.error))
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without access; streams are checked again before each answer, as rights may have been lost.
+
+    Args:
+        plane: counts the refusals.
+        gate: the rules of access.
+    """
+
+    def __init__(self, plane: DataPlane, gate: Gate):
+        self._plane = plane
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        scope = scope_of(handler_call_details.method.encode())
+        if handler is None or not scope:
+            return handler
+        values = [value for name, value in handler_call_details.invocation_metadata if name == "authorization"]
+        value = values[0] if len(values) == 1 else ""  # of several, a proxy may use another; an empty one is refused
+        raw = value if isinstance(value, bytes) else value.encode("latin-1", errors="replace")
+        check = _Check(self._plane, self._gate, raw if values else None, scope)
+        if handler.unary_unary is not None:
+            return handler._replace(unary_unary=_unary(handler.unary_unary, check))
+        return handler._replace(stream_stream=_stream(handler.stream_stream, check))
+
+
+def _unary(inner: Callable[..., Awaitable[Any]], check: _Check) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        await check(context)
+        return await inner(request, context)
+
+    return call
+
+
+def _stream(inner: Callable[..., AsyncIterator[Any]], check: _Check) -> Callable[..., AsyncIterator[Any]]:
+    async def call(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        await check(context)
+        async for answer in inner(requests, context):
+            await check(context)
+            yield answer
+
+    return call

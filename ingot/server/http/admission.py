@@ -1,0 +1,39 @@
+"""The access of HTTP requests, decided by their heads before a body is read."""
+
+from __future__ import annotations
+
+import urllib.parse
+
+import httptools
+
+from ingot.errors import InvalidArgument
+from ingot.server.access.gate import INFER, METRICS, Gate, Refusal
+from ingot.server.http.parser import LIVE, READY, Fault, RequestHead
+
+_OPEN = (LIVE.decode(), READY.decode())
+_TWICE = Fault(InvalidArgument("the request has several headers 'Authorization'; send one"))
+
+
+def admit_head(gate: Gate, head: RequestHead) -> RequestHead:
+    """Return a head with its client, or with a fault if it is refused."""
+    scope = "" if head.probe is not None else INFER if head.infer is not None else _scope(head.url)
+    if not scope:
+        return head
+    values = [value for name, value in head.headers if name == b"authorization"]
+    if len(values) > 1:  # a proxy may use another one than this server
+        return _refused(head, _TWICE)
+    outcome = gate.check(values[0] if values else None, scope)
+    if isinstance(outcome, Refusal):
+        return _refused(head, Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),)))
+    return head._replace(client=outcome.client)
+
+
+def _refused(head: RequestHead, fault: Fault) -> RequestHead:
+    return head._replace(infer=None, probe=None, fault=fault)
+
+
+def _scope(url: bytes) -> str:
+    """Return the right that a request for FastAPI needs, by the path that it is routed by; empty if none is needed."""
+    path = urllib.parse.unquote(httptools.parse_url(url).path.decode("ascii"))
+    path = path.removesuffix("\n")  # which the routes' patterns ignore
+    return METRICS if path == "/metrics" else "" if path in _OPEN else INFER
