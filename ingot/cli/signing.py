@@ -1,4 +1,4 @@
-"""``ingot keygen``, ``sign`` and ``verify``: signatures of archives."""
+"""``ingot keygen``, ``sign`` and ``verify``: signatures of archives, and of files and folders for other tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_out
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.output import note, print_json, progress, say, size
-from ingot.errors import AlreadyExists, InvalidArgument, Untrusted, write_error
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, Untrusted, write_error
 
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from ingot.model_store.trust.keys import PrivateKey
     from ingot.model_store.trust.policy import Policy, Verdict
 
-Model = Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="An archive file, or a reference such as digits:1; with bundles, also another file or a folder."
+    ),
+]
 
 
 def keygen(
@@ -54,11 +59,29 @@ def keygen(
 def sign(
     model: Model,
     key: Annotated[Path, typer.Option(help="The private key, from ingot keygen.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="ingot: attached to the archive. oms: a bundle file, of OpenSSF Model Signing."),
+    ] = "ingot",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The bundle to write.", show_default="MODEL.sig, with oms")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Drop all other signatures of the archive.")] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Sign an archive: the signature binds its digest to the model's name."""
+    from ingot.model_store.trust.rules import FORMATS
+
+    if form not in FORMATS:
+        raise InvalidArgument(f"--format is '{form}'; there are: {', '.join(FORMATS)}")
+    if form == "oms":
+        if replace:
+            raise InvalidArgument("--replace drops attached signatures, and --format oms attaches none; leave one out")
+        _sign_files(model, key, out, as_json)
+        return
+    if out is not None:
+        raise InvalidArgument("--out names the bundle of --format oms; other signatures are attached to the archive")
     from ingot.model_store import Store
     from ingot.model_store.places import locate
     from ingot.model_store.trust import signing
@@ -93,6 +116,10 @@ def verify(
     key: Annotated[
         list[Path] | None, typer.Option(help="An accepted public key, instead of a policy; repeatable.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="The bundle of OpenSSF Model Signing of a file or folder.", show_default="MODEL.sig"),
+    ] = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -101,13 +128,18 @@ def verify(
     from ingot.model_store.places import locate
     from ingot.model_store.trust import signing
 
+    if _is_plain(model, bundle):
+        _verify_files(model, trust, key, bundle, as_json)
+        return
     policy = _policy(trust, key)
     located = locate(model, Store(store)).whole()
     archive, found = located.find()
+    if bundle is not None and archive.file is None:
+        raise InvalidArgument(f"--bundle is for files, and '{model}' is not one; ingot save writes it as one")
     subject = {"name": found.name, "digest": archive.digest}
     claims = [asdict(claim) for claim in signing.describe(archive)]
     try:
-        verdict = policy.check(archive, found, file="" if located.place else located.name)
+        verdict = policy.check(archive, found, file="" if located.place else located.name, bundle=bundle)
     except Untrusted as error:
         if as_json:
             print_json({**subject, "result": "refused", "reason": str(error), "signatures": claims})
@@ -130,13 +162,73 @@ def _title(located: Located, found: Reference) -> str:
 
 def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
     if verdict.signed_by:
-        say(f"signed by {verdict.signed_by}, {verdict.created}")
+        when = f", {verdict.created}" if verdict.created else ""
+        say(f"signed by {verdict.signed_by}{when}{'' if verdict.format == 'ingot' else f' (format {verdict.format})'}")
     else:
         say(f"{verdict.result}, which the policy allows")
     if verdict.rule:
         say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
     if local:
         say(f"{size(archive.size)} checked; all digests match")
+
+
+def _sign_files(model: str, key: Path, out: Path | None, as_json: bool) -> None:
+    """Write a bundle of OpenSSF Model Signing over a file or a folder."""
+    from ingot.model_store.blobs.files import atomic_file
+    from ingot.model_store.trust import oms
+
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise NotFound(
+            f"there is no file or folder {model}, and --format oms signs those; ingot save writes an archive as a file"
+        )
+    target = out or oms.beside(path)
+    check_out(target)
+    check_apart(target, model=path, key=key)
+    if target.exists() and not oms.is_bundle(target):
+        raise AlreadyExists(f"{target} exists and is not a bundle; name another file with --out")
+    private = _private_key(key)
+    with progress("Reading every file"):
+        content = oms.sign(path, private, out=target)
+    try:
+        with atomic_file(target) as stream:
+            stream.write(content)
+    except OSError as error:
+        raise write_error(f"cannot write {target}", error) from error
+    if as_json:
+        print_json({"bundle": str(target), "model": str(path), "keyid": private.public.keyid})
+    else:
+        say(f"{target}  signs {path}, by {private.public.keyid}")
+
+
+def _is_plain(model: str, bundle: Path | None) -> bool:
+    """Return whether a bundle is to be verified over something other than an archive: a folder, or another file."""
+    from ingot.model_store.places import is_file
+
+    path = os.path.expanduser(model)  # noqa: PTH111 - Path.expanduser raises for unknown users
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that are too long
+        return is_file(model) or bundle is not None
+    return bundle is not None and not model.endswith(".ingot") and os.path.isfile(path)  # noqa: PTH113
+
+
+def _verify_files(model: str, trust: Path | None, keys: list[Path] | None, bundle: Path | None, as_json: bool) -> None:
+    """Check a file or folder against its bundle, and report the key that signed it."""
+    from ingot.model_store.trust import oms
+    from ingot.model_store.trust.keys import PublicKey, read_file
+
+    if trust is not None or not keys:
+        raise InvalidArgument(
+            f"{model} is not an archive, and policies are for archives; give the key (--key team.pub)"
+        )
+    path = Path(model).expanduser()
+    bundle = bundle or oms.beside(path)
+    accepted = [PublicKey.parse(read_file(item.expanduser()), str(item)) for item in keys]
+    with progress("Reading every file"):
+        keyid = oms.verify(path, bundle, {key.keyid: key for key in accepted})
+    if as_json:
+        print_json({"model": str(path), "bundle": str(bundle), "result": "valid", "signed_by": keyid, "format": "oms"})
+    else:
+        say(f"{path}\nsigned by {keyid} (format oms)\nall files match {bundle}")
 
 
 def _policy(trust: Path | None, keys: list[Path] | None) -> Policy:

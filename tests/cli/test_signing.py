@@ -221,3 +221,59 @@ def test_a_file_is_loaded_only_if_it_is_trusted(run_ingot: RunIngot, keyid: str,
     succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key"))
     succeeded(run_ingot("load", "tiny.ingot", "tiny:1", "--trust", policy))
     succeeded(run_ingot("verify", "tiny:1", "--trust", policy))
+
+
+class TestBundles:
+    """``--format oms``: bundles of OpenSSF Model Signing."""
+
+    def test_an_archive_file(self, run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
+        FIRST.save(tmp_path / "tiny.ingot")
+        line = succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key", "--format", "oms"))
+        assert line == f"tiny.ingot.sig  signs tiny.ingot, by {keyid}\n"
+        shown = succeeded(run_ingot("verify", "tiny.ingot", "--key", "ingot.pub"))
+        assert f"signed by {keyid} (format oms)\n" in shown
+        (tmp_path / "tiny.ingot.sig").rename(tmp_path / "apart.sig")
+        told = run_ingot("verify", "tiny.ingot", "--key", "ingot.pub", "--bundle", "apart.sig", "--json")
+        assert json.loads(succeeded(told))["format"] == "oms"
+        SECOND.save(tmp_path / "tiny.ingot")
+        assert "'tiny.ingot' was changed" in refused(
+            run_ingot("verify", "tiny.ingot", "--key", "ingot.pub", "--bundle", "apart.sig")
+        )
+
+    def test_a_folder(self, run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model/weights").write_text("1")
+        told = succeeded(run_ingot("sign", "model", "--key", "ingot.key", "--format", "oms", "--json"))
+        assert json.loads(told) == {"bundle": "model.sig", "model": "model", "keyid": keyid}
+        assert f"signed by {keyid}" in succeeded(run_ingot("verify", "./model", "--key", "ingot.pub"))
+        (tmp_path / "model/weights").write_text("2")
+        assert "'weights' was changed" in refused(run_ingot("verify", "./model", "--key", "ingot.pub"))
+        assert "policies are for archives; give the key" in refused(run_ingot("verify", "./model"))
+
+    def test_a_policy_decides(self, run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
+        FIRST.save(tmp_path / "tiny.ingot")
+        succeeded(run_ingot("sign", "tiny.ingot", "--key", "ingot.key", "--format", "oms"))
+        rule = '[[rule]]\nnames = "tiny"\nkeys = ["ingot.pub"]\n'
+        (tmp_path / "trust.toml").write_text(rule)
+        assert "it is unsigned" in refused(run_ingot("load", "tiny.ingot", "--trust", "trust.toml"))
+        (tmp_path / "trust.toml").write_text(rule + 'formats = ["oms"]\n')
+        succeeded(run_ingot("load", "tiny.ingot", "--trust", "trust.toml"))
+        assert "it is unsigned" in refused(run_ingot("verify", "tiny", "--trust", "trust.toml"))
+
+    def test_nothing_else_is_overwritten(self, run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
+        FIRST.save(tmp_path / "tiny.ingot")
+        sign = ["sign", "tiny.ingot", "--key", "ingot.key", "--format", "oms", "--out"]
+        assert "is also the file of the model" in refused(run_ingot(*sign, "tiny.ingot"))
+        assert "is also the file of the key" in refused(run_ingot(*sign, "ingot.key"))
+        assert "exists and is not a bundle" in refused(run_ingot(*sign, "ingot.pub"))
+        succeeded(run_ingot(*sign, "a.sig"))
+        succeeded(run_ingot(*sign, "a.sig"))
+
+    def test_wrong_options_are_refused(self, run_ingot: RunIngot, store: Store, keyid: str) -> None:
+        sign = ["sign", "team/tiny:1", "--key", "ingot.key"]
+        assert "--format is 'gpg'; there are: ingot, oms" in refused(run_ingot(*sign, "--format", "gpg"))
+        assert "there is no file or folder team/tiny:1" in refused(run_ingot(*sign, "--format", "oms"))
+        assert "leave one out" in refused(run_ingot(*sign, "--format", "oms", "--replace"))
+        assert "--out names the bundle" in refused(run_ingot(*sign, "--out", "x.sig"))
+        verify = run_ingot("verify", "team/tiny:1", "--key", "ingot.pub", "--bundle", "x.sig")
+        assert "--bundle is for files" in refused(verify)

@@ -103,6 +103,11 @@ class Archive:
         return self.descriptor.digest
 
     @property
+    def file(self) -> Path | None:
+        """The archive file on disk that it was opened from; None if it is elsewhere."""
+        return self.blobs.path if isinstance(self.blobs, TarBlobs) else None
+
+    @property
     def signature(self) -> Signature:
         return self.variants[0].signature
 

@@ -131,6 +131,11 @@ class TarBlobs:
         """Whether reading it needs no network."""
         return isinstance(self._source, LocalFile)
 
+    @property
+    def path(self) -> Path | None:
+        """The file on disk; None for an object in a bucket."""
+        return self._source.path if isinstance(self._source, LocalFile) else None
+
     def open_member(self, name: str, skip: int = 0) -> BinaryIO:
         start, size = self._spans[name]
         return span(self._source, start + skip, size - skip)

@@ -1,4 +1,4 @@
-"""Keys that sign archives: ECDSA on the curve P-256, in PEM files.
+"""Keys that sign archives: ECDSA on the curves P-256, P-384 and P-521, in PEM files.
 
 ``cryptography`` is imported on first use, so that only signing and verifying pay for it.
 """
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from ingot.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 MAX_KEY_BYTES = 64 << 10
+_CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
+_KIND = "ECDSA on P-256, P-384 or P-521"
 _REMEDY = "create one with ingot keygen"
 _KINDS = {
     "CERTIFICATE": "a certificate",
@@ -39,6 +41,7 @@ class PublicKey:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         self._key = key
+        self.curve = _CURVES[key.curve.name]
         spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         self.keyid = hashlib.sha256(spki).hexdigest()
         self.pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -57,16 +60,14 @@ class PublicKey:
             key = load_pem_public_key(pem)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise InvalidArgument(f"{where} is {_kind(pem)}, not a public key in PEM such as ingot.pub") from error
-        return cls(_on_p256(key, where))
+        return cls(_accepted(key, where))
 
     def verify(self, signature: bytes, message: bytes) -> bool:
         """Return whether the owner of the private key signed this message."""
         from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
 
         try:
-            self._key.verify(signature, message, ECDSA(SHA256()))
+            self._key.verify(signature, message, _scheme(self.curve))
         except InvalidSignature:
             return False
         return True
@@ -117,8 +118,8 @@ class PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise InvalidArgument(f"{where} is a private key of another kind than ECDSA on P-256; {_REMEDY}")
-        _on_p256(key.public_key(), where)
+            raise InvalidArgument(f"{where} is a private key of another kind than {_KIND}; {_REMEDY}")
+        _accepted(key.public_key(), where)
         return cls(key)
 
     def pem(self, password: str = "") -> bytes:
@@ -133,17 +134,15 @@ class PrivateKey:
     def sign(self, message: bytes) -> bytes:
         """Return a signature in DER, deterministic if the library supports that."""
         from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
 
         try:
-            return self._key.sign(message, ECDSA(SHA256(), deterministic_signing=True))
+            return self._key.sign(message, _scheme(self.public.curve, deterministic=True))
         except UnsupportedAlgorithm:  # OpenSSL older than 3.2
-            return self._key.sign(message, ECDSA(SHA256()))
+            return self._key.sign(message, _scheme(self.public.curve))
 
 
 def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) -> bytes:
-    """Return the content of a small file: a key or a policy.
+    """Return the content of a small file: a key, a policy or a bundle of signatures.
 
     Args:
         path: the file.
@@ -172,16 +171,29 @@ def read_file(path: Path, *, trusted: bool = False, limit: int = MAX_KEY_BYTES) 
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(content) > limit:
-        raise InvalidArgument(f"{path} has over {limit >> 10} KiB, too much for a key or policy")
+        raise InvalidArgument(f"{path} has over {limit >> 10} KiB, the limit for such a file")
     return content
 
 
-def _on_p256(key: object, where: str) -> EllipticCurvePublicKey:
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+def _accepted(key: object, where: str) -> EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-    if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+    if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
         return key
-    raise InvalidArgument(f"{where} is a key of another kind than ECDSA on P-256; {_REMEDY}")
+    raise InvalidArgument(f"{where} is a key of another kind than {_KIND}; {_REMEDY}")
+
+
+def _scheme(curve: str, *, deterministic: bool = False) -> ECDSA:
+    """Return the signature scheme of a curve, with the hash of the same strength."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
+    strengths: dict[str, hashes.HashAlgorithm] = {
+        "P-256": hashes.SHA256(),
+        "P-384": hashes.SHA384(),
+        "P-521": hashes.SHA512(),
+    }
+    return ECDSA(strengths[curve], deterministic_signing=deterministic)
 
 
 def _kind(pem: bytes) -> str:

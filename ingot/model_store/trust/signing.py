@@ -102,14 +102,15 @@ class Claim:
 class Finding:
     """The result of checking an archive's signatures.
 
-    ``signed_by`` and ``created`` are key id and time of the valid one. ``faults`` are the problems of the others, in
-    the order of attachment.
+    ``signed_by`` and ``created`` are key id and time of the valid one, ``format`` is its format. ``faults`` are the
+    problems of the others, in the order of attachment.
     """
 
     result: Result
     signed_by: str | None = None
     created: str | None = None
     faults: tuple[str, ...] = ()
+    format: str = "ingot"
 
 
 def subject_name(name: str) -> str:
@@ -137,8 +138,8 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
         "predicate": {"created": now(), "tool": f"ingot-{__version__}"},
     }
     payload = json.dumps(statement, separators=(",", ":")).encode()
-    signature = {"keyid": key.public.keyid, "sig": _encode(key.sign(encoding(payload)))}
-    envelope = {"payload": _encode(payload), "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
+    signature = {"keyid": key.public.keyid, "sig": encode(key.sign(encoding(payload)))}
+    envelope = {"payload": encode(payload), "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
     return json.dumps(envelope, separators=(",", ":")).encode()
 
 
@@ -197,15 +198,15 @@ def _contents(archive: Archive) -> Iterator[bytes | InvalidArchive]:
 def _open(content: bytes | InvalidArchive) -> tuple[_Envelope, bytes]:
     if isinstance(content, InvalidArchive):
         raise content
-    envelope = _parse(_Envelope, content, "a signature")
-    return envelope, _decode(envelope.payload, "payload")
+    envelope = parse(_Envelope, content, "a signature")
+    return envelope, decode(envelope.payload, "payload")
 
 
 def _verified(envelope: _Envelope, payload: bytes, key: PublicKey) -> _Statement:
     """Return the statement of an envelope after verifying its signature."""
-    if not key.verify(_decode(envelope.signatures[0].sig, "sig"), encoding(payload)):
+    if not key.verify(decode(envelope.signatures[0].sig, "sig"), encoding(payload)):
         raise InvalidArchive(f"the signature of {key.keyid[:16]}... does not match its payload, which was changed")
-    return _parse(_Statement, payload, f"the statement of {key.keyid[:16]}...")
+    return parse(_Statement, payload, f"the statement of {key.keyid[:16]}...")
 
 
 def _check_subject(subject: _Subject, archive: Archive, name: str) -> None:
@@ -218,24 +219,24 @@ def _check_subject(subject: _Subject, archive: Archive, name: str) -> None:
 def _claim(content: bytes | InvalidArchive) -> Claim:
     try:
         envelope, payload = _open(content)
-        statement = _parse(_Statement, payload, "its statement")
+        statement = parse(_Statement, payload, "its statement")
     except InvalidArchive as error:
         return Claim(fault=str(error))
     return Claim(envelope.signatures[0].keyid, statement.subject[0].name, statement.predicate.created)
 
 
-def _parse(kind: type[_Kind], raw: bytes, what: str) -> _Kind:
-    """Parse a JSON document strictly: no duplicate names, no unknown fields, no type conversion.
+def parse(kind: type[_Kind], raw: bytes, what: str, form: str = "Ingot's format") -> _Kind:
+    """Parse a JSON document strictly: no duplicate names, no unknown fields unless ``kind`` allows them, no conversion.
 
     Raises:
-        InvalidArchive: it is not of that kind.
+        InvalidArchive: it is not of that kind; the message calls it ``what``, and its format ``form``.
     """
     try:
         return kind.model_validate(json.loads(raw.decode(), object_pairs_hook=_unique))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in fault["loc"])[:80]
-        raise InvalidArchive(f"{what} is not in Ingot's format: {path!r}: {fault['msg']}") from error
+        raise InvalidArchive(f"{what} is not in {form}: {path!r}: {fault['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArchive(f"{what} is not valid JSON: {error}") from error
 
@@ -249,16 +250,17 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _encode(content: bytes) -> str:
+def encode(content: bytes) -> str:
+    """Return base64."""
     return base64.b64encode(content).decode()
 
 
-def _decode(text: str, what: str) -> bytes:
+def decode(text: str, what: str) -> bytes:
     """Decode canonical base64, so that equal signatures are equal bytes."""
     try:
         content = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
         raise InvalidArchive(f"a signature's '{what}' is not base64: {error}") from error
-    if _encode(content) != text:
+    if encode(content) != text:
         raise InvalidArchive(f"a signature's '{what}' is not canonical base64")
     return content

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from ingot.errors import InvalidArgument, NotFound
@@ -31,7 +31,7 @@ def public_pem(key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed255
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-P384 = ec.generate_private_key(ec.SECP384R1())
+K1 = ec.generate_private_key(ec.SECP256K1())
 RSA = rsa.generate_private_key(65537, 2048)
 ED25519 = ed25519.Ed25519PrivateKey.generate()
 
@@ -62,18 +62,28 @@ class TestPrivateKey:
         [
             (KEY.public.pem, "is a public key, not a private key in PEM"),
             (CERTIFICATE, "is a certificate, not a private key in PEM"),
-            (private_pem(RSA), "another kind than ECDSA on P-256"),
-            (private_pem(P384), "another kind than ECDSA on P-256"),
-            (private_pem(ED25519), "another kind than ECDSA on P-256"),
+            (private_pem(RSA), "another kind than ECDSA on P-256, P-384 or P-521"),
+            (private_pem(K1), "another kind than ECDSA on P-256, P-384 or P-521"),
+            (private_pem(ED25519), "another kind than ECDSA on P-256, P-384 or P-521"),
             (b"", "is not a PEM file"),
             (b"\x00\xff\x1b[31m", "is not a PEM file"),
             (KEY.pem()[:100], "is a private key, not a private key in PEM"),
         ],
-        ids=["public", "certificate", "rsa", "p384", "ed25519", "empty", "binary", "truncated"],
+        ids=["public", "certificate", "rsa", "k1", "ed25519", "empty", "binary", "truncated"],
     )
     def test_a_file_of_another_kind_is_refused(self, pem: bytes, message: str) -> None:
         with pytest.raises(InvalidArgument, match=f"^here .*{message}"):
             PrivateKey.parse(pem, "here", none)
+
+    @pytest.mark.parametrize("curve", [ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: str(curve.name))
+    def test_larger_curves_sign_with_the_hash_of_their_strength(self, curve: ec.EllipticCurve) -> None:
+        made = ec.generate_private_key(curve)
+        key = PrivateKey.parse(private_pem(made), "k", none)
+        signature = key.sign(b"message")
+        hash_of = {"secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}[curve.name]
+        made.public_key().verify(signature, b"message", ec.ECDSA(hash_of))
+        assert PublicKey.parse(key.public.pem, "k").verify(signature, b"message")
+        assert not key.public.verify(signature, b"another")
 
     def test_signatures_are_deterministic(self) -> None:
         assert KEY.sign(b"message") == KEY.sign(b"message")
@@ -110,12 +120,12 @@ class TestPublicKey:
             (KEY.pem(), "is a private key, not a public key in PEM"),
             (KEY.pem("secret"), "is a private key, not a public key in PEM"),
             (CERTIFICATE, "is a certificate, not a public key in PEM"),
-            (public_pem(RSA.public_key()), "another kind than ECDSA on P-256"),
-            (public_pem(P384.public_key()), "another kind than ECDSA on P-256"),
-            (public_pem(ED25519.public_key()), "another kind than ECDSA on P-256"),
+            (public_pem(RSA.public_key()), "another kind than ECDSA on P-256, P-384 or P-521"),
+            (public_pem(K1.public_key()), "another kind than ECDSA on P-256, P-384 or P-521"),
+            (public_pem(ED25519.public_key()), "another kind than ECDSA on P-256, P-384 or P-521"),
             (b"ssh-ed25519 AAAA", "is not a PEM file"),
         ],
-        ids=["private", "encrypted", "certificate", "rsa", "p384", "ed25519", "ssh"],
+        ids=["private", "encrypted", "certificate", "rsa", "k1", "ed25519", "ssh"],
     )
     def test_a_file_of_another_kind_is_refused(self, pem: bytes, message: str) -> None:
         with pytest.raises(InvalidArgument, match=f"^here .*{message}"):

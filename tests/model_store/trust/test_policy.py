@@ -56,7 +56,8 @@ class TestCheck:
         message = refusal(load(TEAM), "team/tiny:1", PLAIN)
         assert message == (
             f"'team/tiny:1@{PLAIN.digest}' is not trusted by trust.toml, rule 1 (names = 'team/*'): it is unsigned. "
-            f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub). The holder of one of them can sign it: ingot sign"
+            f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub); formats: ingot. "
+            "The holder of one of the keys can sign it: ingot sign"
         )
 
     def test_a_key_that_is_not_in_the_rule_is_refused(self, load: LoadPolicy) -> None:
