@@ -63,15 +63,15 @@ class ModelState:
 def dump_statistics(statistics: Statistics) -> bytes:
     """Return statistics as bytes for :func:`load_statistics`."""
     content = asdict(statistics)
-    return orjson.dumps({**content, "by_rows": list(content["by_rows"].items())}, option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps({**content, "by_samples": list(content["by_samples"].items())}, option=orjson.OPT_NON_STR_KEYS)
 
 
 def load_statistics(raw: bytes) -> Statistics:
     """Return the statistics of :func:`dump_statistics`."""
     content = orjson.loads(raw)
     durations = {name: Duration(**content[name]) for name in ("answered", "failed", "queued")}
-    by_rows = {rows: _stages(stages) for rows, stages in content["by_rows"]}
-    return Statistics(**{**content, **durations, "stages": _stages(content["stages"]), "by_rows": by_rows})
+    by_samples = {samples: _stages(stages) for samples, stages in content["by_samples"]}
+    return Statistics(**{**content, **durations, "stages": _stages(content["stages"]), "by_samples": by_samples})
 
 
 def _stages(content: Mapping[str, Any]) -> Stages:

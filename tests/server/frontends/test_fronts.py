@@ -20,12 +20,21 @@ import pytest
 
 import ingot
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
+from ingot.runtime.dispatch.batching import BatchTimings
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.server.frontends.state import dump_statistics, load_statistics
 from ingot.server.http import codec as http_codec
 from ingot.server.main import RunningServer
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.test_lifecycle import running, two_in_flight
+
+
+def test_statistics_reach_a_front_as_they_are() -> None:
+    counted = Statistics(samples=3, described={"state": "ready"})
+    counted.batch(2, 3, 3, BatchTimings(running=0.5, calls=1))
+    assert load_statistics(dump_statistics(counted)) == counted
 
 
 def fronts_of(pid: int, url: str | None = None) -> list[int]:
