@@ -46,7 +46,7 @@ def serve(
 
         chosen = {name: value for name, value in settings.items() if value is not None}
         config = ServerConfig.of(chosen, options=True)
-        server: Server = create(sources, Store(store), config, _transferring)
+        server: Server = create(sources, Store(store), config, _transferring, ends_process=True)
 
         def started() -> None:
             loaded()

@@ -166,6 +166,17 @@ class Metrics:
             ("code",),
             registry=registry,
         )
+        self.engine_ended = Counter(
+            "ingot_engine_calls_ended",
+            "Engine calls that were ended, by reason: limit (they took too long), abandoned (no client waited)",
+            (*_MODEL, "reason"),
+            registry=registry,
+        )
+        self.event_loop_blocked = Counter(
+            "ingot_event_loop_blocked_seconds",
+            "Seconds in which the server answered nothing, as something blocked its event loop for over a second",
+            registry=registry,
+        )
         self.out_of_files = Counter(
             "ingot_out_of_files_seconds",
             "Seconds in which the process accepted no connections because all its file descriptors were in use",

@@ -20,6 +20,7 @@ from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Pending, Submit
 from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.admission import Admission
@@ -36,12 +37,16 @@ log = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """The lifecycle of a model: states follow each other in this order, and any may end in FAILED."""
+    """The lifecycle of a model: states follow each other in this order, and any may end in FAILED.
+
+    A model is STUCK while an engine call of it does not end; it may become READY again.
+    """
 
     LOADING = "loading"
     TESTING = "testing"
     WARMING = "warming"
     READY = "ready"
+    STUCK = "stuck"
     DRAINING = "draining"
     UNLOADED = "unloaded"
     FAILED = "failed"
@@ -280,6 +285,29 @@ class Model:
             return Statistics(described=described)
         return self._dispatcher.statistics(described)
 
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers that serve it; none before it is ready and after it is closed. May be read from any thread."""
+        return self._dispatcher.workers if self._dispatcher is not None else ()
+
+    def suspend(self, reason: str, worker: Worker, error: IngotError) -> None:
+        """Refuse requests until :meth:`resume`, as an engine call does not end.
+
+        Args:
+            reason: shown to clients.
+            worker: makes the call; its requests fail with ``error``.
+            error: queued requests of the model fail with ``reason``.
+        """
+        if self.state is State.READY:
+            self.state, self.reason, self.submit = State.STUCK, reason, self._refuse
+        if self._dispatcher is not None:
+            self._dispatcher.fail(worker, error, self._unavailable())
+
+    def resume(self) -> None:
+        """Serve again after :meth:`suspend`."""
+        if self.state is State.STUCK and self._dispatcher is not None:
+            self.state, self.reason, self.submit = State.READY, "", self._dispatcher.submit
+
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
         if self.ready:
@@ -303,7 +331,8 @@ class Model:
             self.state = State.UNLOADED
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}")
+        why = f": {self.reason}" if self.state is State.STUCK else ""
+        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}{why}")
 
 
 def _of_any_size(signature: Signature) -> Signature:

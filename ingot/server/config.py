@@ -187,6 +187,16 @@ class ServerConfig:
         most=86400,
         duration=True,
     )
+    engine_timeout: float | None = _field(
+        None,
+        "Longest time for one batch in the engine, after which its requests fail; 0 for no limit",
+        more="See [engine calls that do not end](#engine-calls-that-do-not-end).",
+        group=LIMITS,
+        unset="50 times the expected time, at least 30s",
+        least=0,
+        most=86400,
+        duration=True,
+    )
     ready_delay: float = _field(
         0.0,
         "How long the server keeps serving at shutdown after it reports that it is not ready",

@@ -53,6 +53,11 @@ class DataPlane:
         self._counters: dict[tuple[Servable, str], _Counters] = {}
 
     @property
+    def live(self) -> bool:
+        """Whether the process with the models responds; in that process, asking it is the proof."""
+        return True
+
+    @property
     def ready(self) -> bool:
         """Whether every model is ready and the server accepts new requests."""
         return not self.draining and self.repository.ready

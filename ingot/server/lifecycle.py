@@ -10,6 +10,7 @@ from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.report import units
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
+from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.auth_file import AuthFile
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
@@ -28,19 +29,21 @@ class Server:
     Args:
         repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see them load.
         config: addresses and limits.
+        ends_process: whether the process ends if an engine call blocks it for good.
 
     Raises:
         NotFound: there is no file of --auth.
         InvalidArgument: that file, or the certificate or its key, cannot be used.
     """
 
-    def __init__(self, repository: Repository, config: ServerConfig):
+    def __init__(self, repository: Repository, config: ServerConfig, *, ends_process: bool = False):
         self.repository = repository
         self.config = config
         self._tls = Tls.load(config.tls_cert, config.tls_key)
         if config.auth is not None:
             AuthFile.load(config.auth)  # before models are loaded; the listeners load it again, and watch it
         self._plane = DataPlane(repository)
+        self._watchdog = Watchdog(repository, config.engine_timeout, repository.metrics, ends_process=ends_process)
         self._ports: Ports = (
             FrontProcesses(self._plane, repository, config)
             if config.frontends
@@ -71,6 +74,7 @@ class Server:
             on_error.callback(self._close_recorder)
             await self._ports.start()
             on_error.pop_all()
+        self._watchdog.start()
         async with contextlib.AsyncExitStack() as on_late_error:
             on_late_error.push_async_callback(self._stop)
             for model in self.repository:
@@ -106,6 +110,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.repository.drain(), 1)  # requests that outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)
+        self._watchdog.stop()
         await asyncio.to_thread(self._close_recorder)
 
     def _recorder(self) -> Recorder | None:

@@ -229,6 +229,8 @@ def create(
     store: Store | None,
     config: ServerConfig,
     transferring: Transferring = logged,
+    *,
+    ends_process: bool = False,
 ) -> Server:
     """Return a server, not started, for some sources.
 
@@ -237,6 +239,7 @@ def create(
         store: where references are looked up.
         config: the settings.
         transferring: shows the progress of a pull; by default the log does.
+        ends_process: whether the process ends if an engine call blocks it for good.
 
     Raises:
         InvalidArgument: there are no sources, or one has a wrong type.
@@ -254,7 +257,7 @@ def create(
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)
     for source in known:
         repository.add(source)
-    return Server(repository, config)
+    return Server(repository, config, ends_process=ends_process)
 
 
 def _source(source: object) -> str | Archive:

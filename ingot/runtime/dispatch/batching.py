@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.errors import EngineLost, IngotError, InternalError, Unavailable
+from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, Unavailable
 from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -99,10 +99,12 @@ class Batcher:
 
     Attributes:
         spent: timings of the last batch.
+        ended: the error of an engine call of that batch that was ended; the calls that remained were not made.
     """
 
     def __init__(self, engine: Engine, signature: Signature, padding: PaddingPolicy | None = None):
         self.spent = BatchTimings()
+        self.ended: EngineTimeout | None = None
         self._engine = engine
         self._padding = padding
         self._buffers = Buffers(engine)
@@ -115,9 +117,10 @@ class Batcher:
         """Run entries as one batch and return one outcome each, in order.
 
         If a joined batch fails, its halves run separately, and so on, so that only the faulty request fails. A batch
-        that was running when its engine process ended fails as a whole.
+        that was running when its engine process ended fails as a whole, and so does one whose call was ended.
         """
         self.spent = BatchTimings()
+        self.ended = None
         parts = [entries] if self._padding is None else self._padding.parts(entries)
         if len(parts) == 1:
             return self._run(entries)
@@ -131,6 +134,9 @@ class Batcher:
             return self._call(entries)
         except EngineLost as error:  # each half could end the next process, too
             return [error for _ in entries]
+        except EngineTimeout as error:  # each half could take as long again
+            self.ended = error
+            return [error] * len(entries)
         except IngotError as error:
             if len(entries) == 1:
                 return [error]
@@ -142,7 +148,9 @@ class Batcher:
         return [*self._stay(entries[:middle]), *self._stay(entries[middle:])]
 
     def _stay(self, entries: Sequence[Entry]) -> list[Outcome]:
-        """Run a part of a batch without entries that were cancelled meanwhile."""
+        """Run a part of a batch without entries that were cancelled meanwhile, unless the batch was ended."""
+        if self.ended is not None:
+            return [self.ended] * len(entries)
         staying = [entry for entry in entries if not entry.done]
         outcomes = dict(zip(staying, self._run(staying), strict=True)) if staying else {}
         return [outcomes.get(entry) or Unavailable("the client left") for entry in entries]

@@ -229,6 +229,19 @@ class Dispatcher:
         """Remove an entry from the queue."""
         self._scheduler.discard(entry)
 
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """One worker per engine; may be read from any thread."""
+        return self._instances
+
+    def fail(self, worker: Worker, error: IngotError, queued: IngotError) -> None:
+        """Answer the requests of a worker whose engine call does not end, and those that are queued, with errors."""
+        for entry in worker.running or ():
+            entry.settle(error)
+        for entry in self._scheduler.waiting():
+            entry.settle(queued)
+            self._scheduler.discard(entry)
+
     async def wait_quiet(self) -> None:
         """Wait until nothing is in flight; call it after submissions have stopped."""
         if self.in_flight:
@@ -262,7 +275,7 @@ class Dispatcher:
                 return
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
             instance = self._idle.pop()
-            expected = scheduler.expected(batch)
+            expected = instance.expected = scheduler.expected(batch)
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
                 return  # and pump again afterwards

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
-from ingot.errors import InternalError
+from ingot.errors import EngineTimeout, InternalError
 from ingot.runtime.dispatch.batching import Batcher, BatchTimings
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
@@ -26,9 +26,20 @@ class Worker:
         batcher: runs batches on the engine.
         done: called in the worker thread with (worker, entries, outcomes, seconds, timings) after each batch.
         name: of the thread.
+
+    Attributes:
+        calls: number of batches that have begun.
+        running: the batch that runs; None while idle. Other threads may read it.
+        threaded: whether it runs in the worker's thread; otherwise it blocks the event loop.
+        expected: seconds that the next batch is expected to take, 0 if unknown; set by the caller.
     """
 
     def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
+        self.calls = 0
+        self.running: list[Entry] | None = None
+        self.threaded = False
+        self.expected = 0.0
+        self._ending: tuple[int, EngineTimeout] | None = None
         self._engine = engine
         self._batcher = batcher
         self._done = done
@@ -43,13 +54,27 @@ class Worker:
     def close(self, timeout: float | None = None) -> None:
         """Finish the current batch, stop the thread and free the engine.
 
-        An engine call that exceeds ``timeout`` seconds is abandoned: it cannot be interrupted and ends with the
-        process.
+        An engine call that exceeds ``timeout`` seconds is terminated, and abandoned if that does not end it: it then
+        ends with the process.
         """
         self._work.put(None)
         self._thread.join(timeout)
+        if self._thread.is_alive():
+            self.end(self.calls, EngineTimeout("the engine call was ended, since the server stops"))
+            self._thread.join(timeout)
         if not self._thread.is_alive():
             self._engine.close()
+
+    def end(self, call: int, error: EngineTimeout) -> None:
+        """Terminate a running batch, from any thread; repeat it until the batch has ended.
+
+        Args:
+            call: the value of :attr:`calls` while the batch runs. No other batch is affected.
+            error: the outcome of its requests.
+        """
+        if self.calls == call and self.running is not None:
+            self._ending = call, error
+            self._engine.terminate()
 
     def run(self, entries: list[Entry]) -> tuple[list[Outcome], float, BatchTimings]:
         """Run a batch in the caller's thread; call only while idle.
@@ -58,14 +83,33 @@ class Worker:
             The outcomes, the total seconds, and the timings by stage.
         """
         began = time.perf_counter()
+        self.calls += 1
+        self.running = entries
         try:
             outcomes = self._batcher.run(entries)
+            if self._batcher.ended is not None:
+                outcomes = self._ended(entries, outcomes)
         except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
             log.critical("the engine raised a fatal error in its thread: %r", error)
             outcomes = [InternalError("the engine failed on this input") for _ in entries]
+        self.running = None
         return outcomes, time.perf_counter() - began, self._batcher.spent
+
+    def _ended(self, entries: list[Entry], outcomes: list[Outcome]) -> list[Outcome]:
+        """Return the outcomes of a batch whose engine call was ended."""
+        if self._ending is not None and self._ending[0] == self.calls - 1:
+            # The batch before this one was meant, and ended at the same moment.
+            outcomes = self._batcher.run(entries)
+        if self._ending is None or self._ending[0] != self.calls:
+            return outcomes
+        error, ended = self._ending[1], self._batcher.ended
+        return [error if outcome is ended else outcome for outcome in outcomes]
 
     def _loop(self) -> None:
         while (entries := self._work.get()) is not None:
-            self._done(self, entries, *self.run(entries))
+            self.threaded = True
+            done = self.run(entries)
+            self.threaded = False
+            self._done(self, entries, *done)
+            del done
             del entries  # do not keep their arrays until the next batch

@@ -148,7 +148,7 @@ class OrtEngine:
 
     def terminate(self) -> None:
         """End the running call between two operators, or between two iterations of a loop."""
-        # Read first: if a call begins after the next line, it has options of its own.
+        # Read first: if a call begins after the next line, it has other options.
         options = self._run_options
         self._terminated = True
         options.terminate = True

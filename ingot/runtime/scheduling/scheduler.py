@@ -167,6 +167,10 @@ class Scheduler:
             self._queue.remove(entry)
             entry.inputs = {}
 
+    def waiting(self) -> list[Entry]:
+        """Return the entries that are queued."""
+        return [ticket[3] for group in self._queue.waiting.values() for ticket in group.tickets]
+
     def take(self, now: float) -> list[Entry]:
         """Return the next batch for an idle engine, or an empty list if none is due.
 

@@ -29,6 +29,8 @@ class Kind(IntEnum):
     RENDER = 14  # front: number; answered by all metrics, as Prometheus' text
     STATISTICS = 15  # front: number, model; answered by the model's statistics, as JSON
     REPLY = 16  # engine: number, and the content requested by RENDER or STATISTICS
+    PING = 17  # front: answered by PONG
+    PONG = 18  # engine
 
 
 SECONDS = struct.Struct("<d")

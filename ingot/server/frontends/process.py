@@ -23,7 +23,7 @@ from ingot.server.dataplane import attempt_async
 from ingot.server.frontends import kinds, sums
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.kinds import Kind
-from ingot.server.frontends.remote import EngineEnd, FrontPlane, RemoteCatalog
+from ingot.server.frontends.remote import PING_SECONDS, EngineEnd, FrontPlane, RemoteCatalog
 from ingot.server.listeners import Listeners
 from ingot.server.listening import Tls
 
@@ -37,6 +37,7 @@ class FrontProcess:
         self._channel = Channel(written, read, self._receive, self._lost)
         self._stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._states: asyncio.Queue[bool] = asyncio.Queue()
+        self._serving = False
         self._config: asyncio.Future[ServerConfig] = asyncio.get_running_loop().create_future()
 
     async def run(self, connection: socket.socket) -> None:
@@ -49,8 +50,10 @@ class FrontProcess:
         else:
             self._channel.send(Kind.STARTED)
             reporting = asyncio.create_task(self._report(listeners))
+            watching = asyncio.create_task(self._watch(listeners))
             drain = await self._stop
             reporting.cancel()
+            watching.cancel()
             await listeners.stop(drain)
         if not self._stop.done():
             self._stop.set_result(0)
@@ -63,8 +66,19 @@ class FrontProcess:
 
     async def _report(self, listeners: Listeners) -> None:
         while True:
-            await listeners.set_serving(await self._states.get())
+            self._serving = await self._states.get()
+            await listeners.set_serving(self._serving and self._plane.live)
             self._channel.send(Kind.SEEN)
+
+    async def _watch(self, listeners: Listeners) -> None:
+        """Let gRPC's health service report that the engine process does not answer."""
+        live = True
+        while True:
+            self._engine.ping()
+            await asyncio.sleep(PING_SECONDS)
+            if self._plane.live != live:
+                live = not live
+                await listeners.set_serving(self._serving and live)
 
     def _receive(self, kind: int, body: memoryview) -> None:
         if kind == Kind.HELLO:

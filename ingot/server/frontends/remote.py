@@ -23,6 +23,9 @@ from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
 
 _MAX_FITS = 1024
+# Seconds between two PINGs to the engine process, and after which it counts as stuck if it answers none.
+PING_SECONDS = 0.25
+_STUCK_SECONDS = 1.0
 
 
 class RemotePending:
@@ -64,6 +67,16 @@ class EngineEnd:
         self._numbers = itertools.count(1)
         self._pending: dict[int, RemotePending] = {}
         self._replies: dict[int, asyncio.Future[bytes]] = {}
+        self._heard = time.monotonic()
+
+    @property
+    def responds(self) -> bool:
+        """Whether the engine process answers; see :meth:`ping`."""
+        return time.monotonic() - self._heard < _STUCK_SECONDS
+
+    def ping(self) -> None:
+        """Ask the engine process for a sign of life; call it every ``PING_SECONDS``."""
+        self._channel.send(Kind.PING)
 
     def submit(
         self,
@@ -108,6 +121,9 @@ class EngineEnd:
 
     def receive(self, kind: int, body: memoryview) -> None:
         """Handle the reply to a request; one that cannot be read fails only its own request."""
+        if kind == Kind.PONG:
+            self._heard = time.monotonic()
+            return
         (number,) = records.NUMBER.unpack_from(body)
         if number in self._replies:
             self._settle(self._replies.pop(number), kind, body[records.NUMBER.size :])
@@ -224,6 +240,17 @@ class FrontPlane(DataPlane):
     def __init__(self, repository: RemoteCatalog, engine: EngineEnd):
         super().__init__(repository)
         self._engine = engine
+
+    @property
+    def live(self) -> bool:
+        return self._engine.responds
+
+    @property
+    def ready(self) -> bool:
+        return self.live and super().ready
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return super().model_ready(name, version) and self.live
 
     async def render_metrics(self) -> bytes:
         return await self._engine.render()

@@ -87,6 +87,8 @@ class EngineSession:
             number, index = kinds.MODEL.unpack(body)
             statistics = dump_statistics(self._models[index].statistics())
             self.channel.send(Kind.REPLY, records.NUMBER.pack(number), statistics)
+        elif kind == Kind.PING:
+            self.channel.send(Kind.PONG)
         elif kind == Kind.FAILED:
             if not self.started.done():
                 self.started.set_exception(records.load_error(body))

@@ -38,8 +38,8 @@ MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="tex
 
 
 def live(plane: DataPlane) -> HttpResponse:
-    """Return that the process runs."""
-    return HttpResponse(200, codec.dumps({"live": True}))
+    """Return whether the process with the models runs."""
+    return HttpResponse(200 if plane.live else 503, codec.dumps({"live": plane.live}))
 
 
 def ready(plane: DataPlane) -> HttpResponse:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ingot.errors import EngineLost, InternalError, InvalidArgument
+from ingot.errors import EngineLost, EngineTimeout, InternalError, InvalidArgument
 from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
@@ -53,6 +54,53 @@ def test_only_the_request_to_blame_fails() -> None:
     assert outputs(first)["y"].tolist() == [[1, 1]]
     assert isinstance(bad, InvalidArgument)
     assert outputs(last)["y"].tolist() == [[3, 3]]
+
+
+def test_a_batch_whose_call_was_ended_is_not_tried_again() -> None:
+    def ended(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if len(inputs["x"]) == 4:
+            raise InternalError("its halves run")
+        raise EngineTimeout("the engine call was ended")
+
+    engine = FunctionEngine(ended)
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(4)])
+    assert engine.calls == [4, 2]
+    assert all(isinstance(outcome, EngineTimeout) for outcome in outcomes)
+
+
+class TestEndingABatch:
+    """A batch is ended by another thread while the engine runs; here by the engine itself, for a certain order."""
+
+    def worker(self, engine: FunctionEngine) -> Worker:
+        return Worker(engine, Batcher(engine, DOUBLER), lambda *_: None, "test")
+
+    def test_its_requests_fail_with_the_error_given(self) -> None:
+        def function(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            worker.end(worker.calls, EngineTimeout("took longer than 3s"))
+            raise EngineTimeout("the engine call was ended")
+
+        worker = self.worker(FunctionEngine(function))
+        outcomes, _, _ = worker.run([entry(np.ones((1, 2), np.float32))])
+        assert str(outcomes[0]) == "took longer than 3s"
+        worker.close(30)
+
+    def test_a_batch_that_was_not_meant_runs_again(self) -> None:
+        def function(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            if len(engine.calls) == 1:
+                worker.end(worker.calls, EngineTimeout("too late for this one"))
+            if len(engine.calls) == 2:
+                raise EngineTimeout("the engine call was ended")
+            return {"y": inputs["x"] * 2}
+
+        engine = FunctionEngine(function)
+        worker = self.worker(engine)
+        for value in (1, 2):
+            outcomes, _, _ = worker.run([entry(np.full((1, 2), value, np.float32))])
+            assert outputs(outcomes[0])["y"].tolist() == [[2 * value] * 2]
+        assert len(engine.calls) == 3
+        worker.end(2, EngineTimeout("not running any longer"))
+        assert engine.terminations == 1
+        worker.close(30)
 
 
 def test_a_batch_that_lost_its_engine_process_is_not_tried_again() -> None:

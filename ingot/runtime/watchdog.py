@@ -1,0 +1,199 @@
+"""A thread outside the event loop: it ends engine calls over their limit, and notices a blocked event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ingot import foreign
+from ingot.errors import EngineTimeout
+from ingot.faultlog import rate_limited_logger
+from ingot.report.units import written
+from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.model import Model
+from ingot.runtime.scheduling.entry import Entry
+
+log = rate_limited_logger(__name__)
+
+_INTERVAL = 0.25  # seconds between two checks
+# The limit of a call by default: seconds, and as a multiple of its expected duration.
+_LEAST = 30.0
+_TIMES = 50.0
+# The limit of a call in the event loop, where it was expected to take microseconds and all clients wait for it.
+_INLINE = 5.0
+# Seconds that a terminated call may take to end.
+_GRACE = 5.0
+# Seconds after which an event loop that does nothing counts as blocked.
+_BLOCKED = 1.0
+
+EXIT_CODE = 70
+"""The exit code of a process whose event loop stays blocked: EX_SOFTWARE of sysexits.h."""
+
+
+@dataclass
+class _Call:
+    """A running batch, since the watchdog first saw it; times are those of its clock."""
+
+    number: int
+    since: float
+    terminated: float = math.inf
+    given_up: bool = False
+
+
+class Watchdog:
+    """Ends engine calls that exceed their limit or that no client waits for, and watches the event loop.
+
+    Its clock counts only time in which it runs itself, so that a process that was stopped and continued, or a machine
+    that was suspended, ends no call.
+
+    Args:
+        models: those of the process.
+        limit: seconds for one batch; None derives it from the expected duration, 0 means unlimited.
+        metrics: where ended calls and blocked seconds are counted.
+        ends_process: whether to end the process if a call in the event loop cannot be ended; otherwise it is only
+            logged.
+    """
+
+    def __init__(self, models: Iterable[Model], limit: float | None, metrics: Metrics, *, ends_process: bool):
+        self._models = models
+        self._limit = limit
+        self._metrics = metrics
+        self._ends_process = ends_process
+        self._clock = 0.0
+        self._calls: dict[Worker, _Call] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._beat = 0.0  # when the loop last ran, by the clock
+        self._asked = False
+        self._blocked = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingot-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin; call in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; no call is ended afterwards."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(_INTERVAL):
+            now = time.monotonic()
+            step = min(now - last, 2 * _INTERVAL)
+            last = now
+            self._clock += step
+            error = foreign.outcome(functools.partial(self._check, step))
+            if error is not None:  # the next check may succeed, and nothing else would notice
+                log.error("the watchdog failed", exc_info=error)
+
+    def _check(self, step: float) -> None:
+        self._check_calls()
+        self._check_loop(step)
+
+    def _check_calls(self) -> None:
+        seen, self._calls = self._calls, {}
+        for model in self._models:
+            for worker in model.workers:
+                number, entries = worker.calls, worker.running
+                call = seen.get(worker)
+                if call is not None and call.given_up and (entries is None or call.number != number):
+                    self._resume(model)
+                if entries is None or worker.calls != number:
+                    continue
+                if call is None or call.number != number:
+                    call = _Call(number, self._clock)
+                else:
+                    self._judge(model, worker, call, entries)
+                self._calls[worker] = call
+
+    def _judge(self, model: Model, worker: Worker, call: _Call, entries: list[Entry]) -> None:
+        """End a batch that is over its limit, or whose requests are all cancelled or past their deadlines."""
+        age, limit = self._clock - call.since, self._limit_of(worker)
+        over = age > limit
+        if not over and not all(entry.done for entry in entries):
+            return
+        if call.terminated == math.inf:
+            call.terminated = self._clock
+            self._metrics.engine_ended.labels(model.name, model.version, "limit" if over else "abandoned").inc()
+            if over:
+                log.error("model %s: ending an engine call over its limit of %s", model.name, written(limit))
+            else:
+                log.info("model %s: ending an engine call that no client waits for any longer", model.name)
+        error = EngineTimeout(
+            f"the engine call of model '{model.name}' took longer than its limit of {written(limit)}; "
+            "see --engine-timeout (INGOT_ENGINE_TIMEOUT)"
+        )
+        worker.end(call.number, error)  # at each check: a batch may be between two engine calls
+        if over and self._clock - call.terminated > _GRACE and not call.given_up:
+            call.given_up = True
+            self._give_up(model, worker, error)
+
+    def _limit_of(self, worker: Worker) -> float:
+        if self._limit == 0:
+            return math.inf
+        limit = max(_LEAST, _TIMES * worker.expected) if self._limit is None else self._limit
+        return limit if worker.threaded else min(limit, _INLINE)
+
+    def _give_up(self, model: Model, worker: Worker, error: EngineTimeout) -> None:
+        """Handle a call that does not end though it was terminated."""
+        what = f"an engine call of model '{model.name}' does not end {written(_GRACE)} after it was terminated"
+        if worker.threaded:
+            log.critical("%s: the model is not ready until it ends; restart the server to free its cores", what)
+            self._soon(functools.partial(model.suspend, f"{what}; restart the server", worker, error))
+            return
+        log.critical("%s, and it blocks the event loop: no request can be answered", what)
+        if self._ends_process:
+            log.critical("the process ends with exit code %d, since nothing else can help", EXIT_CODE)
+            os._exit(EXIT_CODE)
+
+    def _resume(self, model: Model) -> None:
+        log.warning("model %s: the engine call that did not end has ended", model.name)
+        self._soon(model.resume)
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(callback)
+
+    def _check_loop(self, step: float) -> None:
+        silent = self._clock - self._beat
+        if silent > _BLOCKED:
+            self._metrics.event_loop_blocked.inc(step)
+            if not self._blocked:
+                self._blocked = True
+                log.error("the event loop has been blocked for over %s %s", written(_BLOCKED), self._culprit())
+        elif self._blocked:
+            self._blocked = False
+            log.warning("the event loop is no longer blocked")
+        if not self._asked:
+            self._asked = True
+            self._soon(self._answer)
+
+    def _answer(self) -> None:
+        """Note, in the event loop, that it runs."""
+        self._beat = self._clock
+        self._asked = False
+
+    def _culprit(self) -> str:
+        """Return what blocks the event loop: an engine call, or a line of Python."""
+        for model in self._models:
+            for worker in model.workers:
+                if worker.running is not None and not worker.threaded:
+                    return f"by an engine call of model '{model.name}'"
+        frame = sys._current_frames().get(self._loop_thread)
+        lines = traceback.extract_stack(frame)[-3:] if frame is not None else []
+        return "by Python code: " + ", ".join(f"{line.name} ({line.filename}:{line.lineno})" for line in lines)
