@@ -9,6 +9,7 @@ from ingot.export.rewrite.rules.onnx.constant_folding import ConstantFolding
 from ingot.export.rewrite.rules.onnx.conv_bn import ConvBn
 from ingot.export.rewrite.rules.onnx.dead_branches import DeadBranches
 from ingot.export.rewrite.rules.onnx.dequant_matmul import DequantMatmul
+from ingot.export.rewrite.rules.onnx.guarded_division import GuardedDivision
 from ingot.export.rewrite.rules.onnx.layer_norm import LayerNorm
 from ingot.export.rewrite.rules.onnx.rms_norm import RmsNorm
 from ingot.export.rewrite.rules.onnx.rotary_cache import RotaryCache
@@ -22,4 +23,5 @@ RULES: tuple[OnnxPass, ...] = (
     LayerNorm(),
     RmsNorm(),
     DequantMatmul(),
+    GuardedDivision(),
 )
