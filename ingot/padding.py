@@ -79,6 +79,8 @@ def _check_value(spec: TensorSpec, value: int | float) -> None:
             fits = bool(np.isfinite(np.float64(value).astype(kind)))
     if not fits:
         raise InvalidArgument(f"{value} cannot pad input '{spec.name}', which is {spec.dtype.torch_name}")
+    if spec.values is not None and spec.values.outside(np.array(value, kind)) is not None:
+        raise InvalidArgument(f"{value} cannot pad input '{spec.name}', whose values are {spec.values}")
 
 
 def parse(text: str) -> tuple[str, Padding]:

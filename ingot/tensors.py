@@ -16,7 +16,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ingot import values
 from ingot.errors import InvalidArgument
+from ingot.values import ValueRange
 
 Array = npt.NDArray[Any]
 Dim = int | str
@@ -125,17 +127,24 @@ _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not D
 
 # The datatype comes last, so that a name may contain colons, as in TensorFlow.
 _NAME = re.compile(r"[A-Za-z_][\w.\-/:]*")
-_SPEC = re.compile(rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\]$""")
+_SPEC = re.compile(
+    rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](\s*=\s*(?P<values>.*))?$"""
+)
 _SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15})(:(?P<step>[1-9]\d{0,14}))?)?$")
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The name, element type and shape of one input or output."""
+    """The name, element type and shape of one input or output, and the range of an input's values, if declared."""
 
     name: str
     dtype: DType
     shape: Shape
+    values: ValueRange | None = None
+
+    def __post_init__(self) -> None:
+        if self.values is not None:
+            self.values.check(self.name, self.dtype.numpy)
 
     def axis(self, symbol: str | None) -> int | None:
         """Return the axis that ``symbol`` names, or None."""
@@ -146,9 +155,15 @@ class TensorSpec:
         """The shape in the protocol: -1 for dynamic dimensions."""
         return [dim if isinstance(dim, int) else -1 for dim in self.shape]
 
+    @property
+    def least(self) -> float:
+        """The number closest to 0 that the range of values allows."""
+        return 0 if self.values is None else self.values.nearest(0)
+
     def __str__(self) -> str:
         name = self.name if _NAME.fullmatch(self.name) else f'"{self.name}"'
-        return f"{name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]"
+        values = "" if self.values is None else f"={self.values}"
+        return f"{name}:{self.dtype.torch_name}[{','.join(str(dim) for dim in self.shape)}]{values}"
 
 
 @dataclass(frozen=True)
@@ -206,6 +221,11 @@ class Signature:
             raise InvalidArgument(f"batch dimension '{self.batch}' must be in an input and once in every output")
 
     @property
+    def values(self) -> dict[str, ValueRange]:
+        """The declared ranges of values, by input."""
+        return {spec.name: spec.values for spec in self.inputs if spec.values is not None}
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """The named dimensions of the inputs, in order of appearance."""
         return symbols(self.inputs)
@@ -229,14 +249,15 @@ def symbols(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
 
 
 def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
-    """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``.
+    """Parse ``name:dtype[dim,...]``, such as ``ids:int64[batch,seq=1..512]``, or ``name:dtype[dim,...]=low..high``.
 
     Each dim is a size, a name (dynamic), or a name with a range ``name=low..high`` where either end may be omitted;
-    ``name=low..high:step`` means the multiples of ``step`` within it. A name with other characters than letters, digits
-    and ``_ . - / :`` after a first letter or ``_`` is in double quotes: ``"petal length (cm)":float32[batch,1]``.
+    ``name=low..high:step`` means the multiples of ``step`` within it. A range after the dims is that of the values:
+    ``ids:int64[batch,seq=1..512]=0..30521``. A name with other characters than letters, digits and ``_ . - / :`` after
+    a first letter or ``_`` is in double quotes: ``"petal length (cm)":float32[batch,1]``.
 
     Returns:
-        The spec, and its ranges.
+        The spec, and the ranges of its dimensions.
 
     Raises:
         InvalidArgument: ``text`` is not of that form.
@@ -270,14 +291,16 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
         dtype = DType.parse(match["dtype"])
     except InvalidArgument as error:
         raise InvalidArgument(f"'{text}' has an {error}") from None
-    return TensorSpec(match["name"].strip('"'), dtype, tuple(shape)), ranges
+    held = None if match["values"] is None else values.parse(match["values"])
+    return TensorSpec(match["name"].strip('"'), dtype, tuple(shape), held), ranges
 
 
 def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dict[str, int]) -> None:
     """Check one named array against its spec, and bind its named dimensions in ``bound``.
 
     Raises:
-        InvalidArgument: the dtype, the rank, a fixed dimension, a range, or a size shared with another input is wrong.
+        InvalidArgument: the dtype, the rank, a fixed dimension, a range, a size shared with another input, or a value
+            is wrong.
     """
     dtype = DType.of(array)
     if dtype is not spec.dtype:
@@ -306,6 +329,21 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
             raise InvalidArgument(
                 f"dimension '{dim}' is {size} in input '{spec.name}' but {bound[dim]} in another input; they must agree"
             )
+    check_values(spec, array)
+
+
+def check_values(spec: TensorSpec, array: Array) -> None:
+    """Check the values of an array of the spec's datatype against the spec's range, if it has one.
+
+    Raises:
+        InvalidArgument: a value is outside; the message names the first, and its index.
+    """
+    if spec.values is None or (at := spec.values.outside(array)) is None:
+        return
+    place = f" at index {_shown(at)}" if at else ""
+    raise InvalidArgument(
+        f"input '{spec.name}' holds {array[at].item()}{place}, outside the range that the model takes: {spec.values}"
+    )
 
 
 def check_inputs(signature: Signature, arrays: Mapping[str, Array]) -> dict[str, int]:

@@ -104,6 +104,7 @@ def export(
 
     Named dimensions of an input are dynamic: image:float32\\[batch,3,224,224]; batch is the batch dimension.
     A dimension may state its range: ids:int64\\[batch,seq=1..512], or height=64..512:32 for multiples of 32.
+    So may the values: n:int64\\[]=0..4096. The server refuses other values.
     Inputs inside dicts and tuples are named by their path: batch.image, past.0.1.
     """
     if out is not None:

@@ -66,14 +66,17 @@ def repeat(signature: Signature, example: Mapping[str, Array], samples: int) -> 
 
 
 def zeros(signature: Signature) -> dict[str, Array]:
-    """Return inputs of one sample: zeros or empty text, with each named dimension as close to 1 as its range allows."""
+    """Return inputs of one sample: empty text, or numbers as close to 0 as the declared range of values allows.
+
+    Each named dimension is as close to 1 as its range allows.
+    """
 
     def size(dim: int | str) -> int:
         return dim if isinstance(dim, int) else signature.range(dim).nearest(1)
 
     arrays: dict[str, Array] = {}
     for spec in signature.inputs:
-        array = np.zeros([size(dim) for dim in spec.shape], spec.dtype.numpy)
+        array = np.full([size(dim) for dim in spec.shape], spec.least, spec.dtype.numpy)
         if spec.dtype is DType.BYTES:
             array[...] = b""
         arrays[spec.name] = array

@@ -105,7 +105,9 @@ class DataPlane:
         model = self.repository.get(name, version)
         versions = (model.version,) if version else tuple(self.repository.versions(name))
         signature = model.signature
-        return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, model.properties)
+        values = {f"values.{name}": str(bounds) for name, bounds in signature.values.items()}
+        properties = {**model.properties, **values}
+        return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, properties)
 
     async def render_metrics(self) -> bytes:
         """Return all metrics, in Prometheus' text format."""

@@ -14,9 +14,12 @@ import numpy as np
 from ingot import tensors
 from ingot.errors import ExportError
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
+from ingot.values import ValueRange
 
 # The most FLOPs of one call for cases that are not needed to show that a dimension is dynamic.
 MOST_WORK = 3e10
+# The values of masks.
+_FLAGS = ValueRange(0, 1)
 # Sizes of named dimensions: distinct, so that two dimensions are never equal by accident.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 LARGEST = 33
@@ -126,6 +129,10 @@ class Examples:
         """Return whether an input is known to be an index."""
         return name in self._limits
 
+    def is_limited(self, name: str) -> bool:
+        """Return whether only some values of an input are valid: those of an index, or of a declared range."""
+        return self.is_index(name) or name in self._signature.values
+
     @property
     def stretched(self) -> bool:
         """Whether the model may reject some cases, for instance those made by cutting or repeating given arrays."""
@@ -157,8 +164,8 @@ class Examples:
     def make(self, sizes: Mapping[str, int], seed: int = 0, *, varied: bool = True) -> dict[str, Array]:
         """Return inputs at the given sizes; the user's arrays are cut or repeated, and with ``varied`` also perturbed.
 
-        Generated integers are below their limit, or without a known limit 0 or 1, which are nearly always valid
-        indices.
+        Values are within their declared range. Without one, generated integers are below their limit, or if that is
+        unknown 0 or 1, which are nearly always valid indices.
         """
         rng = np.random.default_rng(seed)
         try:
@@ -169,7 +176,7 @@ class Examples:
         if self._signed:
             sign = -1 if seed % 2 else 1
             made = {name: sign * np.abs(array) if DType.of(array).is_float else array for name, array in made.items()}
-        return made
+        return {spec.name: _within(spec, made[spec.name]) for spec in self.inputs}
 
     def _make(
         self, spec: TensorSpec, sizes: Mapping[str, int], seed: int, rng: np.random.Generator, varied: bool
@@ -184,6 +191,8 @@ class Examples:
         if spec.dtype is DType.BYTES:
             words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
             return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
+        if spec.values is not None and not (spec.dtype.is_integer and spec.values == _FLAGS):
+            return _spanned(spec.values.draw(rng, shape, spec.dtype.numpy), spec.values, seed)
         if spec.dtype.is_float:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
         limit = self._limits[spec.name].at(sizes) if spec.name in self._limits else 2
@@ -191,6 +200,21 @@ class Examples:
         if shape and limit == 2:
             numbers[..., :1] = 1  # engines disagree on attention masks of zeros only
         return numbers
+
+
+def _within(spec: TensorSpec, array: Array) -> Array:
+    return array if spec.values is None else spec.values.clip(array)
+
+
+def _spanned(array: Array, values: ValueRange, seed: int) -> Array:
+    """Set an element to the upper end of the range if ``seed`` is odd, to the lower one if it is even, but not 0.
+
+    The first case must be ordinary: graphs are captured with it, and an end, such as a size of 0, may take a branch.
+    """
+    end = values.high if seed % 2 else values.low
+    if seed and end is not None and array.size:
+        array[(-1,) * array.ndim] = end
+    return array
 
 
 def _resized(array: Array, shape: tuple[int, ...]) -> Array:

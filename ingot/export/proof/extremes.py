@@ -33,7 +33,7 @@ def remarks(reference: Runner, candidate: Runner, examples: Examples, tolerance:
     for kind, (applies, change) in KINDS.items():
         rng = np.random.default_rng(7)
         changed = {
-            name: change(array, rng) if applies(DType.of(array)) and not examples.is_index(name) else array
+            name: change(array, rng) if applies(DType.of(array)) and not examples.is_limited(name) else array
             for name, array in ordinary.items()
         }
         if all(changed[name] is array for name, array in ordinary.items()):

@@ -20,14 +20,14 @@ _Trial = Callable[[int, Mapping[str, int]], bool]
 
 
 def find(runner: Runner, examples: Examples, known: Container[str] = ()) -> dict[str, Limit]:
-    """Return the limits of integer inputs that are indices, except those that are ``known``.
+    """Return the limits of integer inputs that are indices, except those ``known`` and those of a declared range.
 
     An index may select rows of a table, whose number is fixed, or of another input, whose number is a dimension. The
     model must run at the examples' default sizes.
     """
     found = {}
     for spec in examples.inputs:
-        if spec.dtype.is_integer and spec.name not in known:
+        if spec.dtype.is_integer and spec.values is None and spec.name not in known:
             limit = _limit(runner, examples, spec)
             if limit is not None and _holds(runner, examples.limited({spec.name: limit})):
                 found[spec.name] = limit
@@ -45,7 +45,7 @@ def zeros_at(examples: Examples, dim: str) -> Examples:
 
 
 def _unknown(examples: Examples) -> Sequence[str]:
-    return [spec.name for spec in examples.inputs if spec.dtype.is_integer and not examples.is_index(spec.name)]
+    return [spec.name for spec in examples.inputs if spec.dtype.is_integer and not examples.is_limited(spec.name)]
 
 
 def _limit(runner: Runner, examples: Examples, spec: TensorSpec) -> Limit | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ingot.errors import InvalidArgument
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.indices import failure
@@ -60,7 +61,8 @@ def _advice(examples: Examples, fitting: Examples) -> str:
 def written(spec: TensorSpec, ranges: Mapping[str, Range]) -> str:
     """Return an input as the user declares it, with the ranges of its dimensions."""
     dims = [f"{dim}={ranges[dim]}" if ranges.get(dim, Range()) != Range() else dim for dim in map(str, spec.shape)]
-    return f"{str(replace(spec, shape=())).removesuffix(']')}{','.join(dims)}]"
+    values = "" if spec.values is None else f"={spec.values}"
+    return f"{str(replace(spec, shape=(), values=None)).removesuffix(']')}{','.join(dims)}]{values}"
 
 
 def _without_numbers(reason: str) -> str:
@@ -72,7 +74,7 @@ def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec,
     inputs = examples.inputs
     for spec, dtype in itertools.product(inputs, _DTYPES):
         if dtype is not spec.dtype:
-            yield tuple(replace(item, dtype=dtype) if item is spec else item for item in inputs)
+            yield tuple(_as(item, dtype) if item is spec else item for item in inputs)
     numbers = [number for number in dict.fromkeys(map(int, re.findall(r"\d+", reason))) if 0 < number <= 1 << 16]
     for spec, number in itertools.product(inputs, numbers[:_NUMBERS]):
         for axis, dim in enumerate(spec.shape):
@@ -85,6 +87,14 @@ def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec,
     for dim, number in itertools.product(examples.ranges, numbers[:_NUMBERS]):
         if number in examples.ranges[dim]:
             yield _renamed(inputs, {dim: number})
+
+
+def _as(spec: TensorSpec, dtype: DType) -> TensorSpec:
+    """Return a spec with another datatype, and without its range of values if the datatype cannot hold it."""
+    try:
+        return replace(spec, dtype=dtype)
+    except InvalidArgument:
+        return replace(spec, dtype=dtype, values=None)
 
 
 def _renamed(inputs: tuple[TensorSpec, ...], names: Mapping[str, int | str]) -> tuple[TensorSpec, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -208,7 +208,7 @@ def unbatchable(reference: Runner, signature: Signature, batch: str, examples: E
     samples = [_sample(inputs, axes, index) for index in range(sizes[batch])]
     if all(_equal(samples[0], sample) for sample in samples):
         return "the samples of the example are all equal, so they cannot be proved independent"
-    if (output := _influenced_by_extremes(reference, whole, inputs, axes)) is not None:
+    if (output := _influenced_by_extremes(reference, whole, inputs, axes, signature.values)) is not None:
         return f"output '{output}' of a sample depends on the other samples"
     for index, own in enumerate(samples):
         mixed = {
@@ -226,13 +226,20 @@ def unbatchable(reference: Runner, signature: Signature, batch: str, examples: E
 
 
 def _influenced_by_extremes(
-    reference: Runner, whole: Mapping[str, Array], inputs: Mapping[str, Array], axes: Mapping[str, int]
+    reference: Runner,
+    whole: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    axes: Mapping[str, int],
+    limited: Container[str],
 ) -> str | None:
-    """Return an output whose first sample changes when all other samples are extreme, if there is one."""
+    """Return an output whose first sample changes when all other samples are extreme, if there is one.
+
+    Inputs in ``limited`` keep their values.
+    """
     for applies, change in extremes.KINDS.values():
         rng = np.random.default_rng(103)
         changed = {
-            name: change(array, rng) if name in axes and applies(DType.of(array)) else array
+            name: change(array, rng) if name in axes and name not in limited and applies(DType.of(array)) else array
             for name, array in inputs.items()
         }
         own = _sample(inputs, axes, 0)

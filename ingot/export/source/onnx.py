@@ -102,8 +102,9 @@ def _complete(model: ir.Model, signature: Signature) -> None:
 
 
 def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
-    """Return a file's signature with the user's names for its dynamic dimensions."""
+    """Return a file's signature with the user's names for its dynamic dimensions, and ranges of values."""
     by_name = {spec.name: spec for spec in specs}
+    values = {spec.name: spec.values for spec in specs}
     names: dict[str, int | str] = {}
     for spec in signature.inputs:
         wanted = by_name.pop(spec.name, None)
@@ -122,11 +123,12 @@ def _renamed(signature: Signature, specs: Sequence[TensorSpec]) -> Signature:
         raise InvalidArgument(f"the file has no input '{next(iter(by_name))}'; it has: {known}")
 
     def rename(spec: TensorSpec) -> TensorSpec:
-        return replace(spec, shape=tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+        shape = tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape)
+        return replace(spec, shape=shape)
 
     batch = names.get(signature.batch, signature.batch) if signature.batch else None
     return Signature(
-        tuple(map(rename, signature.inputs)),
+        tuple(replace(rename(spec), values=values.get(spec.name)) for spec in signature.inputs),
         tuple(map(rename, signature.outputs)),
         batch if isinstance(batch, str) else None,
     )

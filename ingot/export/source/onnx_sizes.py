@@ -52,9 +52,9 @@ def _hint(inputs: Sequence[TensorSpec]) -> str:
     if spec is None:
         return ""
     return (
-        f"; the sizes were generated: declare those that it accepts, such as --input '{spec}' with a size, a range "
-        "(rows=1..512) or multiples (height=32..:32) in place of a name, and one name for dimensions that must be "
-        "equal; or pass real inputs with --example"
+        f"; the sizes and values were generated: declare those that it accepts, such as --input '{spec}' with a size, "
+        "a range (rows=1..512) or multiples (height=32..:32) in place of a name, one name for dimensions that must be "
+        "equal, and a range of values (=1..100) after the dimensions; or pass real inputs with --example"
     )
 
 

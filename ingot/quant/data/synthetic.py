@@ -23,7 +23,8 @@ def synthetic(signature: Signature, rows: int, seed: int = 0, examples: Sequence
         examples: inputs that the model is known to accept, such as those of an archive's goldens. Generated rows have
             their sizes; floating-point values have their mean and deviation and stay within their range; integers are
             drawn from theirs; flags (only 0 and 1, such as a mask) and text are copied from an example. Without
-            examples, floating-point values are standard normal and all others 0 or 1, or one short text.
+            examples, floating-point values are standard normal and all others 0 or 1, or one short text. All are
+            within the ranges of values that the signature declares.
     """
     rng = np.random.default_rng(seed)
     rows = max(rows, signature.range(signature.batch).low if signature.batch else 1)
@@ -89,6 +90,8 @@ def _plain(signature: Signature, rng: np.random.Generator) -> dict[str, Array]:
 
 def _draw(spec: TensorSpec, shape: tuple[int | str, ...], rng: np.random.Generator) -> Array:
     sizes = [int(size) for size in shape]
+    if spec.values is not None:
+        return spec.values.draw(rng, sizes, spec.dtype.numpy)
     if spec.dtype.is_float:
         return rng.standard_normal(sizes).astype(spec.dtype.numpy)
     if spec.dtype is DType.BYTES:

@@ -21,6 +21,7 @@ from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.runtime.loading.loader import engine_of, precision_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec
+from ingot.values import ValueRange
 
 Progress = Callable[[str], None]
 Source = Variant | Archive | str | os.PathLike[str]
@@ -221,11 +222,11 @@ def _common(first: _Model, second: _Model) -> Signature:
     try:
         return _narrowed(one, other)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{first.label} and {second.label} accept no common sizes: {error}") from error
+        raise InvalidArgument(f"{first.label} and {second.label} accept no common inputs: {error}") from error
 
 
 def _narrowed(one: Signature, other: Signature) -> Signature:
-    """Return the first signature, limited to sizes that the other accepts too."""
+    """Return the first signature, limited to sizes and values that the other accepts too."""
     theirs = {spec.name: spec for spec in other.inputs}
     ranges = dict(one.ranges)
     fixed: dict[str, Dim] = {}
@@ -237,7 +238,11 @@ def _narrowed(one: Signature, other: Signature) -> Signature:
                 fixed[mine] = dim
     inputs, outputs = (
         tuple(
-            replace(spec, shape=tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+            replace(
+                spec,
+                shape=tuple(fixed.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape),
+                values=_common_values(spec.values, other.values.get(spec.name)),
+            )
             for spec in specs
         )
         for specs in (one.inputs, one.outputs)
@@ -250,6 +255,14 @@ def _both(one: Range, other: Range) -> Range:
     low = math.ceil(max(one.low, other.low) / step) * step
     highs = [bounds.high for bounds in (one, other) if bounds.high is not None]
     return Range(low, min(highs) // step * step if highs else None, step)
+
+
+def _common_values(one: ValueRange | None, other: ValueRange | None) -> ValueRange | None:
+    if one is None or other is None:
+        return one or other
+    lows = [values.low for values in (one, other) if values.low is not None]
+    highs = [values.high for values in (one, other) if values.high is not None]
+    return ValueRange(max(lows, default=None), min(highs, default=None))
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

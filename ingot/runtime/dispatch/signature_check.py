@@ -1,4 +1,7 @@
-"""Signature checks of inputs, done once for all requests with the same names, types and shapes."""
+"""Signature checks of inputs, done once for all requests with the same names, types and shapes.
+
+The values of inputs with a declared range are checked in each request.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,7 @@ class SignatureCheck:
         self._signature = signature
         self._padding = padding
         self._known: dict[InputKey, CheckedInputs] = {}
+        self._valued = tuple(spec for spec in signature.inputs if spec.values is not None)
         # The values of an input that all samples share are part of the group.
         self._by_shape = signature.batch is None or all(signature.batch in spec.shape for spec in signature.inputs)
 
@@ -59,6 +63,8 @@ class SignatureCheck:
         key = key or key_of(inputs)
         found = self._known.get(key)
         if found is not None:
+            for spec in self._valued:
+                tensors.check_values(spec, inputs[spec.name])
             return found
         sizes = tensors.check_inputs(self._signature, inputs)
         batch = self._signature.batch

@@ -12,6 +12,7 @@ from ingot.errors import IngotError
 from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.tensors import DType, Range, Signature, TensorSpec
+from ingot.values import ValueRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +81,23 @@ def _stages(content: Mapping[str, Any]) -> Stages:
 
 def _content(signature: Signature) -> dict[str, Any]:
     return {
-        "inputs": [[spec.name, spec.dtype.value, spec.shape] for spec in signature.inputs],
-        "outputs": [[spec.name, spec.dtype.value, spec.shape] for spec in signature.outputs],
+        "inputs": [[*_spec(spec), spec.values and [spec.values.low, spec.values.high]] for spec in signature.inputs],
+        "outputs": [_spec(spec) for spec in signature.outputs],
         "batch": signature.batch,
         "ranges": {name: [bounds.low, bounds.high, bounds.step] for name, bounds in signature.ranges.items()},
     }
 
 
+def _spec(spec: TensorSpec) -> list[Any]:
+    return [spec.name, spec.dtype.value, spec.shape]
+
+
 def _signature(content: Mapping[str, Any]) -> Signature:
     def specs(side: str) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(name, DType(dtype), tuple(shape)) for name, dtype, shape in content[side])
+        return tuple(
+            TensorSpec(name, DType(dtype), tuple(shape), *(values and ValueRange(*values) for values in rest))
+            for name, dtype, shape, *rest in content[side]
+        )
 
     ranges = {name: Range(*bounds) for name, bounds in content["ranges"].items()}
     return Signature(specs("inputs"), specs("outputs"), content["batch"], ranges)

@@ -42,7 +42,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Answer of /v2/models/{model}."""
+    """Answer of /v2/models/{model}; the property ``values.NAME`` is the range of values of the input NAME."""
 
     name: str
     versions: list[str]

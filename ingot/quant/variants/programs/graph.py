@@ -112,13 +112,14 @@ def capture(module: fx.GraphModule, program: Program) -> Program:
 
 
 def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
-    """Return inputs to trace with; their values do not matter."""
+    """Return inputs to trace with; their values do not matter as long as the model accepts them."""
     sizes = {}
     for symbol, size in zip(symbols(signature.inputs), itertools.cycle(_SIZES), strict=False):
         sizes[symbol] = signature.ranges.get(symbol, Range()).nearest(size)
     return tuple(
-        torch.zeros(
+        torch.full(
             [dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape],
+            spec.least,
             dtype=getattr(torch, spec.dtype.torch_name),
         )
         for spec in signature.inputs
