@@ -43,6 +43,10 @@ def infer(
         Path | None,
         typer.Option(help="File of the API key, if the server needs one.", show_default="the variable INGOT_API_KEY"),
     ] = None,
+    cert_file: Annotated[
+        Path | None, typer.Option(help="PEM file of the client's certificate, if the server asks for one.")
+    ] = None,
+    cert_key_file: Annotated[Path | None, typer.Option(help="PEM file of that certificate's key.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -52,7 +56,7 @@ def infer(
     from ingot.server.client import Client
 
     chosen = _parameters(parameters or [])
-    with Client(url, timeout, ca_file, _key(key_file)) as client:
+    with Client(url, timeout, ca_file, _key(key_file), cert_file, cert_key_file) as client:
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:

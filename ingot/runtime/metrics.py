@@ -184,7 +184,7 @@ class Metrics:
         )
         self.auth_refused = Counter(
             "ingot_auth_refused",
-            "Requests refused for lack of access, by reason: missing, malformed, unknown, expired, revoked or scope",
+            "Requests refused for lack of access, by reason: missing, malformed, unknown, expired, revoked, certificate or scope",
             ("reason",),
             registry=registry,
         )

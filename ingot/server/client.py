@@ -45,23 +45,34 @@ class Client:
         timeout: seconds to wait for each answer.
         ca_file: PEM file of the certificates that sign the server's; by default the public authorities'.
         key: an API key or another bearer token, sent with each request.
+        cert_file: PEM file of the client's own certificate, for a server that asks for one.
+        cert_key_file: PEM file of its key.
 
     Raises:
-        InvalidArgument: the URL or the key has another form, or the file cannot be read; of the methods: an argument
-            has a wrong type, or the client is closed.
+        InvalidArgument: the URL or the key has another form, or a file cannot be read; of the methods: an argument has
+            a wrong type, or the client is closed.
     """
 
-    def __init__(self, url: str, timeout: float = 60.0, ca_file: str | Path | None = None, key: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        timeout: float = 60.0,
+        ca_file: str | Path | None = None,
+        key: str | None = None,
+        cert_file: str | Path | None = None,
+        cert_key_file: str | Path | None = None,
+    ):
         scheme, place = _address(url)
-        headers = {} if key is None else {"authorization": f"Bearer {_bearer(key)}"}
+        access = _Access(key, ca_file, cert_file, cert_key_file)
         try:
             self._transport: _Transport = (
-                _Grpc(scheme, place, timeout, ca_file, headers)
+                _Grpc(scheme, place, timeout, access)
                 if scheme.startswith("grpc")
-                else _Http(url.rstrip("/"), timeout, ca_file, headers)
+                else _Http(url.rstrip("/"), timeout, access)
             )
         except (OSError, ssl.SSLError) as error:
-            raise InvalidArgument(f"{ca_file} cannot be used as a file of certificates: {error}") from error
+            files = " or ".join(str(file) for file in (ca_file, cert_file, cert_key_file) if file is not None)
+            raise InvalidArgument(f"{files} cannot be used as a file of certificates: {error}") from error
         self._closed = False
 
     def ready(self, model: str = "") -> bool:
@@ -159,13 +170,40 @@ def _bearer(key: str) -> str:
     return key
 
 
+class _Access:
+    """What a client proves its identity with, and the server's with."""
+
+    def __init__(
+        self, key: str | None, ca_file: str | Path | None, cert: str | Path | None, cert_key: str | Path | None
+    ):
+        if (cert is None) != (cert_key is None):
+            raise InvalidArgument("give both files of the client's certificate: cert_file and cert_key_file")
+        self.headers = {} if key is None else {"authorization": f"Bearer {_bearer(key)}"}
+        self._ca_file = ca_file
+        self._pair = None if cert is None or cert_key is None else (cert, cert_key)
+
+    def context(self) -> ssl.SSLContext | bool:
+        """Return what httpx verifies the server by."""
+        if self._ca_file is None and self._pair is None:
+            return True
+        context = ssl.create_default_context(cafile=self._ca_file)
+        if self._pair is not None:
+            context.load_cert_chain(*self._pair)
+        return context
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Return the same for gRPC."""
+        roots = None if self._ca_file is None else Path(self._ca_file).read_bytes()
+        cert, key = (None, None) if self._pair is None else (Path(file).read_bytes() for file in self._pair)
+        return grpc.ssl_channel_credentials(roots, key, cert)
+
+
 class _Http:
-    def __init__(self, url: str, timeout: float, ca_file: str | Path | None, headers: Mapping[str, str]):
-        verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    def __init__(self, url: str, timeout: float, access: _Access):
         # A proxy from the environment cannot reach this machine's loopback.
         trust_env = not _is_loopback(urlsplit(url).hostname)
         self._client = httpx.Client(
-            base_url=url, timeout=timeout, verify=verify, trust_env=trust_env, headers=dict(headers)
+            base_url=url, timeout=timeout, verify=access.context(), trust_env=trust_env, headers=access.headers
         )
 
     def ready(self, model: str) -> bool:
@@ -222,18 +260,15 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(
-        self, scheme: str, target: str, timeout: float, ca_file: str | Path | None, headers: Mapping[str, str]
-    ):
-        self._metadata = tuple(headers.items())
+    def __init__(self, scheme: str, target: str, timeout: float, access: _Access):
+        self._metadata = tuple(access.headers.items())
         self._url = f"{scheme}://{target}"
         self._timeout = timeout
         options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
         if scheme == "grpc":
             self._channel = grpc.insecure_channel(target, options)
         else:
-            roots = None if ca_file is None else Path(ca_file).read_bytes()
-            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
+            self._channel = grpc.secure_channel(target, access.credentials(), options)
 
     def ready(self, model: str) -> bool:
         if model:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,6 +81,19 @@ class ServerConfig:
     )
     tls_key: Path | None = _field(
         None, "PEM file of the certificate's key, without a password", group=ADDRESSES, unset="no TLS"
+    )
+    tls_client_ca: Path | None = _field(
+        None,
+        "PEM file of the authorities of client certificates, which every connection then needs",
+        more="See [client certificates](security.md#client-certificates).",
+        group=ACCESS,
+        unset="none are asked for",
+    )
+    insecure: bool = _field(
+        False,
+        "Allow an address of other machines without TLS, or without keys or client certificates",
+        more="See [addresses](security.md#addresses).",
+        group=ACCESS,
     )
     auth: Path | None = _field(
         None,
@@ -286,6 +300,7 @@ class ServerConfig:
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
                 "separate port (0 for any free port)"
             )
+        _check_exposure(config, called)
         return config
 
     @classmethod
@@ -347,6 +362,34 @@ def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
     choices = tuple(kinds) if isinstance(kinds[0], str) else ()
     about: Setting = field.metadata["setting"]
     return dataclasses.replace(about, name=field.name, kind=str if choices else kinds[0], choices=choices)
+
+
+def _check_exposure(config: ServerConfig, called: Callable[[str], str]) -> None:
+    """Refuse an address that other machines reach if access to it is not restricted.
+
+    Raises:
+        InvalidArgument: names what is missing.
+    """
+    if config.insecure or _is_loopback(config.host):
+        return
+    missing = []
+    if config.tls_cert is None:
+        missing.append("TLS (--tls-cert, --tls-key)")
+    if config.auth is None and config.tls_client_ca is None:
+        missing.append("access control (--auth keys.toml, which ingot keys create makes; or --tls-client-ca)")
+    if missing:
+        lacks = " and without ".join(missing)
+        raise InvalidArgument(
+            f"{called('host')} is {config.host}, which other machines may reach, without {lacks}. "
+            "Give these, or --insecure (INGOT_INSECURE=1, in Python insecure=True) to serve everyone who reaches it"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_variables(known: Mapping[str, Setting]) -> None:

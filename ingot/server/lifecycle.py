@@ -16,8 +16,9 @@ from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
 from ingot.server.listeners import Listeners, Ports
-from ingot.server.listening import Tls, bracketed
+from ingot.server.listening import bracketed
 from ingot.server.recorder import Recorder
+from ingot.server.tls import Tls
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0
@@ -39,7 +40,7 @@ class Server:
     def __init__(self, repository: Repository, config: ServerConfig, *, ends_process: bool = False):
         self.repository = repository
         self.config = config
-        self._tls = Tls.load(config.tls_cert, config.tls_key)
+        self._tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
         if config.auth is not None:
             AuthFile.load(config.auth)  # before models are loaded; the listeners load it again, and watch it
         self._plane = DataPlane(repository)

@@ -12,7 +12,8 @@ from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.listener import HttpListener
-from ingot.server.listening import Descriptors, Listener, Tls, check_port, taken
+from ingot.server.listening import Descriptors, Listener, check_port, taken
+from ingot.server.tls import Tls
 
 
 class Ports(Protocol):
@@ -62,6 +63,8 @@ class Listeners:
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
         gate = self._gate()
+        if tls is not None:
+            self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(self.stop, config.drain_timeout)
             http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared)
@@ -88,10 +91,12 @@ class Listeners:
 
     def _gate(self) -> Gate | None:
         """Return the rules of access, which follow their file; None if all requests are served."""
-        if self._config.auth is None:
+        config = self._config
+        if config.auth is None and config.tls_client_ca is None:
             return None
-        gate = Gate(self._config.auth, self._plane.metrics)
-        self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
+        gate = Gate(config.auth, self._plane.metrics, by_certificate=config.tls_client_ca is not None)
+        if config.auth is not None:
+            self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
         return gate
 

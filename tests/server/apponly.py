@@ -24,7 +24,7 @@ class AppConnection(Connection):
     def __init__(self, shared: Shared, connections: Connections):
         super().__init__(shared, connections)
         self._known = BoundedCache(1)  # remains empty, so that no head is looked up
-        self._parser = Parser(BoundedCache(1), 0, shared.admit)
+        self._parser = Parser(BoundedCache(1), 0, None if shared.admission is None else self._admit)
 
     def _begin(self, head: RequestHead) -> None:
         super()._begin(head._replace(infer=None, probe=None))

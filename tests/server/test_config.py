@@ -80,11 +80,36 @@ def test_both_protocols_need_separate_ports() -> None:
     assert ServerConfig.of({"http_port": 0, "grpc_port": 0}).http_port == 0
 
 
+TLS, KEYS = {"tls_cert": "a.pem", "tls_key": "a.key"}, {"auth": "keys.toml"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "inference.example", ""])
+def test_an_address_of_other_machines_needs_tls_and_access_control(host: str) -> None:
+    for settings, lacks in (({}, r"TLS .* and without access control"), (TLS, "access control"), (KEYS, "TLS")):
+        with pytest.raises(InvalidArgument, match=rf"^--host is {host}, which .* without {lacks}.* or --insecure"):
+            ServerConfig.of({"host": host, **settings}, options=True)
+    for enough in ({**TLS, **KEYS}, {**TLS, "tls_client_ca": "ca.pem"}, {"insecure": True}):
+        assert ServerConfig.of({"host": host, **enough}).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_a_local_address_needs_neither(host: str) -> None:
+    assert ServerConfig.of({"host": host}).host == host
+
+
+def test_the_variable_for_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_HOST", "0.0.0.0")
+    with pytest.raises(InvalidArgument, match=r"^INGOT_HOST is 0\.0\.0\.0"):
+        ServerConfig.of({})
+    monkeypatch.setenv("INGOT_INSECURE", "1")
+    assert ServerConfig.of({}).insecure
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({}, ""),
-        ({"http_port": 0, "host": "0.0.0.0", "slo": None, "max_batch": 64}, ""),
+        ({"http_port": 0, "host": "::1", "slo": None, "max_batch": 64}, ""),
         ({"slo": "50ms", "max_batch": 128}, "max_batch 128, slo 50ms"),
         ({"ready_delay": "5m", "choice_time": "50us"}, "ready_delay 5m, choice_time 50us"),
     ],

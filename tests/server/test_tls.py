@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
-from ingot.server.listening import Tls
 from ingot.server.main import RunningServer
+from ingot.server.tls import Tls
 from tests import onnx_models
 from tests.support import matrix
 

@@ -13,18 +13,19 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ingot.errors import InvalidArgument, NotFound, write_error
 from ingot.faultlog import rate_limited_logger
 from ingot.model_store.blobs.files import atomic_file
 from ingot.model_store.trust.keys import read_file
 from ingot.server.access.keys import NAME, ApiKey
+from ingot.server.access.peers import Certificate
 
 log = rate_limited_logger(__name__)
 
@@ -52,7 +53,20 @@ class _Key(_Table):
     revoked: AwareDatetime | None = None
 
 
+class _Certificate(_Table):
+    subject: str | None = Field(None, min_length=1)
+    san: str | None = Field(None, pattern=r"^(DNS|URI|IP|email):.")
+    scopes: _Scopes
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if (self.subject is None) == (self.san is None):
+            raise ValueError("give either subject or san")
+        return self
+
+
 class _File(_Table):
+    certificate: tuple[_Certificate, ...] = Field((), max_length=10_000, strict=False)
     key: tuple[_Key, ...] = Field((), max_length=20_000, strict=False)
 
 
@@ -61,7 +75,17 @@ class AuthFile:
     """What the file states. ``files`` are the others that it names, which are read with it."""
 
     keys: Mapping[str, ApiKey]
+    certificates: Sequence[_Certificate] = ()
     files: tuple[Path, ...] = ()
+
+    def scopes_of(self, certificate: Certificate) -> frozenset[str]:
+        """Return the rights of a client certificate: those of all its entries together."""
+        return frozenset(
+            scope
+            for entry in self.certificates
+            if entry.subject == certificate.subject or entry.san in certificate.names
+            for scope in entry.scopes
+        )
 
     @classmethod
     def load(cls, path: Path) -> AuthFile:
@@ -92,7 +116,7 @@ class AuthFile:
             ids = [key.id for key in table.key]
             twice = next(one for one in ids if ids.count(one) > 1)
             raise InvalidArgument(f"{path} is not valid: it has two keys with the id {twice}")
-        return cls(keys=keys)
+        return cls(keys=keys, certificates=table.certificate)
 
 
 def add_key(path: Path, key: ApiKey) -> None:

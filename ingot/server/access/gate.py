@@ -17,9 +17,12 @@ from ingot.errors import IngotError, PermissionDenied, Unauthenticated
 from ingot.runtime import Metrics
 from ingot.server.access import keys
 from ingot.server.access.auth_file import AuthFile
+from ingot.server.access.peers import Certificate, Peer
 from ingot.server.limits import BoundedCache
 
 INFER, METRICS = "infer", "metrics"
+# What a client certificate allows if no file says otherwise.
+_ALL = frozenset((INFER, METRICS))
 # Longer values are refused unread: a token of an identity provider has 1 to 3 KiB.
 MAX_HEADER_BYTES = 8 << 10
 _MAX_GRANTS = 1024
@@ -62,8 +65,9 @@ class Gate:
     """The access rules of a server's listeners.
 
     Args:
-        path: the file of ``--auth``.
+        path: the file of ``--auth``; None admits every client certificate to all but management.
         metrics: where refusals are counted.
+        by_certificate: whether clients have certificates.
 
     Attributes:
         epoch: grows whenever an earlier decision may be wrong.
@@ -74,9 +78,10 @@ class Gate:
         InvalidArgument: the file is invalid.
     """
 
-    def __init__(self, path: Path, metrics: Metrics):
+    def __init__(self, path: Path | None, metrics: Metrics, *, by_certificate: bool = False):
         self._path = path
-        self._file = AuthFile.load(path)
+        self.by_certificate = by_certificate
+        self._file = self.load()
         self._refused = metrics.auth_refused
         self._grants: BoundedCache[bytes, Grant] = BoundedCache(_MAX_GRANTS)
         self._soonest = math.inf
@@ -86,11 +91,11 @@ class Gate:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that the rules come from."""
-        return (self._path, *self._file.files)
+        return () if self._path is None else (self._path, *self._file.files)
 
     def load(self) -> AuthFile:
         """Read the file again, in any thread; pass the result to :meth:`replace`."""
-        return AuthFile.load(self._path)
+        return AuthFile(keys={}) if self._path is None else AuthFile.load(self._path)
 
     def replace(self, file: AuthFile) -> None:
         """Use the rules of another file from now on."""
@@ -110,21 +115,24 @@ class Gate:
         if time.time() >= self._soonest:
             self.forget()
 
-    def check(self, authorization: bytes | None, scope: str) -> Grant | Refusal:
+    def check(self, authorization: bytes | None, scope: str, peer: Peer) -> Grant | Refusal:
         """Decide on a request.
 
         Args:
             authorization: the value of its header; None if it has none.
             scope: the right that it needs.
+            peer: the client's end of the connection.
         """
-        outcome = self._identify(authorization)
+        outcome = self._identify(authorization, peer.certificate)
         if isinstance(outcome, Grant) and scope not in outcome.scopes:
             outcome = _lacks(outcome, scope)
         if isinstance(outcome, Refusal):
             self._refused.labels(outcome.reason).inc()
         return outcome
 
-    def _identify(self, authorization: bytes | None) -> Grant | Refusal:
+    def _identify(self, authorization: bytes | None, certificate: Certificate | None) -> Grant | Refusal:
+        if certificate is not None and (authorization is None or self._path is None):
+            return self._certificate(certificate)
         if authorization is None:
             return _missing()
         # The hash of the lookup is keyed at random for each process, so its time reveals nothing about other keys.
@@ -136,6 +144,17 @@ class Gate:
             self._grants.keep(authorization, outcome)
             self._soonest = min(self._soonest, outcome.expires)
         return outcome
+
+    def _certificate(self, certificate: Certificate) -> Grant | Refusal:
+        client = f"certificate:{certificate.title}"
+        scopes = _ALL if self._path is None else self._file.scopes_of(certificate)
+        if not scopes:
+            text = f"the file of --auth has no entry for the {client}; add a table [[certificate]], or send a key"
+            return Refusal(PermissionDenied(text), "certificate", 'Bearer realm="ingot"', client)
+        if certificate.expires <= time.time():  # since the connection was opened
+            return Refusal(Unauthenticated(f"the {client} has expired"), "expired", client=client)
+        self._soonest = min(self._soonest, certificate.expires)
+        return Grant(client, scopes, certificate.expires)
 
     def _read(self, authorization: bytes) -> Grant | Refusal:
         kind, _, value = authorization[:MAX_HEADER_BYTES].partition(b" ")

@@ -25,7 +25,7 @@ from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.remote import PING_SECONDS, EngineEnd, FrontPlane, RemoteCatalog
 from ingot.server.listeners import Listeners
-from ingot.server.listening import Tls
+from ingot.server.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class FrontProcess:
         self._channel.close()
 
     async def _listen(self, config: ServerConfig) -> Listeners:
-        listeners = Listeners(self._plane, config, Tls.load(config.tls_cert, config.tls_key), shared=True)
+        tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
+        listeners = Listeners(self._plane, config, tls, shared=True)
         await listeners.start()
         return listeners
 

@@ -61,6 +61,7 @@ class Calls:
         self._budget = budget
         self._open_calls = open_calls
         self._gate = gate
+        self.checks_access = gate is not None
         self._codec = Codec(plane.repository.get)
         self.count_fault = count_fault
         self.cleanup = StreamCleanup()
@@ -84,7 +85,7 @@ class Calls:
             self._turn_away(replies, call, _RESOURCE_EXHAUSTED, "the call's metadata is too large")
         elif head.untimely:  # grpcio's status, and Go's
             self._turn_away(replies, call, _INTERNAL, "grpc-timeout is not up to 8 digits and a unit")
-        elif self._gate is not None and (refusal := self._admit(self._gate, call.head)) is not None:
+        elif self._gate is not None and (refusal := self._admit(self._gate, replies, call.head)) is not None:
             self._plane.count_error("grpc", refusal.error)
             self._turn_away(replies, call, STATUS[refusal.error.code], public_text(refusal.error))
         else:
@@ -94,12 +95,12 @@ class Calls:
             if call.ended:
                 self.ended(replies, call)
 
-    def _admit(self, gate: Gate, head: Head) -> Refusal | None:
+    def _admit(self, gate: Gate, replies: Replies, head: Head) -> Refusal | None:
         """Return why a call is refused, or None; the decision is kept in the head, which later calls share."""
         scope = "" if head.epoch == gate.epoch else scope_of(head.path)
         if not scope:
             return None
-        outcome = gate.check(head.authorization, scope)
+        outcome = gate.check(head.authorization, scope, replies.peer)
         if isinstance(outcome, Refusal):
             return outcome
         head.client, head.epoch = outcome.client, gate.epoch
@@ -109,7 +110,7 @@ class Calls:
         """End an open stream whose client has lost its access."""
         if self._gate is None or call.closed or call.method is None or call.method.streaming is None:
             return
-        refusal = self._admit(self._gate, call.head)
+        refusal = self._admit(self._gate, replies, call.head)
         if refusal is not None:
             self._refuse(replies, call, refusal.error)
             call.stop()

@@ -6,12 +6,37 @@ import asyncio
 from functools import partial
 from typing import cast
 
+from ingot.server.access.peers import peer_of
 from ingot.server.grpc.call import Call
 from ingot.server.grpc.calls import Calls
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.replies import HTTP_1, Replies
 from ingot.server.http2.connection import STREAM_WINDOW, Http2Connection
-from ingot.server.http2.frames import ErrorCode, Fault
+from ingot.server.http2.frames import PREFACE, ErrorCode, Fault, goaway, settings
+
+# How long a client that will be refused may send nothing.
+_SILENT_SECONDS = 10.0
+
+
+class WithoutAlpn(asyncio.Protocol):
+    """Refuses a client that did not negotiate ``h2``, as RFC 9113, section 3.2 asks, once it has sent something.
+
+    Args:
+        loop: the event loop.
+        transport: the connection, whose protocol this becomes.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport):
+        self._transport = transport
+        self._timer = loop.call_later(_SILENT_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        refused = goaway(0, ErrorCode.INADEQUATE_SECURITY, "negotiate h2 by ALPN")
+        self._transport.write(settings({}) + refused if PREFACE.startswith(data[: len(PREFACE)]) else HTTP_1)
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
 
 
 class Connection(asyncio.Protocol):
@@ -56,6 +81,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        encrypted = transport.get_extra_info("ssl_object")
+        if encrypted is not None and encrypted.selected_alpn_protocol() != "h2":
+            self.faulted(ErrorCode.INADEQUATE_SECURITY)
+            self.transport.set_protocol(WithoutAlpn(self.loop, self.transport))
+            return
+        if self._calls.checks_access:
+            self._replies.peer = peer_of(transport)
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

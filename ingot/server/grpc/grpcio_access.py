@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import grpc.aio
 
 from ingot.errors import public_text
 from ingot.server.access.gate import Gate, Refusal
+from ingot.server.access.peers import Peer, certificate_of
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.health import scope_of
@@ -31,10 +34,16 @@ class _Check:
 
     async def __call__(self, context: Context) -> None:
         """Abort the call if it is refused, which raises."""
-        outcome = self.gate.check(self.authorization, self.scope)
+        outcome = self.gate.check(self.authorization, self.scope, _peer(context))
         if isinstance(outcome, Refusal):
             self.plane.count_error("grpc", outcome.error)
             await context.abort(_STATUS[STATUS[outcome.error.code]], public_text(outcome.error))
+
+
+def _peer(context: Context) -> Peer:
+    pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    certificate = certificate_of(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))) if pem else None
+    return Peer(urllib.parse.unquote(context.peer()).partition(":")[2], certificate)
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):

@@ -22,7 +22,8 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
-from ingot.server.listening import Tls, bracketed
+from ingot.server.listening import bracketed
+from ingot.server.tls import Content, Tls
 
 # gRPC has numbers, grpcio an enumeration.
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
@@ -48,7 +49,7 @@ class GrpcioListener:
         *,
         shared: bool = False,
     ):
-        self._credentials = grpc.ssl_server_credentials([(tls.key, tls.cert)]) if tls is not None else None
+        self._credentials = _credentials(tls) if tls is not None else None
         interceptors = () if gate is None else (AccessInterceptor(plane, gate),)
         self._server, self._health = _create_server(plane, max_body_bytes, interceptors, shared=shared)
 
@@ -79,6 +80,27 @@ class GrpcioListener:
     async def stop(self, drain: float) -> None:
         """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
         await self._server.stop(drain)
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Return credentials that follow the certificate."""
+    used = tls.content
+
+    def configuration(content: Content) -> Any:
+        return grpc.ssl_server_certificate_configuration([(content.key, content.cert)], content.authorities)
+
+    def latest() -> Any:
+        """Return the configuration for a new connection; None if it has not changed. Called in gRPC's threads."""
+        nonlocal used
+        content = tls.content
+        if content is used:
+            return None
+        used = content
+        return configuration(content)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(used), latest, require_client_authentication=used.authorities is not None
+    )
 
 
 def _create_server(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
-from ingot.server.listening import Listener, Tls
+from ingot.server.listening import Listener
+from ingot.server.tls import Tls
 
 
 def create_listener(

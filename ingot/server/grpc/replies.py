@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections import deque
 
+from ingot.server.access.peers import Peer
 from ingot.server.grpc.call import Call
 from ingot.server.http2.connection import Http2Connection
 from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST_FRAME
@@ -97,15 +98,19 @@ _STREAM_QUEUE = 256 << 10
 
 
 class Replies:
-    """Answers the calls of one connection. ``fresh``: those whose headers arrived in the current read."""
+    """Answers the calls of one connection.
 
-    __slots__ = ("_sender", "fresh", "http2", "loop")
+    ``fresh``: those whose headers arrived in the current read. ``peer``: the client, if access is checked.
+    """
+
+    __slots__ = ("_sender", "fresh", "http2", "loop", "peer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, http2: Http2Connection[Call]):
         self.loop = loop
         self.http2 = http2
         self._sender = http2.sender
         self.fresh: list[Call] = []
+        self.peer = Peer()
 
     def answer(self, call: Call, message: tuple[bytes, ...], size: int) -> None:
         """Answer a call with one message, given in parts, and end it.

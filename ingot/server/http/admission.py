@@ -8,24 +8,36 @@ import httptools
 
 from ingot.errors import InvalidArgument
 from ingot.server.access.gate import INFER, METRICS, Gate, Refusal
+from ingot.server.access.peers import Peer
 from ingot.server.http.parser import LIVE, READY, Fault, RequestHead
 
 _OPEN = (LIVE.decode(), READY.decode())
 _TWICE = Fault(InvalidArgument("the request has several headers 'Authorization'; send one"))
 
 
-def admit_head(gate: Gate, head: RequestHead) -> RequestHead:
-    """Return a head with its client, or with a fault if it is refused."""
-    scope = "" if head.probe is not None else INFER if head.infer is not None else _scope(head.url)
-    if not scope:
-        return head
-    values = [value for name, value in head.headers if name == b"authorization"]
-    if len(values) > 1:  # a proxy may use another one than this server
-        return _refused(head, _TWICE)
-    outcome = gate.check(values[0] if values else None, scope)
-    if isinstance(outcome, Refusal):
-        return _refused(head, Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),)))
-    return head._replace(client=outcome.client)
+class Admission:
+    """Checks the access of requests.
+
+    Args:
+        gate: the rules.
+    """
+
+    def __init__(self, gate: Gate):
+        self._gate = gate
+        self.by_certificate = gate.by_certificate
+
+    def admit(self, head: RequestHead, peer: Peer) -> RequestHead:
+        """Return a head with its client, or with a fault if it is refused."""
+        scope = "" if head.probe is not None else INFER if head.infer is not None else _scope(head.url)
+        if not scope:
+            return head
+        values = [value for name, value in head.headers if name == b"authorization"]
+        if len(values) > 1:  # a proxy may use another one than this server
+            return _refused(head, _TWICE)
+        outcome = self._gate.check(values[0] if values else None, scope, peer)
+        if isinstance(outcome, Refusal):
+            return _refused(head, Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),)))
+        return head._replace(client=outcome.client)
 
 
 def _refused(head: RequestHead, fault: Fault) -> RequestHead:

@@ -7,15 +7,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
+from ingot.server.access.peers import Peer, peer_of
 from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
 from ingot.server.http.exchange import Arriving, Exchange, Shared
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
+from ingot.server.limits import BoundedCache
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_KNOWN_BYTES = 4 << 10
+_OWN_HEADS = 8
 
 
 class Connection(asyncio.Protocol):
@@ -38,8 +41,13 @@ class Connection(asyncio.Protocol):
         self.shared = shared
         self.loop = asyncio.get_running_loop()
         self._connections = connections
-        self._known = shared.heads
-        self._parser = Parser(shared.heads, shared.service.max_body_bytes, shared.admit)
+        admission = shared.admission
+        self._peer = Peer()
+        # With client certificates, equal heads of two connections are those of different clients.
+        own = admission is not None and admission.by_certificate
+        self._known: BoundedCache[bytes, RequestHead] = BoundedCache(_OWN_HEADS) if own else shared.heads
+        admit = None if admission is None else self._admit
+        self._parser = Parser(self._known, shared.service.max_body_bytes, admit)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
         self._queue: deque[Arriving | AsgiExchange] = deque()  # behind it
         self._arriving: Arriving | AsgiExchange | None = None  # the one whose body is arriving
@@ -52,6 +60,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if self.shared.admission is not None:
+            self._peer = peer_of(transport)
         self._timeouts = Timeouts(self)
         self._connections.add(self)
 
@@ -110,6 +120,13 @@ class Connection(asyncio.Protocol):
                 data = data[stop:]
             if data and self.transport.is_closing():
                 return
+
+    def _admit(self, head: RequestHead) -> RequestHead:
+        return head if self.shared.admission is None else self.shared.admission.admit(head, self._peer)
+
+    def forget(self) -> None:
+        """Forget all heads, as clients may have lost their access."""
+        self._known.clear()
 
     def _handle(self, events: Sequence[Event], size: int) -> None:
         """Handle the events of ``size`` bytes."""
@@ -273,6 +290,11 @@ class Connections:
         self._open.discard(connection)
         if not self._open:
             self._none.set()
+
+    def forget(self) -> None:
+        """Forget the heads of all connections."""
+        for connection in self._open:
+            connection.forget()
 
     async def drain(self, seconds: float) -> None:
         """Wait until all are closed; after ``seconds``, refuse the requests that are unanswered."""

@@ -12,10 +12,11 @@ from ingot.server import compression
 from ingot.server.compression import Hold
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import codec, large, responses
+from ingot.server.http.admission import Admission
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
 from ingot.server.http.codec import ResponseFormat
 from ingot.server.http.decoder import Decoder
-from ingot.server.http.parser import LIVE, Admit, Fault, InferHead, RequestHead
+from ingot.server.http.parser import LIVE, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
@@ -161,7 +162,7 @@ class Shared:
         plane: the server's behaviour.
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
-        admit: checks the access of request heads; None admits all.
+        admission: checks the access of request heads; None admits all.
 
     Attributes:
         heads: those of earlier inference requests, by their bytes.
@@ -169,11 +170,13 @@ class Shared:
         tasks: those of requests that the application serves.
     """
 
-    def __init__(self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, admit: Admit | None = None):
+    def __init__(
+        self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, admission: Admission | None = None
+    ):
         self.service = Service(plane, Decoder(), max_body_bytes, Budget(max_bodies_bytes))
         self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
         self.renderer = Renderer()
-        self.admit = admit
+        self.admission = admission
         self.app: Any = None
         self.tasks: set[asyncio.Task[None]] = set()
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.admission import admit_head
+from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
-from ingot.server.listening import BACKLOG, Tls, listen
+from ingot.server.listening import BACKLOG, listen
+from ingot.server.tls import Tls
 
 # Seconds for the application's tasks to end once their connection is closed.
 _TASK_SECONDS = 1.0
@@ -41,12 +41,11 @@ class HttpListener:
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        admit = None if gate is None else functools.partial(admit_head, gate)
-        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admit)
-        if gate is not None:
-            gate.changed.append(self._shared.heads.clear)
+        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, None if gate is None else Admission(gate))
         self._shared.app = LazyApp(self._shared.service)
         self._connections = Connections()
+        if gate is not None:
+            gate.changed += (self._shared.heads.clear, self._connections.forget)
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:

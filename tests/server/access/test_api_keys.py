@@ -20,6 +20,7 @@ from ingot.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenti
 from ingot.server.access import keys
 from ingot.server.access.auth_file import AuthFile, revoke_key
 from ingot.server.access.gate import MAX_HEADER_BYTES, Gate
+from ingot.server.access.peers import Peer
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from tests.server.access.served import BODY, DAY, NOW, Served, make_key, served
@@ -253,9 +254,9 @@ def test_a_key_is_looked_up_once_per_connection(tmp_path: Path, monkeypatch: pyt
     calls: list[bytes | None] = []
     check = Gate.check
 
-    def counted(gate: Gate, authorization: bytes | None, scope: str) -> Any:
+    def counted(gate: Gate, authorization: bytes | None, scope: str, peer: Peer) -> Any:
         calls.append(authorization)
-        return check(gate, authorization, scope)
+        return check(gate, authorization, scope, peer)
 
     monkeypatch.setattr(Gate, "check", counted)
     auth = tmp_path / "keys.toml"
@@ -318,6 +319,6 @@ def test_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
 
     auth = tmp_path / "keys.toml"
     key = make_key(auth, "infer")
-    outcome = Gate(auth, Metrics()).check(f"Bearer {key}".encode() + b" " * MAX_HEADER_BYTES, "infer")
+    outcome = Gate(auth, Metrics()).check(f"Bearer {key}".encode() + b" " * MAX_HEADER_BYTES, "infer", Peer())
     assert isinstance(outcome, Refusal)
     assert outcome.reason == "malformed"

@@ -1,0 +1,156 @@
+"""Certificates of the listeners: read, checked, and read again when their files change."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import InvalidArgument
+
+_REMEDY = (
+    "give PEM files: --tls-cert the certificate and those that vouch for it, --tls-key its key without a password "
+    "(in Python tls_cert, tls_key)"
+)
+# RFC 9113, section 9.2.2: in TLS 1.2 only ephemeral keys and authenticated encryption.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:!PSK:!aNULL"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the files held at one time, as PEM. ``authorities`` sign the clients' certificates; None asks for none."""
+
+    cert: bytes
+    key: bytes
+    authorities: bytes | None
+
+
+class Tls:
+    """A certificate chain and its private key, and the authorities of client certificates.
+
+    Args:
+        cert_file: PEM, the server's certificate first.
+        key_file: PEM, without a password.
+        client_ca: PEM of the authorities that sign the clients' certificates; None asks clients for none.
+
+    Attributes:
+        content: of the files, as they were last used.
+
+    Raises:
+        InvalidArgument: a file is missing, cannot be read or is of another form, or they do not belong together.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path, client_ca: Path | None = None):
+        self.cert_file = cert_file
+        self.key_file = key_file
+        self.client_ca = client_ca
+        self._live: list[tuple[LiveContext, Sequence[str]]] = []
+        self.content = self.read()
+
+    @classmethod
+    def load(cls, cert: Path | None, key: Path | None, client_ca: Path | None = None) -> Tls | None:
+        """Return it, or None if no file is given.
+
+        Raises:
+            InvalidArgument: as the constructor; or only some of the files are given.
+        """
+        if cert is None and key is None and client_ca is None:
+            return None
+        if cert is None and key is None:
+            raise InvalidArgument(f"--tls-client-ca is given without --tls-cert and --tls-key; {_REMEDY}")
+        if cert is None or key is None:
+            given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+            raise InvalidArgument(f"{given} is given without {missing}; TLS needs both: {_REMEDY}")
+        return cls(cert, key, client_ca)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it was read from."""
+        return tuple(filter(None, (self.cert_file, self.key_file, self.client_ca)))
+
+    def read(self) -> Content:
+        """Read the files and check them, in any thread; pass the result to :meth:`use`.
+
+        Raises:
+            InvalidArgument: they cannot be used.
+        """
+        authorities = None if self.client_ca is None else _read("--tls-client-ca", self.client_ca)
+        content = Content(_read("--tls-cert", self.cert_file), _read("--tls-key", self.key_file), authorities)
+        self._context(content, ())
+        return content
+
+    def use(self, content: Content) -> None:
+        """Use a content for new connections; those that are open keep theirs.
+
+        Raises:
+            InvalidArgument: the files have changed since they were read, and cannot be used.
+        """
+        made = [self._context(content, protocols) for _, protocols in self._live]
+        for (live, _), context in zip(self._live, made, strict=True):
+            live.current = context
+        self.content = content
+
+    def context(self, protocols: Sequence[str]) -> LiveContext:
+        """Return a context for a listener, which offers the ALPN ``protocols`` and follows :meth:`use`."""
+        live = LiveContext(self._context(self.content, protocols))
+        self._live.append((live, protocols))
+        return live
+
+    def _context(self, content: Content, protocols: Sequence[str]) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(_CIPHERS)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+        except ssl.SSLError as error:
+            raise InvalidArgument(f"{self._fault(content, error)}; {_REMEDY}") from error
+        except OSError as error:
+            raise InvalidArgument(f"{self.cert_file} or {self.key_file} cannot be read: {error.strerror}") from error
+        if content.authorities is not None:
+            try:
+                context.load_verify_locations(cadata=content.authorities.decode("ascii"))
+            except (ssl.SSLError, ValueError) as error:
+                raise InvalidArgument(f"--tls-client-ca {self.client_ca} holds no certificates in PEM") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
+        return context
+
+    def _fault(self, content: Content, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"the key {self.key_file} does not belong to the certificate {self.cert_file}"
+        if b"ENCRYPTED" in content.key:
+            return f"the key {self.key_file} is encrypted"
+        if b"-----BEGIN CERTIFICATE-----" not in content.cert:
+            return f"{self.cert_file} holds no certificate"
+        if b"PRIVATE KEY-----" not in content.key:
+            return f"{self.key_file} holds no private key"
+        return f"{self.cert_file} with {self.key_file}: {error.reason or error}"
+
+
+class LiveContext(ssl.SSLContext):
+    """A context that passes each new connection to ``current``, as a context cannot forget an authority or a key."""
+
+    current: ssl.SSLContext
+
+    def __new__(cls, current: ssl.SSLContext) -> LiveContext:
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        made.current = current
+        return made
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*args, **kwargs)
+
+
+def _no_password() -> bytes:
+    return b""  # else OpenSSL would ask for one at the terminal
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{option} {path} cannot be read: {error.strerror or error}") from error
