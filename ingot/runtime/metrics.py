@@ -184,7 +184,7 @@ class Metrics:
         )
         self.auth_refused = Counter(
             "ingot_auth_refused",
-            "Requests refused for lack of access, by reason: missing, malformed, unknown, expired, revoked, certificate or scope",
+            "Requests refused for lack of access, by reason: no key, a wrong one, no rights and so on",
             ("reason",),
             registry=registry,
         )
