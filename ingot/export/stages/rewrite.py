@@ -87,6 +87,11 @@ def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.
     with journal.stage("rewrite the ONNX graph", "Rewriting the ONNX graph") as stage:
         model, records = PassManager(context.options.onnx_rules, proof).run(model)
         stage.detail = context.record_rules(records)
+    remarks = {rule.name: rule.remark for rule in context.options.onnx_rules if rule.remark}
+    for record in records:
+        if record.rule in remarks and record.matches and not record.rejected:
+            noun = "node" if record.matches == 1 else "nodes"
+            journal.note(f"rule '{record.rule}' changed {record.matches} {noun}: {remarks[record.rule]}")
     if stage.detail:
         journal.graphs.append(graphs.of_onnx("ONNX graph rewritten", model))
     return model

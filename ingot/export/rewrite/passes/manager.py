@@ -69,6 +69,9 @@ class Pass(ABC, Generic[Graph]):
     """Whether the ONNX rule of the same name does the same later. A graph that only such rules changed need not be
     captured again."""
 
+    remark: ClassVar[str] = ""
+    """A note on each export that the rule changed, for rules that change results on some inputs; empty for none."""
+
     def requires(self, graph: Graph) -> None:
         """Check the preconditions of the pass.
 

@@ -34,6 +34,7 @@ class GuardedDivision(OnnxRule):
     """
 
     name = "guarded-division"
+    remark = "the least integer divided by -1 is itself, where ONNX Runtime's Div ends the process"
 
     def rewrite(self, model: ir.Model) -> int:
         divisions = [node for node in model.graph.all_nodes() if node.op_type == "Div" and node.domain == ""]
@@ -109,8 +110,10 @@ def _guard(node: ir.Node) -> None:
     quotient = ir.node("Div", [dividend, safe.outputs[0]])
     negated = ir.node("Neg", quotient.outputs)
     chosen = ir.node("Where", [reverses.outputs[0], negated.outputs[0], quotient.outputs[0]])
-    for made in (quotient.outputs[0], negated.outputs[0], chosen.outputs[0]):
-        made.type, made.shape = result.type, result.shape
-    ir.convenience.replace_nodes_and_values(
-        graph, node, [node], [minus, one, reverses, safe, quotient, negated, chosen], [result], chosen.outputs
-    )
+    made = [minus, one, reverses, safe, quotient, negated, chosen]
+    for new, like in ((reverses, divisor), (safe, divisor), (quotient, result), (negated, result), (chosen, result)):
+        new.outputs[0].dtype = ir.DataType.BOOL if new is reverses else dtype
+        new.outputs[0].shape = like.shape.copy() if like is not None and like.shape is not None else None
+    for new in made:
+        new.metadata_props.update(node.metadata_props)  # where in the user's model it comes from
+    ir.convenience.replace_nodes_and_values(graph, node, [node], made, [result], chosen.outputs)
