@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 import threading
 import time
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from ingot.model_store.references import HUB, RegistryAddress
+from ingot.model_store.registry.addresses import listed
 from ingot.model_store.registry.credentials import Credentials
 
 Ask = Callable[[str, str, Mapping[str, str], "bytes | None"], tuple[int, bytes]]
@@ -178,8 +178,7 @@ class Authorizer:
 
     def _trusts(self, host: str) -> bool:
         """Return whether the registry's credentials may be sent to a host."""
-        listed = {item.strip().lower() for item in os.environ.get(TOKEN_HOSTS, "").split(",")}
-        return host in (self._registry.host, _TOKEN_SERVERS.get(self._registry.host)) or host in listed
+        return host in (self._registry.host, _TOKEN_SERVERS.get(self._registry.host)) or host in listed(TOKEN_HOSTS)
 
 
 def parse_challenges(headers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

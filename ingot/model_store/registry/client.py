@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from http.cookiejar import DefaultCookiePolicy
+from typing import Any
 
 import httpx
 
@@ -26,7 +27,8 @@ from ingot.errors import (
 )
 from ingot.model_store.blobs.transfer import Cancelled, Transfer
 from ingot.model_store.references import RegistryAddress, is_loopback
-from ingot.model_store.registry.auth import Authorizer, Scope
+from ingot.model_store.registry import addresses
+from ingot.model_store.registry.auth import TOKEN_HOSTS, Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
 from ingot.model_store.registry.connections import Connections
 from ingot.model_store.registry.credentials import Credentials
@@ -82,21 +84,15 @@ class Client:
         self.retries = retries or Retries()
         self.has_referrers = True
         """Whether the registry lists attachments of manifests; False once it is known not to."""
-        self._connections = Connections()
+        self._connections = Connections(str(address))
         self._base = httpx.URL(address.url)
         self._authorizer = Authorizer(address, credentials, self._ask)
-        self._http = httpx.Client(
-            verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
-            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
-            # A compressed response could be a decompression bomb, and its digest would not match.
-            headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
-            # Servers on this machine are not reached through a proxy.
-            mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None,
-        )
-        # Harbor treats a client with cookies as a browser, and requires a CSRF token:
-        # https://github.com/goharbor/harbor/issues/12676
-        self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        weakref.finalize(self, self._http.close)
+        # Servers on this machine are not reached through a proxy.
+        self._http = _http(mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None)
+        # Connects to addresses in place of names, which would confuse a list of hosts without proxy.
+        self._direct = _http(trust_env=False)
+        for client in (self._http, self._direct):
+            weakref.finalize(self, client.close)
 
     def url(self, path: str) -> str:
         """Return the URL of a path below ``/v2/``."""
@@ -123,11 +119,11 @@ class Client:
         Raises:
             Transient: it may succeed later.
         """
-        response = self.open(request, allow)
+        response, url = self._opened(request, allow)
         try:
             with self.errors():
                 content = b"" if request.method == "HEAD" else read_document(response, self.address)
-                return RegistryResponse(response.status_code, response.headers, content, str(response.url))
+                return RegistryResponse(response.status_code, response.headers, content, url)
         finally:
             response.close()
 
@@ -137,10 +133,14 @@ class Client:
         Raises:
             Transient: it may succeed later.
         """
+        return self._opened(request, allow)[0]
+
+    def _opened(self, request: Request, allow: Collection[int]) -> tuple[httpx.Response, str]:
+        """Return the response to a request and the URL that it is from, which names the host."""
         with self.errors():
-            response = self._follow(request)
+            response, url = self._follow(request)
             if response.is_success or response.status_code in allow:
-                return response
+                return response, url
             try:
                 raise self._refusal(request, response)
             finally:
@@ -186,12 +186,12 @@ class Client:
             )
         return str(url)
 
-    def _follow(self, request: Request) -> httpx.Response:
+    def _follow(self, request: Request) -> tuple[httpx.Response, str]:
         url = request.url
         for _ in range(MAX_REDIRECTS + 1):
             response = self._authorized(request, url)
             if response.status_code not in _REDIRECTS:
-                return response
+                return response, url
             location = response.headers.get("Location", "")
             discard(response)
             if request.method not in ("GET", "HEAD"):
@@ -220,21 +220,45 @@ class Client:
         headers = dict(request.headers)
         if authorization is not None:
             headers["Authorization"] = authorization
-        content = request.content() if callable(request.content) else request.content
-        sent = self._http.build_request(
-            request.method, url, headers=headers, content=content, extensions={"trace": self._connections.trace}
-        )
-        return self._http.send(sent, stream=True, follow_redirects=False)
+        return self._connect(request.method, url, headers, request.content)
+
+    def _connect(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: Content,
+        setting: str = addresses.REDIRECT_HOSTS,
+    ) -> httpx.Response:
+        """Send a request to the registry, or to an address of the host that it leads to, without following redirects.
+
+        Raises:
+            InvalidArgument: the host has a private address and ``setting`` does not list it.
+        """
+        target = httpx.URL(url)
+        # An empty list stands for the host's name.
+        allowed = list(addresses.checked(self.address, target, setting))
+        while True:
+            extensions: dict[str, Any] = {"trace": self._connections.trace}
+            client, place, more = self._http, target, dict(headers)
+            if allowed:
+                client, place = self._direct, target.copy_with(host=allowed.pop(0))
+                extensions["sni_hostname"] = target.host  # the certificate must be for the name
+                more["Host"] = target.netloc.decode()
+            body = content() if callable(content) else content
+            sent = client.build_request(method, place, headers=more, content=body, extensions=extensions)
+            try:
+                return client.send(sent, stream=True, follow_redirects=False)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if not allowed:
+                    raise
 
     def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
         """Send a request of the authorizer: without additions, and without following redirects."""
 
         def ask() -> tuple[int, bytes]:
             with self.errors():
-                sent = self._http.build_request(
-                    method, url, headers=dict(headers), content=content, extensions={"trace": self._connections.trace}
-                )
-                response = self._http.send(sent, stream=True, follow_redirects=False)
+                response = self._connect(method, url, headers, content, TOKEN_HOSTS)
                 try:
                     if response.status_code in _TRANSIENT:
                         raise Transient(f"{httpx.URL(url).host} answers {response.status_code}", retry_after(response))
@@ -270,6 +294,20 @@ class Client:
         if status > 500:
             return Unavailable(f"{self.address} answers {said}")
         return InvalidArgument(f"{self.address} refuses {request.method} {httpx.URL(request.url).path} ({said})")
+
+
+def _http(**options: Any) -> httpx.Client:
+    client = httpx.Client(
+        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
+        timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
+        # A compressed response could be a decompression bomb, and its digest would not match.
+        headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
+        **options,
+    )
+    # Harbor treats a client with cookies as a browser, and requires a CSRF token:
+    # https://github.com/goharbor/harbor/issues/12676
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
 
 
 @functools.cache

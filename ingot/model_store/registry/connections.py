@@ -1,37 +1,102 @@
-"""The open connections of a client, so that a cancelled transfer does not wait for them."""
+"""The open connections of a client: a cancelled transfer does not wait for them, nor any transfer for slow ones."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ingot.errors import Transient
 from ingot.model_store.blobs.transfer import Transfer
 
 _OPENED = (".connect_tcp.complete", ".start_tls.complete")
+_RESPONSE = ".receive_response_headers.started"
+
+# Bytes that a response must bring in so many seconds of waiting for it, as the server asks of request bodies. The time
+# to the first byte is limited separately, as a registry may have to check what it received.
+PACE_BYTES = 1 << 20
+PACE_SECONDS = 60.0
+
+
+class _Pace:
+    """The bytes of one response, and the time spent waiting for them."""
+
+    def __init__(self, where: str):
+        self._where = where
+        self.begin()
+
+    def begin(self) -> None:
+        self._waited, self._received = 0.0, 0
+
+    def add(self, waited: float, received: int) -> None:
+        """Count a read.
+
+        Raises:
+            Transient: the response arrives too slowly.
+        """
+        self._waited += waited
+        self._received += received
+        if self._waited >= PACE_SECONDS:
+            if self._received < PACE_BYTES:
+                raise Transient(
+                    f"{self._where} sends less than {PACE_BYTES >> 20} MiB a minute; check the network, or use another "
+                    "registry. The same command continues a transfer"
+                )
+            self.begin()
 
 
 class Connections:
-    """The sockets of an httpx client, reported by its ``trace`` extension. Thread-safe."""
+    """The sockets of an httpx client, reported by its ``trace`` extension. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        registry: its name in messages.
+    """
+
+    def __init__(self, registry: str) -> None:
+        self._registry = registry
+        self._thread = threading.local()
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Register a connection that was opened for this thread's request."""
+        """Register a connection that was opened for this thread's request, or note that its response begins."""
+        if event.endswith(_RESPONSE):
+            self._thread.begins = True
         if not event.endswith(_OPENED):
             return
-        opened = info["return_value"].get_extra_info("socket")
+        stream = info["return_value"]
+        stream.read = self._paced(stream.read, stream.get_extra_info("server_addr"))
+        opened = stream.get_extra_info("socket")
         if isinstance(opened, socket.socket):
             with self._lock:
                 self._sockets.add(opened)
             transfer = Transfer.of_this_thread()
             if transfer is not None and transfer.cancelled:  # cancelled meanwhile
                 self.break_off()
+
+    def _paced(self, read: Callable[..., bytes], peer: Any) -> Callable[..., bytes]:
+        """Return a stream's ``read`` that limits how slowly a response arrives.
+
+        A limit for each read would be kept by a server that sends one byte a minute.
+        """
+        where = f"{self._registry} (at {peer[0]})" if peer else self._registry
+        pace = _Pace(where)
+
+        def paced(max_bytes: int, timeout: float | None = None) -> bytes:
+            began = time.monotonic()
+            content = read(max_bytes, timeout)
+            if getattr(self._thread, "begins", False):
+                self._thread.begins = False
+                pace.begin()
+            else:
+                pace.add(time.monotonic() - began, len(content))
+            return content
+
+        return paced
 
     def break_off(self) -> None:
         """Interrupt every thread that waits on a connection, with a network error."""

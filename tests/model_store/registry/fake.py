@@ -39,6 +39,9 @@ class Fake:
         for handler in self.before:
             if (reply := handler(asked)) is not None:
                 return reply
+        return self.honest(asked)
+
+    def honest(self, asked: Asked) -> Reply:
         match = re.fullmatch(
             r"/v2/(?P<name>.+?)/(?P<kind>manifests|blobs|referrers|tags)/(?P<rest>[^?]*).*", asked.path
         )
