@@ -17,6 +17,7 @@ from ingot.model_store import Archive, Variant
 from ingot.padding import Padding
 from ingot.runtime.devices import cpu_count
 from ingot.runtime.dispatch import padding
+from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Pending, Submit
 from ingot.runtime.dispatch.statistics import Statistics
@@ -237,7 +238,15 @@ class Model:
             self._engine_swap.start()
         served = (self.name, self.version, engines, signature, scheduler)
         crowded = self.device == "cpu" and cpu_count() <= len(engines) * self._threads
-        return Dispatcher(*served, padding=policy, slo=self._settings.slo, metrics=self._metrics, crowded=crowded)
+        settings = self._settings
+        return Dispatcher(
+            *served,
+            padding=policy,
+            slo=settings.slo,
+            answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
+            metrics=self._metrics,
+            crowded=crowded,
+        )
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the final engines serve; return whether they do."""

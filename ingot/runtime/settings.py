@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ class Settings:
     batch size, if needed. ``derived_cache`` keeps the packed weights of large models next to their store.
     ``slo`` is the number of seconds within which requests without a timeout are to be answered; None is unlimited.
     ``engine_threads`` is the number of CPU threads per engine call; None measures the best number.
+    ``max_answer_bytes`` limits the outputs of one request.
     ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
     """
 
@@ -36,6 +38,7 @@ class Settings:
     choice_time: float = 0.3
     derived_cache: bool = True
     slo: float | None = None
+    max_answer_bytes: float = math.inf
     warm_time: float = 0.1
     engine_threads: int | None = None
 

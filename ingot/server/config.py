@@ -192,6 +192,14 @@ class ServerConfig:
         group=LIMITS,
         least=1,
     )
+    max_answer_mb: int = _field(
+        512,
+        "Largest outputs of one request, in MiB as raw tensors; a request that asks for more is refused",
+        more="A few bytes can ask for any amount: a size that is an input of the model, say. The limit is checked "
+        "before an answer is encoded.",
+        group=LIMITS,
+        least=1,
+    )
     load_timeout: float = _field(
         300.0,
         "How long a model may take to load and to be tested and timed; 0 for no limit",
@@ -353,6 +361,7 @@ class ServerConfig:
             choice_time=self.choice_time,
             derived_cache=self.derived_cache,
             slo=self.slo,
+            max_answer_bytes=self.max_answer_mb << 20,
             engine_threads=self.threads,
         )
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, Unavailable
+from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, TooLarge, Unavailable
 from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
+from ingot.report import units
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.engine import Engine
-from ingot.runtime.scheduling.entry import Entry, Outcome
-from ingot.tensors import Array, Signature, TensorSpec
+from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 log = rate_limited_logger(__name__)
 
@@ -28,6 +29,27 @@ _PLAIN = "biuf"
 _LARGE = 1 << 20
 # Most bytes that one engine's buffers hold together; larger batches are allocated separately.
 LIMIT = 64 << 20
+
+
+@dataclass(frozen=True)
+class AnswerLimit:
+    """The most bytes of one answer's outputs, and the name of the model, for messages."""
+
+    nbytes: float = math.inf
+    model: str = ""
+
+    def checked(self, outputs: Mapping[str, Array], before: int = 0) -> Outcome:
+        """Return the outputs, or the error if they are too large; ``before`` bytes were counted for the request."""
+        sizes = {name: size_of(array) for name, array in outputs.items()}
+        nbytes = before + sum(sizes.values())
+        if nbytes <= self.nbytes:
+            return outputs
+        largest = max(sizes, key=sizes.__getitem__)
+        return TooLarge(
+            f"the outputs of model '{self.model}' have {units.size(nbytes)} for this request, most of it in "
+            f"'{largest}', over the limit of {units.size(int(self.nbytes))}; send a request with a smaller answer, or "
+            "raise --max-answer-mb (INGOT_MAX_ANSWER_MB)"
+        )
 
 
 @dataclass(slots=True)
@@ -96,17 +118,26 @@ class Batcher:
         engine: the loaded model.
         signature: the model's.
         padding: for a model whose requests may be padded to one size.
+        limit: of each request's outputs.
 
     Attributes:
         spent: timings of the last batch.
         ended: the error of an engine call of that batch that was ended; the calls that remained were not made.
     """
 
-    def __init__(self, engine: Engine, signature: Signature, padding: PaddingPolicy | None = None):
+    def __init__(
+        self,
+        engine: Engine,
+        signature: Signature,
+        padding: PaddingPolicy | None = None,
+        limit: AnswerLimit = AnswerLimit(),
+    ):
         self.spent = BatchTimings()
         self.ended: EngineTimeout | None = None
         self._engine = engine
         self._padding = padding
+        self._limit = limit
+        self._texts = any(spec.dtype is DType.BYTES for spec in signature.outputs)
         self._buffers = Buffers(engine)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
@@ -176,6 +207,8 @@ class Batcher:
         if padding is not None:
             answers = [padding.padder.cut(entry.inputs, answer) for entry, answer in zip(entries, answers, strict=True)]
         spent.splitting += time.perf_counter() - ran
+        if self._texts or sum([array.nbytes for array in outputs.values()]) > self._limit.nbytes:
+            return [self._limit.checked(answer) for answer in answers]
         return [*answers]
 
     def _join(self, entries: Sequence[Entry]) -> dict[str, Array]:

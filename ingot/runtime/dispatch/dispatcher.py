@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.report.units import duration, written
-from ingot.runtime.dispatch.batching import Batcher, BatchTimings, samples_of
+from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, SignatureCheck
@@ -53,6 +53,7 @@ class Dispatcher:
         scheduler: decides which requests run when.
         padding: for a model whose requests may be padded to one size.
         slo: seconds within which requests without a timeout are to be answered; None is unlimited.
+        answer_limit: of each request's outputs.
         metrics: where requests and batches are counted.
         crowded: whether engine calls occupy all available cores.
     """
@@ -67,6 +68,7 @@ class Dispatcher:
         *,
         padding: PaddingPolicy | None = None,
         slo: float | None = None,
+        answer_limit: AnswerLimit = AnswerLimit(),  # noqa: B008 - it is frozen
         metrics: Metrics | None = None,
         crowded: bool = False,
     ):
@@ -76,6 +78,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._padding = padding
         self._slo = slo
+        self._answer_limit = answer_limit
         metrics = metrics or Metrics()
         self._queue_seconds = metrics.queue_seconds.labels(name, version)
         self._engine_seconds = metrics.engine_seconds.labels(name, version)
@@ -87,7 +90,9 @@ class Dispatcher:
         self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._instances = [
-            Worker(engine, Batcher(engine, signature, padding), self._done, f"ingot-{name}-{version}-{index}")
+            Worker(
+                engine, Batcher(engine, signature, padding, answer_limit), self._done, f"ingot-{name}-{version}-{index}"
+            )
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
@@ -183,7 +188,8 @@ class Dispatcher:
             return Entry(samples, min(most, checked.samples - start), take, now, checked.group, deadline, priority)
 
         nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
-        parts = Parts(self, reply, now, signature=signature, count=math.ceil(checked.samples / most), make=part)
+        count, limit = math.ceil(checked.samples / most), self._answer_limit
+        parts = Parts(self, reply, now, signature=signature, count=count, make=part, limit=limit)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:

@@ -15,8 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
+from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.signature_check import InputKey
-from ingot.runtime.scheduling.entry import Entry, Outcome, Reply
+from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class Parts(Pending):
         signature: the model's.
         count: number of parts.
         make: returns the part of an index, given its reply.
+        limit: of the joined outputs.
 
     Attributes:
         entries: the parts that wait or run, by index.
@@ -147,7 +149,9 @@ class Parts(Pending):
         "_axes",
         "_count",
         "_left",
+        "_limit",
         "_make",
+        "_nbytes",
         "_next",
         "_outcomes",
         "arrived",
@@ -167,6 +171,7 @@ class Parts(Pending):
         signature: Signature,
         count: int,
         make: Callable[[int, Reply], Entry],
+        limit: AnswerLimit,
     ):
         self.owner = owner
         self.reply = reply
@@ -180,6 +185,8 @@ class Parts(Pending):
         self._axes = signature.batch_axes(signature.outputs)
         self._outcomes: list[Mapping[str, Array] | None] = [None] * count
         self._left = count
+        self._limit = limit
+        self._nbytes = 0
 
     @property
     def waiting(self) -> bool:  # type: ignore[override]  # computed from its entries
@@ -201,6 +208,11 @@ class Parts(Pending):
         if isinstance(outcome, IngotError):
             self.fail(outcome)
             return
+        checked = self._limit.checked(outcome, self._nbytes)
+        if isinstance(checked, IngotError):
+            self.fail(checked)
+            return
+        self._nbytes += sum(map(size_of, outcome.values()))
         del self.entries[index]
         self._outcomes[index] = outcome
         self._left -= 1
