@@ -16,7 +16,7 @@ FROM python:3.11-slim AS cpu-packages
 COPY --from=wheel /wheels /wheels
 COPY constraints.txt /wheels/
 RUN python -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[cpu]"
+    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[cpu,auth]"
 
 
 FROM python:3.11-slim AS cpu
@@ -44,7 +44,7 @@ RUN apt-get update \
 COPY --from=wheel /wheels /wheels
 COPY constraints.txt /wheels/
 RUN python3 -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[gpu]"
+    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[gpu,auth]"
 
 
 FROM nvidia/cuda:13.0.1-cudnn-runtime-ubuntu24.04 AS gpu

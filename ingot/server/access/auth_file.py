@@ -26,6 +26,7 @@ from ingot.model_store.blobs.files import atomic_file
 from ingot.model_store.trust.keys import read_file
 from ingot.server.access.keys import NAME, ApiKey
 from ingot.server.access.peers import Certificate
+from ingot.server.access.tokens import ALGORITHMS, Algorithm, Issuer, load_keys, own_scopes
 
 log = rate_limited_logger(__name__)
 
@@ -65,7 +66,18 @@ class _Certificate(_Table):
         return self
 
 
+class _Jwt(_Table):
+    issuer: str = Field(min_length=1)
+    audience: str = Field(min_length=1)
+    jwks: str = Field(min_length=1)
+    algorithms: tuple[Algorithm, ...] = Field(ALGORITHMS, min_length=1, strict=False)
+    scope_claim: str = Field("scope", min_length=1)
+    scopes: Mapping[str, _Scopes] | None = None
+    leeway: int = Field(30, ge=0, le=300)
+
+
 class _File(_Table):
+    jwt: _Jwt | None = None
     certificate: tuple[_Certificate, ...] = Field((), max_length=10_000, strict=False)
     key: tuple[_Key, ...] = Field((), max_length=20_000, strict=False)
 
@@ -76,6 +88,7 @@ class AuthFile:
 
     keys: Mapping[str, ApiKey]
     certificates: Sequence[_Certificate] = ()
+    issuer: Issuer | None = None
     files: tuple[Path, ...] = ()
 
     def scopes_of(self, certificate: Certificate) -> frozenset[str]:
@@ -116,7 +129,21 @@ class AuthFile:
             ids = [key.id for key in table.key]
             twice = next(one for one in ids if ids.count(one) > 1)
             raise InvalidArgument(f"{path} is not valid: it has two keys with the id {twice}")
-        return cls(keys=keys, certificates=table.certificate)
+        if table.jwt is None:
+            return cls(keys=keys, certificates=table.certificate)
+        jwks = path.parent / Path(table.jwt.jwks).expanduser()
+        return cls(keys=keys, certificates=table.certificate, issuer=_issuer(table.jwt, jwks), files=(jwks,))
+
+
+def _issuer(table: _Jwt, jwks: Path) -> Issuer:
+    return Issuer(
+        name=table.issuer,
+        audience=table.audience,
+        keys=load_keys(jwks, table.algorithms),
+        claim=table.scope_claim,
+        scopes=own_scopes() if table.scopes is None else table.scopes,
+        leeway=table.leeway,
+    )
 
 
 def add_key(path: Path, key: ApiKey) -> None:

@@ -10,13 +10,13 @@ import datetime
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.errors import IngotError, PermissionDenied, Unauthenticated
+from ingot.errors import PermissionDenied, Unauthenticated
 from ingot.runtime import Metrics
 from ingot.server.access import keys
 from ingot.server.access.auth_file import AuthFile
+from ingot.server.access.grants import Grant, Refusal
 from ingot.server.access.peers import Certificate, Peer
 from ingot.server.limits import BoundedCache
 
@@ -27,38 +27,6 @@ _ALL = frozenset((INFER, METRICS))
 MAX_HEADER_BYTES = 8 << 10
 _MAX_GRANTS = 1024
 _REMEDY = "send 'authorization: Bearer KEY'"
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What a client may do.
-
-    Attributes:
-        client: names the client for fairness and the log: ``key:3f9a...``.
-        scopes: its rights.
-        expires: the time in seconds since 1970 after which it has none.
-    """
-
-    client: str
-    scopes: frozenset[str]
-    expires: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is refused.
-
-    Attributes:
-        error: for the client: Unauthenticated or PermissionDenied.
-        reason: one word, for the metric and the log.
-        challenge: the value of ``WWW-Authenticate``.
-        client: as that of a grant; empty if it is unknown.
-    """
-
-    error: IngotError
-    reason: str
-    challenge: str = 'Bearer realm="ingot", error="invalid_token"'
-    client: str = ""
 
 
 class Gate:
@@ -161,7 +129,10 @@ class Gate:
         if kind.lower() != b"bearer" or len(authorization) > MAX_HEADER_BYTES or not value.isascii():
             text = f"the header 'authorization' is not a bearer token of at most {MAX_HEADER_BYTES} bytes; {_REMEDY}"
             return Refusal(Unauthenticated(text), "malformed")
-        return self._key(value.strip().decode("ascii"))
+        token = value.strip().decode("ascii")
+        issuer = self._file.issuer
+        # An API key has no point.
+        return issuer.check(token) if issuer is not None and token.count(".") == 2 else self._key(token)
 
     def _key(self, token: str) -> Grant | Refusal:
         identifier = keys.id_of(token)
@@ -181,7 +152,7 @@ def _missing() -> Refusal:
 
 
 def _lacks(grant: Grant, scope: str) -> Refusal:
-    has = ", ".join(sorted(grant.scopes))
+    has = ", ".join(sorted(grant.scopes)) or "none"
     text = f"{grant.client} lacks the scope '{scope}'; it has: {has}"
     challenge = f'Bearer realm="ingot", error="insufficient_scope", scope="{scope}"'
     return Refusal(PermissionDenied(text), "scope", challenge, grant.client)

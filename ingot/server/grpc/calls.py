@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
-from ingot.server.access.gate import Gate, Refusal
+from ingot.server.access.gate import Gate
+from ingot.server.access.grants import Refusal
 from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc.call import Call, Method

@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 
 from ingot.errors import public_text
-from ingot.server.access.gate import Gate, Refusal
+from ingot.server.access.gate import Gate
+from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer, certificate_of
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import STATUS

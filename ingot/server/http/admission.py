@@ -7,7 +7,8 @@ import urllib.parse
 import httptools
 
 from ingot.errors import InvalidArgument
-from ingot.server.access.gate import INFER, METRICS, Gate, Refusal
+from ingot.server.access.gate import INFER, METRICS, Gate
+from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.http.parser import LIVE, READY, Fault, RequestHead
 

@@ -315,7 +315,7 @@ def test_a_server_does_not_start_without_its_file_or_with_one_that_others_can_wr
 
 def test_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
     from ingot.runtime import Metrics
-    from ingot.server.access.gate import Refusal
+    from ingot.server.access.grants import Refusal
 
     auth = tmp_path / "keys.toml"
     key = make_key(auth, "infer")
