@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from ingot.errors import InvalidArgument
+import ingot
+from ingot.errors import ExportError, InvalidArgument
 from ingot.export.proof.examples import Examples
 from ingot.model_store.format import manifest
 from ingot.padding import Padding, declared
@@ -205,3 +208,30 @@ def test_an_archive_with_a_damaged_range_is_refused(before: bytes, after: bytes)
     raw = manifest.encode(samples.serving(signature=signature("n:int64[]=0..4096")))
     with pytest.raises(InvalidArgument, match=r"serving\.json is not valid"):
         manifest.decode(manifest.Serving, raw.replace(before, after), "serving.json")
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(10, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.rows(ids)
+        return found.sum(1)
+
+
+def test_a_module_keeps_its_ranges() -> None:
+    spec = TensorSpec("ids", DType.INT64, ("batch", "seq"), ValueRange(2, 9))
+    archive = ingot.export_model(Table(), inputs=[spec])
+    assert archive.signature.inputs == (spec,)
+    found = [golden.inputs["ids"] for golden in archive.variant().goldens()]
+    assert found[0].min() >= 2
+    assert found[1].max() == 9
+
+
+@pytest.mark.parametrize("inputs", ["ids:int64[batch,seq]=0..10", "ids:int64[batch,seq]=-1..9"])
+def test_a_range_beyond_what_a_module_accepts_is_found(inputs: str) -> None:
+    with pytest.raises(
+        ExportError, match=r"does not run on all values of ids:.*: IndexError: .*; declare a range that"
+    ):
+        ingot.export_model(Table(), inputs=inputs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
-from ingot.errors import InvalidArgument, RejectedInputs
+from ingot.errors import ExportError, InvalidArgument, RejectedInputs
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples, Limit
 from ingot.tensors import Array, TensorSpec
@@ -32,6 +32,38 @@ def find(runner: Runner, examples: Examples, known: Container[str] = ()) -> dict
             if limit is not None and _holds(runner, examples.limited({spec.name: limit})):
                 found[spec.name] = limit
     return found
+
+
+def check_ranges(runner: Runner, examples: Examples) -> None:
+    """Check that a model that runs on one value of each declared range runs on others too, and on the ends.
+
+    Examples that the model may reject anyway are not checked.
+
+    Raises:
+        ExportError: it does not.
+    """
+    declared = [spec for spec in examples.inputs if spec.values is not None]
+    if not declared or examples.stretched:
+        return
+    sizes = examples.default_sizes
+    reasons = (failure(runner, examples, sizes, seed) for seed in range(3))  # ordinary values, and those with an end
+    reason = next(filter(None, reasons), None)
+    if reason is None or not any(_runs_on(runner, examples.make(sizes), declared, end) for end in ("least", "high")):
+        return
+    shown = ", ".join(map(str, declared))
+    raise ExportError(
+        f"the model does not run on all values of {shown}: {reason}; declare a range that it accepts, "
+        "or pass real inputs with --example"
+    )
+
+
+def _runs_on(runner: Runner, inputs: Mapping[str, Array], declared: Sequence[TensorSpec], end: str) -> bool:
+    """Return whether a model runs where each declared input holds one value: that nearest to 0, or the upper end."""
+    same = dict(inputs)
+    for spec in declared:
+        high = None if spec.values is None else spec.values.high
+        same[spec.name] = np.full_like(inputs[spec.name], spec.least if end == "least" or high is None else high)
+    return _failure(runner, same) is None
 
 
 def zeros(examples: Examples) -> Examples:

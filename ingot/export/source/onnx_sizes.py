@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ingot.errors import ExportError, InternalError, InvalidArgument, RejectedInputs
 from ingot.export.program import Runner
-from ingot.export.proof import sizes
+from ingot.export.proof import indices, sizes
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.probe import output_specs
 from ingot.runtime.engine import Engine
@@ -97,11 +97,13 @@ def fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]]
     try:
         file.run(examples.make(examples.default_sizes))
     except ExportError:
+        indices.check_ranges(file, examples)
         found = sizes.stepped(file, examples)
         if found is None:
             raise
         notes = sizes.changes(examples, found)
         examples = found
+    indices.check_ranges(file, examples)
     examples, more = sizes.narrowed(file, examples)
     return examples, (*notes, *more)
 

@@ -180,6 +180,7 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
     except ExportError as error:
         if "does not run" not in str(error):
             raise
+        indices.check_ranges(eager, examples)
         fitting = _running(eager, examples)
         if fitting is None:
             raise ExportError(f"{error}; {misdeclared.remedy(eager, examples)}") from error
@@ -189,6 +190,7 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
     examples = examples.limited(known)
     if eager.device.type == "cpu":  # on CUDA an index out of range makes the device unusable for the process
         examples = examples.limited(indices.find(eager, examples, known))
+    indices.check_ranges(eager, examples)
     examples, more = sizes.narrowed(eager, examples)
     return examples, [*notes, *more]
 
