@@ -7,11 +7,15 @@ time, one copy into an arena costs less than two through a socket from some 64 K
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import weakref
 from bisect import insort
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +30,11 @@ _WARM = 64 << 20
 
 
 def create(size: int) -> int:
-    """Return the file descriptor of a new arena. Only written pages use memory."""
-    handle = os.memfd_create("ingot-tensors", os.MFD_CLOEXEC)
+    """Return the file descriptor of a new arena. Only written pages use memory, and its size is fixed."""
+    handle = os.memfd_create("ingot-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(handle, -(-size // _PAGE) * _PAGE)
+    # A process that could shrink it would end the others, by SIGBUS, when they read it.
+    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return handle
 
 
@@ -43,11 +49,15 @@ class Outgoing:
         size = os.fstat(handle).st_size
         self._map = mmap.mmap(handle, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
+        self._address: int = self._bytes.__array_interface__["data"][0]
         self._holes = [(0, size)]
         self._taken: dict[int, int] = {}
+        self._dropped: deque[int] = deque()  # blocks of arrays that are gone, added by any thread
 
     def take(self, size: int) -> int | None:
         """Allocate the lowest free block that is large enough; return its offset, or None if there is none."""
+        while self._dropped:
+            self.free(self._dropped.popleft())
         size = -(-size // _PAGE) * _PAGE
         for index, (start, room) in enumerate(self._holes):
             if room >= size:
@@ -62,6 +72,26 @@ class Outgoing:
     def block(self, start: int) -> Array:
         """Return an allocated block, as bytes to be written."""
         return self._bytes[start : start + self._taken[start]]
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array | None:
+        """Return an uninitialized array in a new block, or None if there is no room.
+
+        The block is free again when no array refers to it any more, in any thread.
+        """
+        size = prod(shape) * dtype.itemsize
+        start = self.take(max(size, 1))
+        if start is None:
+            return None
+        block = np.frombuffer(self._map, np.uint8, size, start)
+        weakref.finalize(block, self._dropped.append, start).atexit = False
+        array: Array = block.view(dtype).reshape(shape)
+        return array
+
+    def offset_of(self, array: Array) -> int | None:
+        """Return where an array lies in this arena; None if it lies elsewhere or is not contiguous."""
+        start: int = array.__array_interface__["data"][0] - self._address
+        inside = start >= 0 and start + array.nbytes <= len(self._bytes)
+        return start if inside and array.flags.c_contiguous else None
 
     def free(self, start: int) -> None:
         """Free a block."""
@@ -84,10 +114,11 @@ class Incoming:
     Args:
         handle: the arena's file descriptor, which may be closed afterwards.
         release: called with a block's offset when no array refers to it any more, in any thread.
+        writable: whether the arrays may be written to.
     """
 
-    def __init__(self, handle: int, release: Callable[[int], None]):
-        self._map = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    def __init__(self, handle: int, release: Callable[[int], None], *, writable: bool = False):
+        self._map = mmap.mmap(handle, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         self._release = release
 
     def block(self, start: int, size: int) -> Array:

@@ -99,15 +99,24 @@ class TensorLayout:
 
 
 class Splitter:
-    """Cuts a stream into records, without copying those that arrive in one piece."""
+    """Cuts a stream into records, without copying those that arrive in one piece.
 
-    def __init__(self) -> None:
+    Args:
+        most: the largest body in bytes; None trusts the sender.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self._parts: list[bytes] = []
         self._size = 0
         self._needed = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Yield the kinds and bodies of the records that these bytes complete."""
+        """Yield the kinds and bodies of the records that these bytes complete.
+
+        Raises:
+            ValueError: a record is too large.
+        """
         if self._parts:
             self._parts.append(data)
             self._size += len(data)
@@ -119,6 +128,8 @@ class Splitter:
         needed = HEADER.size
         while end - at >= HEADER.size:
             size, kind = HEADER.unpack_from(data, at)
+            if self._most is not None and size > self._most:
+                raise ValueError(f"a record of {size} bytes")
             needed = HEADER.size + size
             if end - at < needed:
                 break
