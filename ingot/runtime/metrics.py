@@ -215,6 +215,12 @@ class Metrics:
             (*_MODEL, "result"),
             registry=registry,
         )
+        self.engine_restarts = Counter(
+            "ingot_engine_restarts",
+            "Engine processes that ended unexpectedly, by reason: a signal, exit, or killed",
+            (*_MODEL, "reason"),
+            registry=registry,
+        )
         self.fronts = Gauge(
             "ingot_fronts", "Front processes that accept connections; 0 if the server process does", registry=registry
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ingot import tensors
@@ -23,10 +25,12 @@ from ingot.runtime.dispatch.pending import Pending, Submit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
+from ingot.runtime.isolation.process_engine import ProcessEngine
+from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choose, Chooser, Reason, only, warn_of
-from ingot.runtime.loading.engine_swap import EngineSwap
+from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome
@@ -40,7 +44,8 @@ log = logging.getLogger(__name__)
 class State(Enum):
     """The lifecycle of a model: states follow each other in this order, and any may end in FAILED.
 
-    A model is STUCK while an engine call of it does not end; it may become READY again.
+    A model is STUCK while an engine call of it does not end, RESTARTING while its engine processes are started again,
+    and FAILED if they end too often; it may become READY again.
     """
 
     LOADING = "loading"
@@ -48,6 +53,7 @@ class State(Enum):
     WARMING = "warming"
     READY = "ready"
     STUCK = "stuck"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     UNLOADED = "unloaded"
     FAILED = "failed"
@@ -103,6 +109,9 @@ class Model:
         self._threads = 1
         self._paddings: Mapping[str, Padding] = {}
         self._examples: list[Mapping[str, Array]] = []
+        self._runnable: Runnable
+        self._isolated: Sequence[ProcessEngine | Replaceable] = ()
+        self._changing = Lock()
         self._recorded: Mapping[int, float] = {}
         self._dispatcher: Dispatcher | None = None
         self.submit: Submit = self._refuse
@@ -115,7 +124,7 @@ class Model:
     def of_file(cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
         settings = admission.settings
-        choose = only(Runnable.of_file(path), settings)
+        choose = only(Runnable.of_file(path, settings), settings)
         return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission)
 
     @classmethod
@@ -168,6 +177,7 @@ class Model:
         try:
             signature = self._open(engines)
             dispatcher = self._warm(engines, signature)
+            self._isolated = self._supervise(engines)
         except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
             if self._engine_swap is not None:
                 self._engine_swap.close()
@@ -179,6 +189,7 @@ class Model:
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
         self._dispatcher, self.submit = dispatcher, dispatcher.submit
         self.state = State.READY
+        self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
 
@@ -188,6 +199,7 @@ class Model:
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
+        self._runnable = choice.runnable
         self._batchable, self._paddings = choice.runnable.batchable, choice.runnable.padding
         self._recorded = choice.runnable.latency
         signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
@@ -247,6 +259,54 @@ class Model:
             metrics=self._metrics,
             crowded=crowded,
         )
+
+    def _supervise(self, engines: Sequence[Engine]) -> Sequence[ProcessEngine | Replaceable]:
+        """Keep the processes of engines running; return the engines that have one."""
+        runnable = self._runnable
+        isolated = [engine for engine in engines if isinstance(engine, ProcessEngine | Replaceable) and engine.isolated]
+        if runnable.isolation is None or not isolated:
+            if runnable.doubt:
+                log.warning(
+                    "model %s runs in the server's process, which it might end or freeze: %s", self.name, runnable.doubt
+                )
+            return ()
+        measures = ", ".join(isolated[0].measures) or "nothing"
+        log.info(
+            "model %s runs in an engine process, since %s; confined by: %s", self.name, runnable.isolation.why, measures
+        )
+        self.properties = {
+            **self.properties,
+            "isolation": "process",
+            "isolation_reason": runnable.isolation.why,
+            "isolation_measures": measures,
+        }
+        supervision = Supervision(
+            self.name, lambda run: runnable.replay(run, self.name), self._engine_lost, self._engine_changed
+        )
+        for engine in isolated:
+            engine.supervise(supervision)
+        return isolated
+
+    def _engine_lost(self, ending: str) -> None:
+        signal = re.search(r"SIG\w+", ending)
+        reason = signal[0] if signal else "exit" if "exit" in ending else "killed"
+        self._metrics.engine_restarts.labels(self.name, self.version, reason).inc()
+
+    def _engine_changed(self) -> None:
+        """Refuse requests while no engine process runs; called in their supervisors' threads."""
+        with self._changing:
+            if self._dispatcher is None or not self._isolated:
+                return
+            if self.state is State.READY and all(engine.down for engine in self._isolated):
+                self.submit = self._refuse
+                self.state = State.RESTARTING
+            if self.state in (State.RESTARTING, State.FAILED):
+                if not all(engine.down for engine in self._isolated):
+                    self.state, self.reason, self.submit = State.READY, "", self._dispatcher.submit
+                    return
+                failed = all(engine.failed for engine in self._isolated)
+                self.reason = f"its engine process {self._isolated[-1].down}"
+                self.state = State.FAILED if failed else State.RESTARTING
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the final engines serve; return whether they do."""
@@ -319,8 +379,9 @@ class Model:
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
-        if self.ready:
-            self.state = State.DRAINING
+        with self._changing:
+            if self.state in (State.READY, State.RESTARTING):
+                self.state = State.DRAINING
         self.submit = self._refuse
         if self._dispatcher is not None:
             await self._dispatcher.wait_quiet()
@@ -340,7 +401,7 @@ class Model:
             self.state = State.UNLOADED
 
     def _unavailable(self) -> Unavailable:
-        why = f": {self.reason}" if self.state is State.STUCK else ""
+        why = f": {self.reason}" if self.reason and self.state is not State.DRAINING else ""
         return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}{why}")
 
 

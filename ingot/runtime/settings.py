@@ -11,6 +11,7 @@ from ingot.runtime import devices
 from ingot.runtime.scheduling.scheduler import Limits
 
 VariantChoice = Literal["measured", "preferred"]
+Isolate = Literal["auto", "all", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class Settings:
     ``engine_threads`` is the number of CPU threads per engine call; None measures the best number.
     ``max_answer_bytes`` limits the outputs of one request.
     ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
+    ``isolate`` selects the models whose engines run in separate processes: ``all``, ``none``, or ``auto``, those
+    that are not proved harmless. ``engine_memory_mb`` is the most private memory of such a process; None is unlimited.
+    ``load_timeout`` is how many seconds such a process may take until its model is ready; None is unlimited.
     """
 
     device: str = "auto"
@@ -41,6 +45,9 @@ class Settings:
     max_answer_bytes: float = math.inf
     warm_time: float = 0.1
     engine_threads: int | None = None
+    isolate: Isolate = "auto"
+    engine_memory_mb: int | None = None
+    load_timeout: float | None = None
 
     @property
     def threads(self) -> int:

@@ -31,8 +31,9 @@ _LEAST = 30.0
 _TIMES = 50.0
 # The limit of a call in the event loop, where it was expected to take microseconds and all clients wait for it.
 _INLINE = 5.0
-# Seconds that a terminated call may take to end.
+# Seconds that a terminated call may take to end, and the same in an engine process, which can be killed.
 _GRACE = 5.0
+_PROCESS_GRACE = 1.0
 # Seconds after which an event loop that does nothing counts as blocked.
 _BLOCKED = 1.0
 
@@ -138,7 +139,10 @@ class Watchdog:
             "see --engine-timeout (INGOT_ENGINE_TIMEOUT)"
         )
         worker.end(call.number, error)  # at each check: a batch may be between two engine calls
-        if over and self._clock - call.terminated > _GRACE and not call.given_up:
+        waited = self._clock - call.terminated
+        if over and waited > _PROCESS_GRACE and worker.kill(call.number):
+            return
+        if over and waited > _GRACE and not call.given_up:
             call.given_up = True
             self._give_up(model, worker, error)
 

@@ -126,6 +126,20 @@ class ServerConfig:
         group=MODELS,
         unset="none",
     )
+    isolate: Literal["auto", "all", "none"] = _field(
+        "auto",
+        "Which models run in separate processes: auto (those that are not proved harmless), all or none",
+        more="See [engine processes](#engine-processes).",
+        group=MODELS,
+    )
+    engine_memory_mb: int | None = _field(
+        None,
+        "Most private memory of an engine process, in MiB",
+        more="A request that needs more fails. See [engine processes](#engine-processes).",
+        group=LIMITS,
+        unset="no limit",
+        least=128,
+    )
     variant_choice: Literal["measured", "preferred"] = _field(
         "measured",
         "Which variant of an archive is served if none is named: measured (the fastest here) or preferred (the first "
@@ -363,6 +377,9 @@ class ServerConfig:
             slo=self.slo,
             max_answer_bytes=self.max_answer_mb << 20,
             engine_threads=self.threads,
+            isolate=self.isolate,
+            engine_memory_mb=self.engine_memory_mb,
+            load_timeout=self.load_timeout or None,
         )
 
 

@@ -96,9 +96,11 @@ class Dispatcher:
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
+        self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
-        self._short = engines[0].device == "cpu"  # time on a GPU does not block the caller
+        # Time on a GPU does not block the caller; a call in an engine process may never end.
+        self._short = engines[0].device == "cpu" and not self._isolated
         self._inline = False
         self._crowded = crowded
         self._ended = Semaphore(0)  # calls that have ended and are not answered yet
@@ -280,7 +282,7 @@ class Dispatcher:
                     self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
                 return
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
-            instance = self._idle.pop()
+            instance = self._pop_running() if self._isolated else self._idle.pop()
             expected = instance.expected = scheduler.expected(batch)
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
@@ -291,6 +293,11 @@ class Dispatcher:
         # repeatedly and evict its caches, so let them gather in their sockets for a moment.
         if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
             self._ended.release()
+
+    def _pop_running(self) -> Worker:
+        """Return an idle worker whose engine process runs; if there is none, one that waits for its process."""
+        running = (index for index, worker in enumerate(self._idle) if not worker.down)
+        return self._idle.pop(next(running, -1))
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []

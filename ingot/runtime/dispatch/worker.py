@@ -76,6 +76,19 @@ class Worker:
             self._ending = call, error
             self._engine.terminate()
 
+    @property
+    def down(self) -> bool:
+        """Whether the engine's process has ended and another is not ready yet."""
+        return bool(getattr(self._engine, "down", ""))
+
+    def kill(self, call: int) -> bool:
+        """End the engine's process, as a running batch does not end; return False if it has none."""
+        if not getattr(self._engine, "isolated", False):
+            return False
+        if self.calls == call and self.running is not None:
+            self._engine.kill()  # type: ignore[attr-defined]  # which isolated engines have
+        return True
+
     def run(self, entries: list[Entry]) -> tuple[list[Outcome], float, BatchTimings]:
         """Run a batch in the caller's thread; call only while idle.
 

@@ -14,9 +14,10 @@ from ingot.errors import IngotError, Unsupported
 from ingot.model_store import Variant
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.comparison import EQUAL, Costs
-from ingot.runtime.loading.loader import ENGINES, engine_of, precision_of
+from ingot.runtime.loading.loader import engine_of, precision_of
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.settings import Settings
 

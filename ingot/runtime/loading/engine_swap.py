@@ -13,6 +13,8 @@ from ingot import foreign, tensors
 from ingot.errors import IngotError
 from ingot.model_store.store.derived import CacheEntry
 from ingot.runtime.engine import Engine
+from ingot.runtime.isolation.process_engine import ProcessEngine
+from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.loading.prepacked import Builder, Prepacked, Test
 from ingot.tensors import Array, Signature
 
@@ -37,6 +39,8 @@ class Replaceable:
         self.signature: Signature = engine.signature
         self.platform = engine.platform
         self.device = engine.device
+        self.isolated = getattr(engine, "isolated", False)
+        self._supervision: Supervision | None = None
         self._lock = Lock()  # held during a call, so that a running engine is not closed
         self._closed = False
 
@@ -51,6 +55,32 @@ class Replaceable:
     def terminate(self) -> None:
         self.current.terminate()
 
+    def kill(self) -> None:
+        """See :class:`ProcessEngine`."""
+        if isinstance(self.current, ProcessEngine):
+            self.current.kill()
+
+    @property
+    def down(self) -> str:
+        """See :class:`ProcessEngine`; empty for an engine in this process."""
+        return getattr(self.current, "down", "")
+
+    @property
+    def failed(self) -> bool:
+        """See :class:`ProcessEngine`; false for an engine in this process."""
+        return getattr(self.current, "failed", False)
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """See :class:`ProcessEngine`; empty for an engine in this process."""
+        return getattr(self.current, "measures", ())
+
+    def supervise(self, supervision: Supervision) -> None:
+        """Keep the process of this engine, and of those that replace it, running; no effect without one."""
+        with self._lock:
+            self._supervision = supervision
+            _supervise(self.current, supervision)
+
     def replace(self, engine: Engine) -> None:
         """Switch to another engine after the current call and close the old one; if closed, close the new one."""
         with self._lock:
@@ -58,12 +88,19 @@ class Replaceable:
                 old = engine
             else:
                 old, self.current = self.current, engine
+                if self._supervision is not None:
+                    _supervise(engine, self._supervision)
         old.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
         self.current.close()
+
+
+def _supervise(engine: Engine, supervision: Supervision) -> None:
+    if isinstance(engine, ProcessEngine):
+        engine.supervise(supervision)
 
 
 class EngineSwap:
@@ -145,10 +182,8 @@ class EngineSwap:
         return "hit" if found else "built"
 
     def _to_whole(self) -> None:
-        from ingot.runtime.engines.ort import OrtEngine
-
         for place in self.engines:
-            if isinstance(place.current, OrtEngine) and place.current.packed:
+            if getattr(place.current, "packed", False):
                 continue
             opened = functools.partial(self._prepacked.open_whole, self._threads)
             error = foreign.outcome(functools.partial(self._replace, place, opened))

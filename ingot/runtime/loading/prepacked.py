@@ -23,7 +23,9 @@ from ingot.model_store import Variant
 from ingot.model_store.store.derived import CacheEntry, DerivedCache
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
-from ingot.runtime.loading.loader import ENGINES, engine_of
+from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.isolation.process_engine import Isolation
+from ingot.runtime.loading.loader import engine_of, load_engine
 from ingot.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,9 +50,10 @@ class Prepacked:
     cache: DerivedCache
     manifest: str
     library: Path | None
+    isolation: Isolation | None = None
 
     @classmethod
-    def of_variant(cls, variant: Variant, settings: Settings) -> Prepacked | None:
+    def of_variant(cls, variant: Variant, settings: Settings, isolation: Isolation | None = None) -> Prepacked | None:
         """Return how to open a variant through the cache; None if that is impossible or has no benefit."""
         weights = sum(layer.size for layer in variant.weights)
         if not settings.derived_cache or variant.serving.format != "onnx" or weights < MIN_BYTES:
@@ -65,6 +68,7 @@ class Prepacked:
             cache=cache,
             manifest=variant.descriptor.hex,
             library=settings.ort_library,
+            isolation=isolation,
         )
 
     def entry(self) -> CacheEntry:
@@ -79,14 +83,12 @@ class Prepacked:
 
     def open_early(self, threads: int, test: Test) -> Engine | None:
         """Open the variant with unpacked weights; None if it then fails ``test``."""
-        from ingot.runtime.engines.ort import OrtEngine
-
         engine: Engine | None = None
         try:
             entry = self.entry()
             saved = entry.find()
             path = entry.path / "model.onnx" if saved else self.graph
-            engine = OrtEngine(path, device="cpu", threads=threads, library=self.library, optimized=saved, packed=False)
+            engine = self._open(path, threads, optimized=saved, packed=False)
             test(engine)
         except (IngotError, OSError) as error:
             if engine is not None:
@@ -101,16 +103,22 @@ class Prepacked:
         Raises:
             InvalidArgument: it is missing or damaged.
         """
-        from ingot.runtime.engines.ort import OrtEngine
-
-        path = entry.path / "model.onnx"
-        return OrtEngine(path, device="cpu", threads=threads, library=self.library, optimized=True)
+        return self._open(entry.path / "model.onnx", threads, optimized=True)
 
     def open_whole(self, threads: int) -> Engine:
         """Open the variant without the cache."""
-        from ingot.runtime.engines.ort import OrtEngine
+        return self._open(self.graph, threads)
 
-        return OrtEngine(self.graph, device="cpu", threads=threads, library=self.library)
+    def _open(self, path: Path, threads: int, *, optimized: bool = False, packed: bool = True) -> Engine:
+        return load_engine(
+            path,
+            isolation=self.isolation,
+            device="cpu",
+            threads=threads,
+            ort_library=self.library,
+            optimized=optimized,
+            packed=packed,
+        )
 
     def build(self, entry: CacheEntry) -> bool:
         """Make the saved form in this process unless it exists; return whether it was made.

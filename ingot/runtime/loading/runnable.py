@@ -11,6 +11,8 @@ from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
 from ingot.runtime.engine import Engine
+from ingot.runtime.isolation.policy import doubt_of, isolation_of
+from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.loader import engine_of, load_engine, precision_of
@@ -18,7 +20,7 @@ from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
-from ingot.tensors import Signature
+from ingot.tensors import Array, Signature
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -31,7 +33,8 @@ class Runnable:
     reproduced within ``tolerance`` before the model is ready; see :func:`ingot.arrays.departure`. ``variant`` is its
     name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it. ``prepacked``
     describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
-    ``latency`` what was recorded on this machine.
+    ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
+    and ``doubt`` why they might end or freeze the process that runs them.
     """
 
     open: OpenEngine
@@ -43,11 +46,19 @@ class Runnable:
     prepacked: Prepacked | None = None
     padding: Mapping[str, Padding] = field(default_factory=dict)
     latency: Mapping[int, float] = field(default_factory=dict)
+    isolation: Isolation | None = None
+    doubt: str = ""
 
     @classmethod
-    def of_file(cls, path: Path) -> Runnable:
+    def of_file(cls, path: Path, settings: Settings) -> Runnable:
         """Return the runnable of a bare ``.onnx`` file."""
-        return cls(lambda device, threads: load_engine(path, device=device, threads=threads))
+        doubt = doubt_of(settings, "onnx")
+        isolation = isolation_of(settings, doubt)
+        return cls(
+            lambda device, threads: load_engine(path, device=device, threads=threads, isolation=isolation),
+            isolation=isolation,
+            doubt=doubt,
+        )
 
     @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> Runnable:
@@ -56,10 +67,13 @@ class Runnable:
         Raises:
             InvalidArchive: its goldens are damaged.
         """
+        doubt = doubt_of(settings, variant.serving.format)
+        isolation = isolation_of(settings, doubt)
         return cls(
             # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
             lambda device, threads: load_engine(
                 variant.path(),
+                isolation=isolation,
                 format=variant.serving.format,
                 device=device,
                 threads=threads,
@@ -72,10 +86,12 @@ class Runnable:
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,
             batchable=variant.serving.batchable,
-            prepacked=Prepacked.of_variant(variant, settings),
+            prepacked=Prepacked.of_variant(variant, settings, isolation),
             padding=variant.serving.padding,
             # Recorded latencies are of one call on all cores.
             latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
+            isolation=isolation,
+            doubt=doubt,
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
@@ -124,13 +140,17 @@ class Runnable:
         )
 
     def test(self, engine: Engine, model: str) -> None:
+        """Replay the goldens; see :meth:`replay`."""
+        self.replay(engine.run, model)
+
+    def replay(self, run: Callable[[Mapping[str, Array]], dict[str, Array]], model: str) -> None:
         """Replay the goldens.
 
         Raises:
             InternalError: the outputs differ; ``model`` is its name in the message.
         """
         for case, golden in enumerate(self.goldens):
-            output, error = arrays.worst_error(golden.outputs, engine.run(golden.inputs))
+            output, error = arrays.worst_error(golden.outputs, run(golden.inputs))
             if error > self.tolerance:
                 raise InternalError(
                     f"model '{model}' does not reproduce its golden outputs: output '{output}' of golden case {case} "

@@ -263,7 +263,9 @@ class TestWithoutACache:
         used = Prepacked.of_variant(layers.variant(), Settings())
         assert used is not None
         huge = replace(used, weights=1 << 60)
-        monkeypatch.setattr(Prepacked, "of_variant", lambda variant, settings: huge if settings.derived_cache else None)
+        monkeypatch.setattr(
+            Prepacked, "of_variant", lambda variant, settings, isolation: huge if settings.derived_cache else None
+        )
         with caplog.at_level("INFO"):
             assert result(store) == "failed"
         assert "No space left on device" in caplog.text

@@ -1,0 +1,110 @@
+"""Opening a model file with the engine for its format, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict
+
+from ingot.errors import ALLOW_CODE, InvalidArgument, Unsupported, missing_package
+from ingot.runtime.engine import Engine
+
+ENGINES = ("onnxruntime", "openvino")
+"""Engines for graphs of format ``onnx``; the first is the default."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of :func:`open_engine`."""
+
+    format: str
+    device: str
+    threads: int | None
+    allow_code: bool
+    ort_library: Path | None
+    engine: str
+    precision: str
+    optimized: bool
+    packed: bool
+
+
+def open_engine(
+    path: Path,
+    *,
+    format: str = "onnx",  # noqa: A002 - as the documents of an archive call it
+    device: str = "auto",
+    threads: int | None = None,
+    allow_code: bool = False,
+    ort_library: Path | None = None,
+    engine: str = "onnxruntime",
+    precision: str = "f32",
+    optimized: bool = False,
+    packed: bool = True,
+) -> Engine:
+    """Load a model file.
+
+    Args:
+        path: the graph, with its external data or parts next to it.
+        format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+        threads: CPU threads per call; by default one per usable core, or PyTorch's own default.
+        allow_code: load formats that can run their author's code: all but ``onnx``.
+        ort_library: native library of custom operators, which ONNX Runtime loads for every graph.
+        engine: one of :data:`ENGINES` for a graph of format ``onnx``; other formats have one engine each.
+        precision: floating-point precision in OpenVINO: ``f32`` or ``bf16``.
+        optimized: as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
+        packed: as for the same.
+
+    Raises:
+        Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
+            needs ``allow_code``.
+        InvalidArgument: the file is not a model that the engine can run.
+    """
+    # An engine's package is imported only when it is used.
+    if format == "onnx":
+        if engine == "onnxruntime" and precision == "f32":
+            from ingot.runtime.engines.ort import OrtEngine
+
+            return OrtEngine(
+                path, device=device, threads=threads, library=ort_library, optimized=optimized, packed=packed
+            )
+        return _open_openvino(path, engine, precision, device, threads)
+    if format not in ("aoti", "pt2", "partitioned"):
+        raise Unsupported(f"no engine of this version runs models of format '{format}'")
+    if not allow_code:
+        raise Unsupported(
+            f"a model of format '{format}' can run its author's code; {ALLOW_CODE}, or use a variant of format 'onnx'"
+        )
+    if format == "partitioned":
+        from ingot.runtime.engines.partitioned import PartitionedEngine
+
+        return PartitionedEngine(
+            path,
+            lambda part, kind: open_engine(
+                part, format=kind, device=device, threads=threads, allow_code=True, ort_library=ort_library
+            ),
+        )
+    try:
+        if format == "aoti":
+            from ingot.runtime.engines.aoti import AotiEngine
+
+            return AotiEngine(path, device=device, threads=threads)
+        from ingot.runtime.engines.torch_program import TorchProgramEngine
+
+        return TorchProgramEngine(path, device=device, threads=threads)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing_package("torch", f"running models of format '{format}'", "export") from error
+
+
+def _open_openvino(path: Path, engine: str, precision: str, device: str, threads: int | None) -> Engine:
+    if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
+        raise Unsupported(f"no engine of this version supports precision '{precision}' with '{engine}'")
+    if engine != "openvino":
+        raise Unsupported(f"unknown engine '{engine}'; this version has {' and '.join(ENGINES)}")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
+    if device == "cuda":
+        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU only; use cpu or auto")
+    from ingot.runtime.engines.openvino import OpenVinoEngine
+
+    return OpenVinoEngine(path, threads=threads, precision=precision)

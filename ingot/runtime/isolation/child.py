@@ -1,0 +1,143 @@
+"""An engine process: ``python -m ingot.runtime.isolation.child PARENT CONNECTION CONTROL WRITTEN READ``.
+
+The arguments are the server's process id, and file descriptors: the connection, the one that asks to end a call, and
+the arenas that this process writes and reads. It ends when the connection ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ingot import foreign
+from ingot.errors import IngotError, InternalError, TooLarge
+from ingot.ipc.arena import Incoming, Outgoing
+from ingot.ipc.records import dump_error
+from ingot.runtime.engine import Engine
+from ingot.runtime.engines.opening import open_engine
+from ingot.runtime.isolation import confinement, description
+from ingot.runtime.isolation.link import Kind, Link
+
+_MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
+
+
+class _Kept(logging.Handler):
+    """Keeps what is logged, for the server's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[tuple[int, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append((record.levelno, record.name, record.getMessage()))
+
+
+def main() -> None:
+    """Run an engine process."""
+    parent, connection, control, written, read = map(int, sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the server ends this process
+    incoming = Incoming(read, lambda _: None, writable=True)
+    link = Link(socket.socket(fileno=connection), Outgoing(written), incoming)
+    os.close(written)
+    os.close(read)
+    try:
+        _serve(link, socket.socket(fileno=control), parent)
+    except (EOFError, OSError):  # the server has closed the connection, or ended
+        os._exit(0)
+
+
+def _serve(link: Link, control: socket.socket, parent: int) -> None:
+    kept = _Kept()
+    logging.getLogger().addHandler(kept)
+    how: dict[str, Any] = orjson.loads(link.receive()[1])
+    memory = how.pop("memory_mb")
+    limit = None if memory is None else memory << 20
+    measures = confinement.before_loading(parent, limit, gpu=how["options"].get("device") != "cpu")
+    calls = _Calls(limit)
+    threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
+    opened = calls.attempt(lambda: calls.open(how))
+    if isinstance(opened, IngotError):
+        link.send(Kind.ERROR, dump_error(opened))
+        return
+    measures += confinement.after_loading()
+    logging.getLogger().removeHandler(kept)
+    link.send(Kind.OPENED, description.dumps(opened, measures, kept.records))
+    while True:
+        _, body = link.receive()
+        _answer(link, calls, opened, body)
+
+
+def _answer(link: Link, calls: _Calls, engine: Engine, body: memoryview) -> None:
+    (count,) = struct.unpack_from("<I", body)
+    link.free([*struct.unpack_from(f"<{count}Q", body, 4)])
+    inputs = link.tensors(body[4 + 8 * count :])
+    outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
+    if isinstance(outcome, IngotError):
+        link.send(Kind.ERROR, dump_error(outcome))
+
+
+class _Calls:
+    """The engine, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit."""
+
+    def __init__(self, limit: int | None):
+        self.engine: Engine | None = None
+        self._limit = limit
+
+    def open(self, how: dict[str, Any]) -> Engine:
+        options = how["options"]
+        if options.get("ort_library") is not None:
+            options["ort_library"] = Path(options["ort_library"])
+        self.engine = open_engine(Path(how["path"]), **options)
+        return self.engine
+
+    def attempt(self, call: Any) -> Any:
+        """Return the result of a call, or its failure as an IngotError.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        outcome = foreign.outcome(call)
+        if isinstance(outcome, BrokenPipeError | ConnectionResetError):
+            raise outcome
+        if isinstance(outcome, MemoryError) or (
+            isinstance(outcome, InternalError | RuntimeError) and any(word in str(outcome) for word in _MEMORY)
+        ):
+            if self._limit is None:
+                return InternalError(f"the engine ran out of memory: {outcome}")
+            return TooLarge(
+                f"this input makes the model need more memory than its engine process may have, "
+                f"{self._limit >> 20} MiB (--engine-memory-mb)"
+            )
+        if isinstance(outcome, Exception) and not isinstance(outcome, IngotError):
+            return InternalError(f"the engine failed: {foreign.typed(outcome)}")
+        return outcome
+
+    def terminate(self) -> None:
+        """End the running call, if there is one and the engine can."""
+        if self.engine is not None:
+            self.engine.terminate()
+
+
+def _obey(control: socket.socket, calls: _Calls) -> None:
+    """Pass on the server's requests to end a call; end with the server, also during one."""
+    while True:
+        try:
+            if not control.recv(1):
+                os._exit(0)
+        except OSError:
+            os._exit(0)
+        calls.terminate()
+
+
+if __name__ == "__main__":
+    main()

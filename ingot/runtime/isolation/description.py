@@ -1,0 +1,47 @@
+"""What a server needs to know about the engine in an engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from ingot.runtime.engine import Engine
+from ingot.tensors import Signature
+
+# Optional attributes of engines that loading and padding look for.
+_TRAITS = ("loaded", "compiles", "compiles_shapes", "packed")
+
+
+class Description(BaseModel):
+    """The members of an engine, and the measures that confine its process.
+
+    ``traits`` are the engine's optional attributes, and ``log`` the level, logger and text of each record logged while
+    it was opened.
+    """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    signature: Signature
+    platform: str
+    device: str
+    settings: Mapping[str, str]
+    traits: Mapping[str, float | bool]
+    measures: tuple[str, ...]
+    log: tuple[tuple[int, str, str], ...] = ()
+
+
+def dumps(engine: Engine, measures: list[str], log: list[tuple[int, str, str]]) -> bytes:
+    """Return the description of an engine as JSON."""
+    return orjson.dumps(
+        {
+            "signature": engine.signature,
+            "platform": engine.platform,
+            "device": engine.device,
+            "settings": dict(engine.settings),
+            "traits": {name: getattr(engine, name) for name in _TRAITS if getattr(engine, name, None) is not None},
+            "measures": measures,
+            "log": log,
+        }
+    )

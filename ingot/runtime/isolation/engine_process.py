@@ -1,0 +1,232 @@
+"""One engine process, as the server sees it: its start, calls, and end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from ingot import foreign
+from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError
+from ingot.ipc import arena
+from ingot.ipc.arena import Incoming, Outgoing
+from ingot.ipc.records import load_error
+from ingot.runtime.isolation import confinement
+from ingot.runtime.isolation.description import Description
+from ingot.runtime.isolation.link import ARENA, Kind, Link
+from ingot.tensors import Array
+
+log = logging.getLogger(__name__)
+
+# Seconds in which a process that has closed its connection must end, before it is killed.
+_END_SECONDS = 2.0
+_MOST_STDERR = 1 << 16
+
+
+class Ended(Exception):
+    """The process ended, or was killed because it did not behave. The text completes "the engine process ... "."""
+
+
+class EngineProcess:
+    """A running engine process.
+
+    It ends with the thread that starts it, so that must be one that stays.
+
+    Args:
+        how: the file and the options of :func:`ingot.runtime.engines.opening.open_engine`, and the memory limit.
+        inputs: the arena for inputs, which the server writes.
+        handle: the file descriptor of that arena.
+    """
+
+    def __init__(self, how: Mapping[str, Any], inputs: Outgoing, handle: int):
+        self._how = how
+        self._freed: deque[int] = deque()
+        self._killed = ""
+        self._calling = threading.Lock()
+        self._reaping = threading.Lock()
+        self.ending = ""
+        ours, theirs = socket.socketpair()
+        self._control, control = socket.socketpair()
+        outputs = arena.create(ARENA)
+        self._errors, errors = os.pipe()
+        for end in (self._errors, errors):
+            os.set_blocking(end, False)  # a full pipe loses text instead of blocking
+        with contextlib.ExitStack() as on_error, contextlib.closing(theirs), contextlib.closing(control):
+            for close in (ours.close, self._control.close, lambda: os.close(self._errors)):
+                on_error.callback(close)
+            try:
+                self._process = _start((theirs.fileno(), control.fileno(), outputs, handle), errors)
+                self._link = Link(ours, inputs, Incoming(outputs, self._freed.append))
+            finally:
+                os.close(outputs)
+                os.close(errors)
+            on_error.pop_all()
+
+    def open(self, timeout: float | None) -> Description:
+        """Open the engine, within ``timeout`` seconds.
+
+        Raises:
+            Ended: the process ended, or took longer.
+            IngotError: the engine cannot be opened.
+        """
+        kind, body = self._exchange(lambda: self._link.send(Kind.OPEN, orjson.dumps(self._how)), timeout)
+        if kind != Kind.OPENED:
+            raise self._error(body)
+        try:
+            found = Description.model_validate_json(bytes(body))
+        except (ValueError, IngotError) as error:
+            raise self._invalid(error) from error
+        for level, name, text in found.log:
+            logging.getLogger(name).log(level, "%s", text)
+        return found
+
+    def run(self, inputs: Mapping[str, Array], timeout: float | None) -> dict[str, Array]:
+        """Run one batch.
+
+        Raises:
+            Ended: the process ended, or took longer than ``timeout`` seconds.
+            IngotError: that of the engine.
+        """
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        head = struct.pack(f"<I{len(freed)}Q", len(freed), *freed)
+        taken: list[int] = []
+        try:
+            kind, body = self._exchange(lambda: taken.extend(self._link.send_tensors(Kind.RUN, head, inputs)), timeout)
+        finally:
+            self._link.free(taken)
+        if kind != Kind.OUTPUTS:
+            raise self._error(body)
+        outputs = foreign.outcome(lambda: self._link.tensors(body))
+        if isinstance(outputs, Exception):
+            raise self._invalid(outputs)
+        return outputs
+
+    def terminate(self) -> None:
+        """Ask the engine to end its call."""
+        with contextlib.suppress(OSError):
+            self._control.send(b"t")
+
+    def kill(self, why: str) -> None:
+        """End the process at once."""
+        self._killed = self._killed or why
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let the process end; :meth:`wait` kills it if it does not."""
+        self._killed = "was closed"
+        for connection in (self._link.connection, self._control):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def wait(self) -> str:
+        """Wait for the end, in any thread; return how it ended, in a form that completes "the engine process ..."."""
+        with self._reaping:
+            if not self.ending:
+                self._await_end()
+                with contextlib.suppress(ProcessLookupError):  # its children, if it has any
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                code = self._process.wait()
+                text = _read(self._errors)
+                if text and self._killed != "was closed":
+                    log.error("an engine process wrote before its end: %s", text)
+                self.ending = self._killed or _described(code)
+        return self.ending
+
+    def release(self) -> None:
+        """Close the connections to a process that has ended."""
+        with self._calling:
+            self._link.connection.close()
+            self._control.close()
+            os.close(self._errors)
+
+    def _await_end(self) -> None:
+        """Wait until the process ends, or until some time after it closed its connection."""
+        with contextlib.closing(_Handle(os.pidfd_open(self._process.pid))) as process:
+            poll = select.poll()
+            poll.register(process.fileno(), select.POLLIN)
+            poll.register(self._link.connection.fileno(), 0)  # POLLHUP, which is always reported
+            ready = dict(poll.poll())
+            if process.fileno() in ready:
+                return
+            poll.unregister(self._link.connection.fileno())
+            if not poll.poll(_END_SECONDS * 1000):
+                self.kill("closed its connection and was killed")
+                poll.poll()
+
+    def _exchange(self, send: Any, timeout: float | None) -> tuple[int, memoryview]:
+        with self._calling:
+            try:
+                self._link.connection.settimeout(timeout)
+                send()
+                return self._link.receive()
+            except TimeoutError:
+                self.kill(f"was killed: it did not answer within {timeout or 0:.1f} s")
+            except (EOFError, OSError):
+                pass  # it has ended, or will be killed for closing its connection
+            except ValueError as error:
+                raise self._invalid(error) from error
+        raise Ended(self.wait())
+
+    def _error(self, body: memoryview) -> Exception:
+        error = foreign.outcome(lambda: load_error(body))
+        if isinstance(error, DeadlineExceeded):
+            return EngineTimeout(str(error))
+        return error if isinstance(error, IngotError) else self._invalid(error)
+
+    def _invalid(self, error: Exception) -> Ended:
+        log.error("an engine process sent an invalid answer: %s", foreign.typed(error))
+        self.kill("was killed: it sent an invalid answer")
+        return Ended(self.wait())
+
+
+class _Handle:
+    def __init__(self, number: int):
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+    def close(self) -> None:
+        os.close(self._number)
+
+
+def _start(handles: tuple[int, ...], errors: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "ingot.runtime.isolation.child", *map(str, (os.getpid(), *handles))],
+        pass_fds=handles,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=confinement.environment(os.environ),
+        start_new_session=True,  # Ctrl-C is for the server
+    )
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"ended by {name}" + (", perhaps as the system ran out of memory" if name == "SIGKILL" else "")
+
+
+def _read(handle: int) -> str:
+    """Return the end of what can be read at once, as one line."""
+    try:
+        return " ".join(os.read(handle, _MOST_STDERR).decode(errors="replace").split())[-1000:]
+    except OSError:
+        return ""

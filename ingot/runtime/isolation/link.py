@@ -1,0 +1,179 @@
+"""The connection between a server and one engine process: one call at a time, with tensors in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ingot import arrays
+from ingot.errors import TooLarge
+from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
+from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout
+from ingot.tensors import Array, DType
+
+ARENA = 1 << 30
+"""Most bytes of shared memory in each direction; only pages that were written use memory."""
+
+# Largest record. Tensors that do not fit into the arena go through the socket.
+_MOST = 1 << 30
+_CHUNK = 1 << 16
+# Layouts that either end remembers; with more, both start again with an empty list.
+_MAX_LAYOUTS = 1024
+_LAYOUT = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """The kind of a record. Comments give the sender and the body."""
+
+    OPEN = 0  # server: how to open the engine, as JSON
+    OPENED = 1  # engine process: its Description, as JSON
+    LAYOUT = 2  # both: names, datatypes and shapes of tensors, as JSON; their layout gets the next number
+    RUN = 3  # server: blocks of the engine process's arena that are free again, tensors
+    OUTPUTS = 4  # engine process: tensors
+    ERROR = 5  # engine process: code, text
+
+
+class Link:
+    """One end of the connection.
+
+    Args:
+        connection: a connected stream socket, which blocks.
+        outgoing: the arena that this end writes.
+        incoming: the arena that the other end writes.
+    """
+
+    def __init__(self, connection: socket.socket, outgoing: Outgoing, incoming: Incoming):
+        self.connection = connection
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._splitter = Splitter(_MOST)
+        self._received: deque[tuple[int, memoryview]] = deque()
+        self._sent: dict[tuple[Any, ...], tuple[int, TensorLayout]] = {}
+        self._known: list[TensorLayout] = []
+
+    def send(self, kind: Kind, *body: bytes) -> None:
+        """Send a record.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        self.connection.sendall(b"".join((HEADER.pack(sum(map(len, body)), kind), *body)))
+
+    def send_tensors(self, kind: Kind, head: bytes, values: Mapping[str, Array]) -> list[int]:
+        """Send a record that ends with tensors; large ones are copied to the arena unless they are there already.
+
+        Returns:
+            The blocks of the arena that were allocated for it.
+
+        Raises:
+            TooLarge: the tensors fit neither into the arena nor into a record.
+            OSError: the connection has ended.
+        """
+        news, number, layout = self._layout(values)
+        offsets: list[int] = []
+        inline: list[bytes] = []
+        taken: list[int] = []
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.free, taken)
+            for name, dtype, _, _ in layout.tensors:
+                start = None
+                if dtype is not DType.BYTES and (array := values[name]).nbytes >= THRESHOLD:
+                    start = self._outgoing.offset_of(array)
+                    if start is None and (start := self._outgoing.take(array.nbytes)) is not None:
+                        taken.append(start)
+                        place = self._outgoing.block(start)[: array.nbytes]
+                        np.copyto(place.view(array.dtype).reshape(array.shape), array)
+                offsets.append(INLINE if start is None else start)
+                if start is None:
+                    inline += _dump(dtype, values[name])
+            body = (head, _LAYOUT.pack(number), struct.pack(f"<{len(offsets)}Q", *offsets), *inline)
+            size = sum(map(len, body))
+            if size > _MOST:
+                self.connection.sendall(b"".join(news))  # which later records rely on
+                raise TooLarge(f"tensors of {size} bytes are too large to pass between processes")
+            self.connection.sendall(b"".join((*news, HEADER.pack(size, kind), *body)))
+            on_error.pop_all()
+        return taken
+
+    def free(self, starts: list[int]) -> None:
+        """Free blocks of the arena that this end writes."""
+        for start in starts:
+            self._outgoing.free(start)
+
+    def receive(self) -> tuple[int, memoryview]:
+        """Wait for a record; return its kind and body.
+
+        Raises:
+            EOFError: the other end has closed the connection.
+            OSError: the connection failed, or its timeout passed.
+            ValueError: the other end sent something invalid.
+        """
+        while True:
+            while not self._received:
+                data = self.connection.recv(_CHUNK)
+                if not data:
+                    raise EOFError
+                self._received.extend(self._splitter.feed(data))
+            kind, body = self._received.popleft()
+            if kind != Kind.LAYOUT:
+                return kind, body
+            if body[0]:
+                self._known = []
+            if len(self._known) >= _MAX_LAYOUTS:
+                raise ValueError("too many layouts")
+            self._known.append(TensorLayout.loads(bytes(body[1:])))
+
+    def tensors(self, body: memoryview) -> dict[str, Array]:
+        """Return the tensors at the end of a record. The other end is not trusted.
+
+        Raises:
+            Exception: of several types, if the record is invalid.
+        """
+        (number,) = _LAYOUT.unpack_from(body)
+        layout = self._known[number]
+        count = len(layout.tensors)
+        offsets = struct.unpack_from(f"<{count}Q", body, _LAYOUT.size)
+        data = body[_LAYOUT.size + 8 * count :]
+        values: dict[str, Array] = {}
+        for (name, dtype, shape, _), start in zip(layout.tensors, offsets, strict=True):
+            arrays.check_shape(name, shape)
+            size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
+            if start != INLINE:
+                values[name] = self._incoming.block(start, size).view(dtype.numpy).reshape(shape)
+                continue
+            if dtype is DType.BYTES:
+                (size,) = NUMBER.unpack_from(data)
+                data = data[NUMBER.size :]
+            values[name] = arrays.from_bytes(name, dtype, shape, data[:size])
+            data = data[size:]
+        return values
+
+    def _layout(self, values: Mapping[str, Array]) -> tuple[list[bytes], int, TensorLayout]:
+        """Return the records that must precede one with these tensors, the layout's number, and the layout."""
+        key = tuple((name, array.dtype, array.shape) for name, array in values.items())
+        found = self._sent.get(key)
+        if found is not None:
+            return [], *found
+        full = len(self._sent) >= _MAX_LAYOUTS
+        if full:
+            self._sent = {}
+        layout = TensorLayout.of_arrays(values)
+        found = self._sent[key] = len(self._sent), layout
+        body = (b"\1" if full else b"\0") + layout.dumps()
+        return [HEADER.pack(len(body), Kind.LAYOUT), body], *found
+
+
+def _dump(dtype: DType, array: Array) -> Iterator[bytes]:
+    if dtype is DType.BYTES:
+        raw = arrays.to_bytes(array)
+        yield NUMBER.pack(len(raw))
+        yield raw
+    else:
+        yield array.tobytes()

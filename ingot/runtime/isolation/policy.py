@@ -1,0 +1,34 @@
+"""Which engines run in engine processes."""
+
+from __future__ import annotations
+
+from ingot.runtime.isolation.process_engine import Isolation
+from ingot.runtime.settings import Settings
+
+_FORMATS = {
+    "pt2": "its format pt2 can run its author's code",
+    "aoti": "its format aoti is its author's native code",
+    "partitioned": "it has parts in formats that can run their author's code",
+}
+
+
+def isolation_of(settings: Settings, doubt: str) -> Isolation | None:
+    """Return why and how a model's engines run in engine processes; None if they run in the server's.
+
+    Args:
+        settings: ``isolate`` and the limits.
+        doubt: :func:`doubt_of` the model.
+    """
+    why = doubt or ("every model is isolated" if settings.isolate == "all" else "")
+    if not why or settings.isolate == "none":
+        return None
+    return Isolation(why=why, memory_mb=settings.engine_memory_mb, load_timeout=settings.load_timeout)
+
+
+def doubt_of(settings: Settings, format: str) -> str:  # noqa: A002 - as archives call it
+    """Return why a model might end or freeze the process that runs it; empty if it is proved that it does not."""
+    if format != "onnx":
+        return _FORMATS.get(format, f"its format is {format}")
+    if settings.ort_library is not None:
+        return "--ort-library is native code"
+    return ""

@@ -1,0 +1,113 @@
+"""An engine in a separate process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import EngineLost, EngineTimeout
+from ingot.runtime.isolation.engine_process import Ended
+from ingot.runtime.isolation.supervisor import Supervision, Supervisor
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+_LATE = "was killed, since a call did not end at its time limit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Isolation:
+    """Why an engine runs in its own process, and its limits.
+
+    ``memory_mb`` is the most private memory of the process, and ``load_timeout`` the seconds in which it must be ready.
+    """
+
+    why: str
+    memory_mb: int | None = None
+    load_timeout: float | None = None
+
+
+class ProcessEngine:
+    """An :class:`~ingot.runtime.engine.Engine` in an engine process.
+
+    Until :meth:`supervise` is called, the engine ends with its process. After that, another process is started, tested
+    and used in its place.
+
+    Args:
+        path: the model file.
+        options: those of :func:`ingot.runtime.engines.opening.open_engine`.
+        isolation: why, and the limits.
+
+    Raises:
+        IngotError: the engine cannot be opened.
+        EngineLost: the process ended.
+        DeadlineExceeded: opening takes longer than the limit.
+    """
+
+    isolated = True
+
+    def __init__(self, path: Path, options: Mapping[str, Any], isolation: Isolation):
+        self.isolation = isolation
+        written = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        how = {"path": str(path), "options": written, "memory_mb": isolation.memory_mb}
+        self._supervisor = Supervisor(how, isolation.load_timeout)
+        self._supervisor.start()
+        described = self._supervisor.description
+        self.signature: Signature = described.signature
+        self.platform = described.platform
+        self.device = described.device
+        self.measures = described.measures
+        self.settings: Mapping[str, str] = {**described.settings, "process": "own"}
+        for name, value in described.traits.items():
+            setattr(self, name, value)
+
+    @property
+    def down(self) -> str:
+        """How the last process ended, while no other is ready; empty otherwise."""
+        return self._supervisor.down
+
+    @property
+    def failed(self) -> bool:
+        """Whether processes ended so often that the next one is started later."""
+        return self._supervisor.failed
+
+    def supervise(self, supervision: Supervision) -> None:
+        """Restart the process from now on when it ends."""
+        self._supervisor.supervise(supervision)
+
+    def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
+        """Return an uninitialized array for an input, in shared memory if there is room."""
+        made = None if spec.dtype is DType.BYTES else self._supervisor.inputs.allocate(shape, spec.dtype.numpy)
+        return np.empty(shape, spec.dtype.numpy) if made is None else made
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; outputs are read-only.
+
+        Raises:
+            EngineLost: the process ended during the call, or none can be started.
+            EngineTimeout: :meth:`terminate` or :meth:`kill` ended the call.
+            IngotError: that of the engine.
+        """
+        supervisor = self._supervisor
+        process = supervisor.running()
+        try:
+            return process.run(inputs, supervisor.left)
+        except Ended as error:
+            supervisor.lose(process)
+            if process.ending == _LATE:
+                raise EngineTimeout(f"{supervisor.name} {_LATE}") from error
+            raise EngineLost(
+                f"{supervisor.name} {error}; the request may have caused it. It is being restarted"
+            ) from error
+
+    def terminate(self) -> None:
+        self._supervisor.terminate()
+
+    def kill(self) -> None:
+        """End the process, since its call does not end; another is started."""
+        self._supervisor.kill(_LATE)
+
+    def close(self) -> None:
+        self._supervisor.close()

@@ -1,0 +1,351 @@
+"""Engines in separate processes: the same answers, and an end that costs only the call that was running."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge
+from ingot.runtime import load_engine
+from ingot.runtime.isolation import supervisor
+from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
+from ingot.runtime.isolation.supervisor import Run, Supervision
+from ingot.tensors import Array, DType
+from tests import onnx_models
+from tests.server.outside import wait_until
+from tests.support import ROOT
+
+LEAST = np.iinfo(np.int64).min
+DEADLY = {"x": np.array([[LEAST, 1]]), "d": np.array([[-1, 1]])}
+HARMLESS = {"x": np.array([[6, 1]]), "d": np.array([[3, 1]])}
+
+
+@contextlib.contextmanager
+def opened(path: Path, **limits: Any) -> Iterator[ProcessEngine]:
+    engine = load_engine(path, device="cpu", threads=1, isolation=Isolation(why="a test", **limits))
+    assert isinstance(engine, ProcessEngine)
+    with contextlib.closing(engine):
+        yield engine
+
+
+def pid_of(engine: ProcessEngine) -> int:
+    process = engine._supervisor._ready
+    assert process is not None
+    return process._process.pid
+
+
+class Supervised:
+    """Supervises an engine, and keeps what is reported."""
+
+    def __init__(self, engine: ProcessEngine, test: Any = lambda run: None):
+        self.lost: list[str] = []
+        self.tests = 0
+        self._test = test
+        engine.supervise(Supervision("m", self._tested, self.lost.append, lambda: None))
+
+    def _tested(self, run: Run) -> None:
+        self.tests += 1
+        self._test(run)
+
+
+def test_it_describes_itself_and_answers_as_in_this_process(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    inside = load_engine(path, device="cpu", threads=1)
+    with opened(path) as engine:
+        assert (engine.signature, engine.platform, engine.device) == (inside.signature, inside.platform, inside.device)
+        assert engine.settings == {**inside.settings, "process": "own"}
+        for samples in (1, 7, 100_000):  # in the socket, and in shared memory
+            x = np.random.default_rng(0).standard_normal((samples, 3), np.float32)
+            expected, found = inside.run({"x": x}), engine.run({"x": x})
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_text_and_empty_tensors_pass(tmp_path: Path) -> None:
+    kept = onnx_models.identity(tmp_path, DType.BYTES)
+    with opened(kept) as engine:
+        (spec,) = engine.signature.inputs
+        for items in ([b"caf\xc3\xa9", b""], []):
+            array = np.array([items, items], object).T
+            (found,) = engine.run({spec.name: array}).values()
+            assert found.tolist() == array.tolist()
+
+
+def test_errors_of_the_engine_keep_their_class(tmp_path: Path) -> None:
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        with pytest.raises(InvalidArgument, match="division by zero"):
+            engine.run({"x": HARMLESS["x"], "d": np.zeros((1, 2), np.int64)})
+        assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
+
+
+def test_a_file_that_is_not_a_model_is_refused_as_in_this_process(tmp_path: Path) -> None:
+    path = tmp_path / "junk.onnx"
+    path.write_bytes(b"junk")
+    with pytest.raises(InvalidArgument, match=r"ONNX Runtime cannot load junk\.onnx"):
+        load_engine(path, isolation=Isolation(why="a test"))
+
+
+def test_a_batch_joined_in_shared_memory_is_not_copied_and_outputs_are_released(tmp_path: Path) -> None:
+    with opened(onnx_models.affine(tmp_path)) as engine:
+        inputs = engine._supervisor.inputs
+        x = engine.allocate(engine.signature.inputs[0], (100_000, 3))
+        x[:] = 1
+        assert inputs.offset_of(x) is not None
+        assert len(inputs._taken) == 1
+        kept = engine.run({"x": x})["y"][7:8]
+        assert len(inputs._taken) == 1
+        del x
+        process = engine._supervisor._ready
+        assert process is not None
+        gc.collect()
+        assert len(process._freed) == 1  # the other output
+        for _ in range(20):  # more than fits without releasing
+            engine.run({"x": np.ones((10_000_000, 3), np.float32)})
+        assert not inputs._taken
+        assert kept.tolist() == [[3, 3, 3]]
+
+
+def test_an_end_costs_only_the_call_that_was_running(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        supervised = Supervised(engine)
+        with pytest.raises(EngineLost) as lost:
+            engine.run(DEADLY)
+        assert str(lost.value) == (
+            "the engine process of model 'm' ended by SIGFPE; the request may have caused it. It is being restarted"
+        )
+        assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]  # waits for the next process
+        assert supervised.lost == ["ended by SIGFPE"]
+        assert supervised.tests == 1
+        assert engine.down == ""
+    assert "the engine process of model 'm' runs again" in caplog.text
+
+
+def test_a_killed_process_is_replaced_though_nobody_calls(tmp_path: Path) -> None:
+    with opened(onnx_models.affine(tmp_path)) as engine:
+        supervised = Supervised(engine)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        wait_until(lambda: supervised.tests == 1 and not engine.down)
+        assert supervised.lost == ["ended by SIGKILL, perhaps as the system ran out of memory"]
+        assert engine.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+
+
+def test_a_process_that_fails_its_test_does_not_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter([True, True])
+
+    def twice_wrong(run: Run) -> None:
+        if next(failures, False):
+            raise InvalidArgument("other numbers")
+
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        supervised = Supervised(engine, twice_wrong)
+        with pytest.raises(EngineLost):
+            engine.run(DEADLY)
+        assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
+        assert supervised.tests == 3
+    assert caplog.text.count("cannot be started again: other numbers") == 2
+
+
+def test_a_crash_loop_fails_at_once_what_waits_and_is_tried_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(supervisor, "_FAILED_WAIT", 3.0)
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        Supervised(engine)
+        for _ in range(5):
+            with pytest.raises(EngineLost, match="the request may have caused it"):
+                engine.run(DEADLY)
+        wait_until(lambda: engine.failed)
+        with pytest.raises(EngineLost, match="the engine process of model 'm' ended by SIGFPE"):
+            engine.run(HARMLESS)
+        wait_until(lambda: not engine.failed)
+        assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
+    assert "ended 5 times within" in caplog.text
+
+
+def test_without_supervision_the_engine_ends_with_its_process(tmp_path: Path) -> None:
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        with pytest.raises(EngineLost):
+            engine.run(DEADLY)
+        with pytest.raises(EngineLost, match="the engine process ended by SIGFPE"):
+            engine.run(HARMLESS)
+        with pytest.raises(EngineLost, match="the engine process ended by SIGFPE"):
+            Supervised(engine)
+
+
+@pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models.endless_run])
+def test_loading_has_a_limit(tmp_path: Path, endless: Any) -> None:
+    with (
+        pytest.raises(EngineLost if endless is onnx_models.endless_run else DeadlineExceeded, match="was killed"),
+        opened(endless(tmp_path / "odd.onnx"), load_timeout=2) as engine,
+    ):
+        engine.run({"x": np.ones((1, 3), np.float32)})
+
+
+def test_a_call_is_ended_in_the_process_that_runs_it(tmp_path: Path) -> None:
+    with opened(onnx_models.counting(tmp_path)) as engine:
+        Supervised(engine)
+        pid = pid_of(engine)
+        stop = threading.Event()
+
+        def end() -> None:
+            while not stop.wait(0.1):
+                engine.terminate()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        try:
+            with pytest.raises(EngineTimeout):
+                engine.run({"n": np.array([2**62])})
+        finally:
+            stop.set()
+            ending.join()
+        while True:  # a late request to end may meet this call
+            with contextlib.suppress(EngineTimeout):
+                assert engine.run({"n": np.array([3])})["y"].tolist() == [3]
+                break
+        assert pid_of(engine) == pid
+
+
+def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
+    with opened(onnx_models.counting(tmp_path)) as engine:
+        supervised = Supervised(engine)
+        os.kill(pid_of(engine), signal.SIGSTOP)
+        timer = threading.Timer(0.1, engine.kill)
+        timer.start()
+        with pytest.raises(EngineTimeout, match="of model 'm' was killed, since a call did not end at its time limit"):
+            engine.run({"n": np.array([3])})
+        assert engine.run({"n": np.array([3])})["y"].tolist() == [3]
+        assert supervised.lost == ["was killed, since a call did not end at its time limit"]
+
+
+def test_too_much_memory_fails_the_request_alone(tmp_path: Path) -> None:
+    with opened(onnx_models.filled(tmp_path), memory_mb=512) as engine:
+        pid = pid_of(engine)
+        with pytest.raises(TooLarge, match="more memory than its engine process may have, 512 MiB"):
+            engine.run({"n": np.array([10**9])})
+        assert engine.run({"n": np.array([2])})["y"].tolist() == [1, 1]
+        assert pid_of(engine) == pid
+
+
+def test_no_secret_and_no_file_of_the_server_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INGOT_KEY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_API_KEY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "value-of-" + name)
+    with (tmp_path / "open").open("w") as file, opened(onnx_models.affine(tmp_path)) as engine:
+        os.set_inheritable(file.fileno(), True)
+        process = Path("/proc", str(pid_of(engine)))
+        variables = process.joinpath("environ").read_bytes().split(b"\0")
+        assert [item for item in variables if b"value-of-" in item] == [b"OMP_NUM_THREADS=value-of-OMP_NUM_THREADS"]
+        files = {str(item.readlink()) for item in process.joinpath("fd").iterdir()}
+        own = ("/dev/null", "socket:", "pipe:", "anon_inode:", "/memfd:")
+        assert [name for name in files if not name.startswith(own)] == []
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    program = f"""
+import time
+from pathlib import Path
+from ingot.runtime import load_engine
+from ingot.runtime.isolation.process_engine import Isolation
+engine = load_engine(Path({str(path)!r}), isolation=Isolation(why="a test"))
+print(engine._supervisor._ready._process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+    wait_until(lambda: _gone(pid))
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+LIES: Mapping[str, str] = {
+    "junk": "b'junk' * 100",
+    "a huge record": "struct.pack('<IB', 0xffffffff, 4)",
+    "an unknown layout": "record(4, struct.pack('<IQ', 7, 0))",
+    "a block outside the arena": "record(2, b'\\0' + json.dumps([['y', 'FP32', [1 << 20]]]).encode())"
+    " + record(4, struct.pack('<IQ', 0, (1 << 30) - 8))",
+    "a negative size": "record(2, b'\\0' + json.dumps([['y', 'FP32', [-4]]]).encode())"
+    " + record(4, struct.pack('<IQ', 0, 0))",
+    "too few bytes": "record(2, b'\\0' + json.dumps([['y', 'FP32', [4]]]).encode())"
+    " + record(4, struct.pack('<IQ', 0, (1 << 64) - 1) + b'abc')",
+    "a code that does not exist": "record(5, b'\\xff')",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_process_sends_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    """A model's own code may send anything; the server must not crash, or read outside of the shared memory."""
+    program = f"""
+import json, os, socket, struct, sys
+def record(kind, body):
+    return struct.pack('<IB', len(body), kind) + body
+connection = socket.socket(fileno=int(sys.argv[2]))
+connection.recv(1 << 16)
+spec = {{"name": "x", "dtype": "FP32", "shape": [1]}}
+connection.sendall(record(1, json.dumps({{"signature": {{"inputs": [spec], "outputs": [{{**spec, "name": "y"}}]}},
+    "platform": "liar", "device": "cpu", "settings": {{}}, "traits": {{}}, "measures": []}}).encode()))
+connection.recv(1 << 16)
+connection.sendall({LIES[lie]})
+connection.recv(1 << 16)
+"""
+    path = tmp_path / "liar.py"
+    path.write_text(program)
+    real = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        return real([sys.executable, str(path), *command[4:]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with opened(onnx_models.affine(tmp_path)) as engine:
+        assert engine.platform == "liar"
+        with pytest.raises(EngineLost, match="sent an invalid answer"):
+            engine.run({"x": np.ones(1, np.float32)})
+
+
+def test_the_size_of_an_arena_cannot_be_changed() -> None:
+    from ingot.ipc import arena
+
+    handle = arena.create(1 << 20)
+    for size in (0, 1 << 21):
+        with pytest.raises(PermissionError):
+            os.ftruncate(handle, size)
+    os.close(handle)
+
+
+def test_arrays_of_an_arena_are_found_in_it() -> None:
+    from ingot.ipc import arena
+
+    handle = arena.create(1 << 20)
+    outgoing = arena.Outgoing(handle)
+    os.close(handle)
+    made = outgoing.allocate((4, 8), np.dtype(np.float32))
+    assert made is not None
+    assert outgoing.offset_of(made) == 0
+    assert outgoing.offset_of(made[2:]) == 64
+    assert outgoing.offset_of(made[:, 2:]) is None  # not contiguous
+    other: Array = np.ones(4)
+    assert outgoing.offset_of(other) is None
+    assert outgoing.allocate((1 << 20,), np.dtype(np.float32)) is None
+    del made
+    gc.collect()
+    assert outgoing.take(1 << 20) == 0
