@@ -194,6 +194,14 @@ class Metrics:
             ("file", "result"),
             registry=registry,
         )
+        self.audit_suppressed = Counter(
+            "ingot_audit_suppressed",
+            "Refused requests left out of the audit log, as they were too many",
+            registry=registry,
+        )
+        self.audit_lost = Counter(
+            "ingot_audit_lost", "Lines of the audit log that could not be written", registry=registry
+        )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
         self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(

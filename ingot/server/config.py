@@ -103,6 +103,13 @@ class ServerConfig:
         group=ACCESS,
         unset="all requests are served",
     )
+    audit_log: Path | None = _field(
+        None,
+        "Append refused requests and changes of keys and certificates to this file, as lines of JSON",
+        more="See [the audit log](security.md#audit-log).",
+        group=ACCESS,
+        unset="none is written",
+    )
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "Where models run; auto is the GPU if there is one", group=MODELS
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
@@ -11,6 +12,7 @@ from ingot.report import units
 from ingot.runtime import Repository
 from ingot.runtime.model import Model
 from ingot.runtime.watchdog import Watchdog
+from ingot.server.access.audit import check_writable
 from ingot.server.access.auth_file import AuthFile
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
@@ -34,15 +36,18 @@ class Server:
 
     Raises:
         NotFound: there is no file of --auth.
-        InvalidArgument: that file, or the certificate or its key, cannot be used.
+        InvalidArgument: that file, the certificate or its key, or the audit log cannot be used.
     """
 
     def __init__(self, repository: Repository, config: ServerConfig, *, ends_process: bool = False):
         self.repository = repository
         self.config = config
         self._tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
+        # Before models are loaded; the listeners open these again.
         if config.auth is not None:
-            AuthFile.load(config.auth)  # before models are loaded; the listeners load it again, and watch it
+            AuthFile.load(config.auth)
+        if config.audit_log is not None:
+            os.close(check_writable(config.audit_log))
         self._plane = DataPlane(repository)
         self._watchdog = Watchdog(repository, config.engine_timeout, repository.metrics, ends_process=ends_process)
         self._ports: Ports = (

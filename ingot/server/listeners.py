@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Protocol
 
+from ingot.server.access.audit import AuditLog
 from ingot.server.access.gate import Gate
 from ingot.server.access.watch import Watch
 from ingot.server.config import ServerConfig
@@ -58,15 +59,20 @@ class Listeners:
         self._shared = shared
         self._open: list[Listener] = []
         self._descriptors = Descriptors(plane.metrics)
+        self._audit: AuditLog | None = None
         self._watch = Watch(plane.metrics)
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
-        gate = self._gate()
-        if tls is not None:
-            self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(self.stop, config.drain_timeout)
+            if config.audit_log is not None:
+                self._audit = AuditLog(config.audit_log, plane.metrics)
+                self._watch = Watch(plane.metrics, self._audit)
+                self._watch.each(self._audit.summarize)
+            gate = self._gate()
+            if tls is not None:
+                self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
             http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
@@ -88,13 +94,16 @@ class Listeners:
         self._watch.stop()
         await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
+        if self._audit is not None:
+            await asyncio.to_thread(self._audit.close)
+            self._audit = None
 
     def _gate(self) -> Gate | None:
         """Return the rules of access, which follow their file; None if all requests are served."""
         config = self._config
         if config.auth is None and config.tls_client_ca is None:
             return None
-        gate = Gate(config.auth, self._plane.metrics, by_certificate=config.tls_client_ca is not None)
+        gate = Gate(config.auth, self._plane.metrics, self._audit, by_certificate=config.tls_client_ca is not None)
         if config.auth is not None:
             self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)

@@ -15,6 +15,7 @@ from pathlib import Path
 from ingot.errors import PermissionDenied, Unauthenticated
 from ingot.runtime import Metrics
 from ingot.server.access import keys
+from ingot.server.access.audit import AuditLog
 from ingot.server.access.auth_file import AuthFile
 from ingot.server.access.grants import Grant, Refusal
 from ingot.server.access.peers import Certificate, Peer
@@ -35,6 +36,7 @@ class Gate:
     Args:
         path: the file of ``--auth``; None admits every client certificate to all but management.
         metrics: where refusals are counted.
+        audit: where they are logged.
         by_certificate: whether clients have certificates.
 
     Attributes:
@@ -46,11 +48,14 @@ class Gate:
         InvalidArgument: the file is invalid.
     """
 
-    def __init__(self, path: Path | None, metrics: Metrics, *, by_certificate: bool = False):
+    def __init__(
+        self, path: Path | None, metrics: Metrics, audit: AuditLog | None = None, *, by_certificate: bool = False
+    ):
         self._path = path
         self.by_certificate = by_certificate
         self._file = self.load()
         self._refused = metrics.auth_refused
+        self._audit = audit
         self._grants: BoundedCache[bytes, Grant] = BoundedCache(_MAX_GRANTS)
         self._soonest = math.inf
         self.epoch = 1
@@ -84,7 +89,7 @@ class Gate:
             self.forget()
 
     def check(self, authorization: bytes | None, scope: str, peer: Peer) -> Grant | Refusal:
-        """Decide on a request.
+        """Decide on a request. Pass a refusal to :meth:`count`.
 
         Args:
             authorization: the value of its header; None if it has none.
@@ -94,9 +99,13 @@ class Gate:
         outcome = self._identify(authorization, peer.certificate)
         if isinstance(outcome, Grant) and scope not in outcome.scopes:
             outcome = _lacks(outcome, scope)
-        if isinstance(outcome, Refusal):
-            self._refused.labels(outcome.reason).inc()
         return outcome
+
+    def count(self, refusal: Refusal, protocol: str, target: str, peer: Peer) -> None:
+        """Count and log a refused request; the arguments are those of :meth:`AuditLog.refused`."""
+        self._refused.labels(refusal.reason).inc()
+        if self._audit is not None:
+            self._audit.refused(refusal, protocol, target, peer)
 
     def _identify(self, authorization: bytes | None, certificate: Certificate | None) -> Grant | Refusal:
         if certificate is not None and (authorization is None or self._path is None):

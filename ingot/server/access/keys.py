@@ -19,6 +19,7 @@ _ID_BYTES = 6
 _SECRET_BYTES = 32
 _HASH = "sha256:"
 _TOKEN = re.compile(rf"{PREFIX}_([0-9a-f]{{{2 * _ID_BYTES}}})_[A-Za-z0-9_-]{{43}}")
+_IN_TEXT = re.compile(rf"({PREFIX}_[0-9a-f]{{{2 * _ID_BYTES}}})_[A-Za-z0-9_-]+")
 # Compared if there is no key with the id of a token, so that both cases take equally long.
 _NO_HASH = _HASH + "0" * 64
 
@@ -70,6 +71,11 @@ def id_of(token: str) -> str | None:
     """Return the id in a text, or None if the text does not have the form of a key."""
     found = _TOKEN.fullmatch(token)
     return found[1] if found else None
+
+
+def hidden(text: str) -> str:
+    """Return a text with the secrets of the keys in it replaced."""
+    return _IN_TEXT.sub(r"\1_***", text)
 
 
 def matches(token: str, key: ApiKey | None) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from ingot.errors import IngotError
+from ingot.errors import public_text
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Metrics
+from ingot.server.access.audit import AuditLog
 from ingot.server.dataplane import attempt_async
 
 T = TypeVar("T")
@@ -28,9 +29,11 @@ class Watch:
 
     Args:
         metrics: where loads are counted.
+        audit: where they are logged.
     """
 
-    def __init__(self, metrics: Metrics):
+    def __init__(self, metrics: Metrics, audit: AuditLog | None = None):
+        self._audit = audit
         self._metrics = metrics
         self._watched: list[_Watched] = []
         self._each: list[Callable[[], None]] = []
@@ -79,9 +82,12 @@ class Watch:
     async def _load(self, watched: _Watched) -> None:
         names = ", ".join(map(str, watched.files()))
         outcome = await attempt_async(f"{names} could not be loaded", watched.reload())
-        failed = isinstance(outcome, IngotError)
-        self._metrics.reloads.labels(watched.what, "failed" if failed else "ok").inc()
-        if failed:
+        result = "ok" if outcome is None else "failed"
+        self._metrics.reloads.labels(watched.what, result).inc()
+        if self._audit is not None:
+            reason = "" if outcome is None else public_text(outcome)
+            self._audit.write("reload", result, file=watched.what, reason=reason)
+        if outcome is not None:
             log.error("%s changed and cannot be used; the earlier content stays in use: %s", names, outcome)
         else:
             log.info("%s was loaded again", names)

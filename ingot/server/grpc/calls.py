@@ -103,6 +103,7 @@ class Calls:
             return None
         outcome = gate.check(head.authorization, scope, replies.peer)
         if isinstance(outcome, Refusal):
+            gate.count(outcome, "grpc", head.path.decode(errors="replace"), replies.peer)
             return outcome
         head.client, head.epoch = outcome.client, gate.epoch
         return None

@@ -32,11 +32,14 @@ class _Check:
     gate: Gate
     authorization: bytes | None
     scope: str
+    path: str
 
     async def __call__(self, context: Context) -> None:
         """Abort the call if it is refused, which raises."""
-        outcome = self.gate.check(self.authorization, self.scope, _peer(context))
+        peer = _peer(context)
+        outcome = self.gate.check(self.authorization, self.scope, peer)
         if isinstance(outcome, Refusal):
+            self.gate.count(outcome, "grpc", self.path, peer)
             self.plane.count_error("grpc", outcome.error)
             await context.abort(_STATUS[STATUS[outcome.error.code]], public_text(outcome.error))
 
@@ -71,7 +74,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         values = [value for name, value in handler_call_details.invocation_metadata if name == "authorization"]
         value = values[0] if len(values) == 1 else ""  # of several, a proxy may use another; an empty one is refused
         raw = value if isinstance(value, bytes) else value.encode("latin-1", errors="replace")
-        check = _Check(self._plane, self._gate, raw if values else None, scope)
+        check = _Check(self._plane, self._gate, raw if values else None, scope, handler_call_details.method)
         if handler.unary_unary is not None:
             return handler._replace(unary_unary=_unary(handler.unary_unary, check))
         return handler._replace(stream_stream=_stream(handler.stream_stream, check))

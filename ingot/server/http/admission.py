@@ -13,7 +13,7 @@ from ingot.server.access.peers import Peer
 from ingot.server.http.parser import LIVE, READY, Fault, RequestHead
 
 _OPEN = (LIVE.decode(), READY.decode())
-_TWICE = Fault(InvalidArgument("the request has several headers 'Authorization'; send one"))
+_TWICE = Refusal(InvalidArgument("the request has several headers 'Authorization'; send one"), "malformed")
 
 
 class Admission:
@@ -33,16 +33,14 @@ class Admission:
         if not scope:
             return head
         values = [value for name, value in head.headers if name == b"authorization"]
-        if len(values) > 1:  # a proxy may use another one than this server
-            return _refused(head, _TWICE)
-        outcome = self._gate.check(values[0] if values else None, scope, peer)
+        # Of several, a proxy may use another one than this server.
+        single = values[0] if values else None
+        outcome = _TWICE if len(values) > 1 else self._gate.check(single, scope, peer)
         if isinstance(outcome, Refusal):
-            return _refused(head, Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),)))
+            self._gate.count(outcome, "http", head.url.partition(b"?")[0].decode("latin-1"), peer)
+            fault = Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),))
+            return head._replace(infer=None, probe=None, fault=fault)
         return head._replace(client=outcome.client)
-
-
-def _refused(head: RequestHead, fault: Fault) -> RequestHead:
-    return head._replace(infer=None, probe=None, fault=fault)
 
 
 def _scope(url: bytes) -> str:
