@@ -11,7 +11,7 @@ from ingot.export.rewrite.rules.onnx.guarded_division import GuardedDivision
 from ingot.tensors import Array
 from tests.export.rewrite.rules.onnx.support import contract, operators, parse, untouched
 
-GUARDED = {"Div": 1, "Where": 2, "Equal": 1, "Neg": 1, "Constant": 2}
+GUARDED = {"Div": 1, "Where": 2, "Equal": 1, "Mul": 1, "Constant": 2}
 INTEGERS: dict[str, np.dtype[Any]] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
 
 
