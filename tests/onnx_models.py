@@ -180,3 +180,14 @@ def filled(folder: Path) -> Path:
     one = numpy_helper.from_array(np.array([1], np.float32), "unused")
     node = helper.make_node("ConstantOfShape", ["n"], ["y"], value=one)
     return save(folder / "filled.onnx", [node], [("n", TensorProto.INT64, (1,))], [("y", TensorProto.FLOAT, ("size",))])
+
+
+def inflated(folder: Path) -> Path:
+    """y = the largest of n float32 ones: INT64 [1] to FP32 []; they take 4 n bytes during the call."""
+    nodes = [
+        helper.make_node("Expand", ["one", "n"], ["ones"]),
+        helper.make_node("ReduceMax", ["ones"], ["y"], keepdims=0),
+    ]
+    one = numpy_helper.from_array(np.array([1], np.float32), "one")
+    inputs: list[tuple[str, int, Dims]] = [("n", TensorProto.INT64, (1,))]
+    return save(folder / "inflated.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ())], [one])

@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ingot.runtime.memory import resident
+
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -175,6 +177,15 @@ class Metrics:
         self.event_loop_blocked = Counter(
             "ingot_event_loop_blocked_seconds",
             "Seconds in which the server answered nothing, as something blocked its event loop for over a second",
+            registry=registry,
+        )
+        self.resident_memory = Gauge(
+            "ingot_resident_memory_bytes", "Memory that the server's processes hold", registry=registry
+        )
+        self.resident_memory.set_function(resident)
+        self.memory_returned = Counter(
+            "ingot_memory_returned_bytes",
+            "Memory that ONNX Runtime kept for further calls and that was given back to the system",
             registry=registry,
         )
         self.out_of_files = Counter(

@@ -1,4 +1,4 @@
-"""A thread outside the event loop: it ends engine calls over their limit, and notices a blocked event loop."""
+"""A thread outside the event loop: it ends long engine calls, notices a blocked event loop, and gives memory back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from ingot.errors import EngineTimeout
 from ingot.faultlog import rate_limited_logger
 from ingot.report.units import written
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.engines import ort_arena
+from ingot.runtime.memory import Sweeper
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Entry
@@ -77,6 +79,7 @@ class Watchdog:
         self._beat = 0.0  # when the loop last ran, by the clock
         self._asked = False
         self._blocked = False
+        self._sweeper = Sweeper(ort_arena.give_back, metrics.memory_returned)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingot-watchdog", daemon=True)
 
@@ -104,6 +107,7 @@ class Watchdog:
     def _check(self, step: float) -> None:
         self._check_calls()
         self._check_loop(step)
+        self._sweeper.check(self._clock, idle=not self._calls)
 
     def _check_calls(self) -> None:
         seen, self._calls = self._calls, {}

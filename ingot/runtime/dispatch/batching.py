@@ -171,6 +171,9 @@ class Batcher:
         except IngotError as error:
             if len(entries) == 1:
                 return [error]
+        except MemoryError as error:
+            if len(entries) == 1:
+                return [TooLarge(f"the request needs more memory than there is: {error}")]
         except Exception:  # an engine's unforeseen failure must reach its requests and not end the thread
             log.exception("the engine failed on a batch of %d requests", len(entries))
             if len(entries) == 1:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import EngineTimeout, IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime import devices
-from ingot.runtime.engines import ort_session, ort_zipmap, pinned
+from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap, pinned
 from ingot.runtime.engines.ort_binding import Binding
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Words in kernels' messages that blame the machine's resources.
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
+# Those of allocations that failed: of the system's, and by the limit of the arena.
+_NO_MEMORY = re.compile(r"Failed to allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation")
 # Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
 # Placeholders of exporters (Paddle, tf2onnx) for unnamed dimensions. Equal placeholders need not be equal sizes.
@@ -66,6 +68,8 @@ class OrtEngine:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
+        shared = device != "cuda" and not (device == "auto" and devices.has_cuda()) and ort_arena.use(options)
+        self._arena = "shared" if shared else "on"
         self.packed = packed
         self._optimized = optimized
         self._custom = library is not None
@@ -113,7 +117,7 @@ class OrtEngine:
         return {
             "threads": str(self._threads),
             "spinning": "off",
-            "memory_arena": "on",
+            "memory_arena": self._arena,
             "graph_optimization": "stored" if self._optimized else "all",
             "packed_weights": "on" if self.packed else "off",
             "io_binding": "off" if self._binding is None else "on",
@@ -134,16 +138,18 @@ class OrtEngine:
             self._terminated, self._run_options = False, self._ort.RunOptions()
         options = self._run_options
         try:
-            if self._binding is not None:
-                outputs = self._binding.run(feed, options)
-            elif self._by_value:
-                outputs = self._run_values(feed, options)
-            else:
-                outputs = self._session.run(self._output_names, feed, options)
+            outputs = self._call(feed, options)
         except self._errors as error:
             if options.terminate:
                 raise EngineTimeout("the engine call was ended") from error
-            raise _run_error(self._ort, error, own=not self._custom) from error
+            failure = _run_error(self._ort, error, own=not self._custom)
+            if not (isinstance(failure, TooLarge) and ort_arena.give_back()):
+                raise failure from error
+            # There may have been enough memory in regions of the arena that were too small.
+            try:
+                outputs = self._call(feed, options)
+            except self._errors:
+                raise failure from error
         return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
 
     def terminate(self) -> None:
@@ -156,6 +162,14 @@ class OrtEngine:
     def close(self) -> None:
         self._binding = None
         del self._session
+
+    def _call(self, feed: Mapping[str, Array], options: Any) -> Sequence[Array]:
+        if self._binding is not None:
+            return self._binding.run(feed, options)
+        if self._by_value:
+            return self._run_values(feed, options)
+        outputs: list[Array] = self._session.run(self._output_names, feed, options)
+        return outputs
 
     def _run_values(self, feed: Mapping[str, Array], options: Any) -> list[Array]:
         values = {
@@ -249,6 +263,9 @@ def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
     if isinstance(error, state.InvalidArgument):
         return InvalidArgument(f"the model rejects this input: {reason}")
     kernels = re.findall(r"while running (\w+) node", str(error))
+    if _NO_MEMORY.search(reason):
+        where = f"{kernels[-1]}: " if kernels else ""
+        return TooLarge(f"the model needs more memory for this input than there is: {where}{reason}")
     if own and kernels and isinstance(error, (state.Fail, state.RuntimeException)) and not _RESOURCE.search(reason):
         return InvalidArgument(f"the model rejects this input: {kernels[-1]}: {reason}")
     return InternalError(f"the engine failed on this input: {reason}")

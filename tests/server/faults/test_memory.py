@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +20,8 @@ import ingot
 from ingot.errors import TooLarge
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.server.outside import wait_until
+from tests.support import ROOT
 
 both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 MIB = 1 << 20
@@ -69,3 +77,62 @@ def test_only_the_request_with_the_large_answer_fails(folder: Path) -> None:
     assert isinstance(large, TooLarge)
     assert not isinstance(first, TooLarge)
     assert not isinstance(last, TooLarge)
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str, limit: int = resource.RLIM_INFINITY) -> Iterator[ingot.Client]:
+    """Run ``ingot serve`` in a process of at most ``limit`` bytes of address space."""
+    models = [onnx_models.inflated(folder), onnx_models.affine(folder)]
+    command = [sys.executable, "-m", "ingot", "serve", *map(str, models), "--json", "--device", "cpu", *options]
+    with subprocess.Popen(
+        [*command, "--http-port", "0", "--grpc-port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "INGOT_HOME": str(folder)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+    ) as process:
+        late = threading.Timer(120, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, "the server did not start"
+            with ingot.Client(json.loads(line)["http"]) as asking:
+                yield asking
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            late.cancel()
+            process.kill()
+
+
+def resident(asking: ingot.Client) -> float:
+    return _metric(asking, "ingot_resident_memory_bytes")
+
+
+def _metric(asking: ingot.Client, name: str) -> float:
+    return next(float(line.split()[1]) for line in asking.metrics().splitlines() if line.startswith(f"{name} "))
+
+
+def test_memory_of_a_large_call_is_given_back(folder: Path) -> None:
+    with running(folder) as asking:
+        asking.infer("inflated", {"n": np.array([3])})
+        before = resident(asking)
+        assert asking.infer("inflated", floats(600))["y"] == 1
+        wait_until(lambda: resident(asking) < before + 200 * MIB)
+        assert _metric(asking, "ingot_memory_returned_bytes_total") > 500 * MIB
+        assert asking.infer("inflated", {"n": np.array([3])})["y"] == 1
+
+
+def test_a_call_that_needs_more_memory_than_there_is_fails_alone(folder: Path) -> None:
+    """In a process of 2 GiB, of which the arena may hold three quarters."""
+    with running(folder, limit=2 << 30) as asking:
+        for mib in (1600, 1 << 20):
+            with pytest.raises(TooLarge, match="the model needs more memory for this input than there is: Expand"):
+                asking.infer("inflated", floats(mib))
+            assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+        assert resident(asking) < 2 << 30
+        # Regions of the arena that are too small are returned first.
+        for mib in (300, 500, 700, 900):
+            assert asking.infer("inflated", floats(mib))["y"] == 1

@@ -1,0 +1,112 @@
+"""The memory that this process uses and may use, by its control group, its resource limits and the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client import Counter
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# A control group of version 1 without a limit has the largest multiple of a page.
+_UNLIMITED = 1 << 60
+# Growth above which unused memory is given back, in bytes; the first and longest time between two attempts, in seconds.
+_GROWN = 256 << 20
+_SOONEST = 1.0
+_LATEST = 600.0
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds; 0 if the system does not report it."""
+    return _statm()[1]
+
+
+def limit(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
+    """Return the most bytes that this process may hold; infinity if it is unknown."""
+    return min([most for most, _ in (*_groups(cgroup), *_resources())] + [_of_machine("MemTotal", meminfo)])
+
+
+def left(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
+    """Return how many more bytes this process may take; infinity if it is unknown. This reads several files."""
+    rests = [most - used for most, used in (*_groups(cgroup), *_resources())]
+    return max(0.0, min([*rests, _of_machine("MemAvailable", meminfo)]))
+
+
+def _groups(root: Path) -> Iterator[tuple[float, float]]:
+    """Yield the limit and the usage of the control group, if it has a limit. Caches of files are not counted."""
+    for most, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            found = int((root / most).read_text())
+            if found < _UNLIMITED:
+                lines = dict(line.split() for line in (root / stat).read_text().splitlines())
+                yield found, int((root / used).read_text()) - int(lines.get(cache, 0))
+
+
+def _resources() -> Iterator[tuple[float, float]]:
+    """Yield the limit and the usage of each resource limit of memory that is set."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not Unix
+        return
+    size, _, data = _statm()
+    for kind, used in ((resource.RLIMIT_AS, size), (resource.RLIMIT_DATA, data)):
+        most = resource.getrlimit(kind)[0]
+        if most != resource.RLIM_INFINITY:
+            yield most, used
+
+
+def _statm() -> tuple[int, int, int]:
+    """Return the bytes of address space, resident memory and data."""
+    try:
+        pages = [int(word) for word in Path("/proc/self/statm").read_text().split()]
+    except OSError:  # not Linux
+        return 0, 0, 0
+    return pages[0] * _PAGE, pages[1] * _PAGE, pages[5] * _PAGE
+
+
+def _of_machine(name: str, meminfo: Path) -> float:
+    with contextlib.suppress(OSError):
+        for line in meminfo.read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return float(line.split()[1]) * 1024
+    return math.inf
+
+
+class Sweeper:
+    """Decides when memory that engines keep for their next call is returned to the system.
+
+    That is when the process has grown by 256 MiB. If it soon grows again, its calls need the memory, so the time until
+    the next attempt doubles, up to 10 minutes.
+
+    Args:
+        give_back: returns unused memory to the system; returns whether it could.
+        returned: where the returned bytes are counted.
+    """
+
+    def __init__(self, give_back: Callable[[], bool], returned: Counter):
+        self._give_back = give_back
+        self._returned = returned
+        self._low = math.inf  # what the process holds otherwise
+        self._next = 0.0
+        self._wait = _SOONEST
+
+    def check(self, clock: float, *, idle: bool) -> None:
+        """Return memory if it is time; ``idle`` is whether no engine call runs, whose memory would be in use."""
+        before = resident()
+        self._low = min(self._low, before)
+        if before < self._low + _GROWN or clock < self._next or not self._give_back():
+            return
+        after = resident()
+        self._returned.inc(max(0, before - after))
+        self._wait = _SOONEST if clock > self._next + 2 * self._wait else min(2 * self._wait, _LATEST)
+        self._next = clock + self._wait
+        if idle:
+            self._low = after
