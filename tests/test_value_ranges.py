@@ -16,6 +16,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export.proof.examples import Examples
 from ingot.model_store.format import manifest
 from ingot.padding import Padding, declared
+from ingot.quant.data.samples import Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.runtime import profile
 from ingot.runtime.dispatch.signature_check import SignatureCheck
@@ -208,6 +209,25 @@ def test_an_archive_with_a_damaged_range_is_refused(before: bytes, after: bytes)
     raw = manifest.encode(samples.serving(signature=signature("n:int64[]=0..4096")))
     with pytest.raises(InvalidArgument, match=r"serving\.json is not valid"):
         manifest.decode(manifest.Serving, raw.replace(before, after), "serving.json")
+
+
+def test_calibration_data_outside_the_range_is_refused() -> None:
+    known = signature("ids:int64[batch,2]=0..9", batch="batch")
+    assert Samples.read(known, {"ids": np.array([[0, 9], [3, 4]])}).rows == 2
+    with pytest.raises(InvalidArgument, match=r"calibration data.*input 'ids' holds 10 at index \[1,0\]"):
+        Samples.read(known, {"ids": np.array([[0, 9], [10, 4]])})
+
+
+@given(st.text("0123456789.-+eE_ \u0663naif", max_size=24))
+def test_any_text_is_a_range_or_is_refused(text: str) -> None:
+    for dtype in ("int8", "int64", "uint64", "float16", "float64", "bfloat16"):
+        try:
+            spec, _ = parse_spec(f"x:{dtype}[n]={text}")
+        except InvalidArgument:
+            continue
+        assert spec.values is not None
+        assert parse_spec(str(spec))[0] == spec
+        check_generated(spec, 1)
 
 
 class Table(nn.Module):
