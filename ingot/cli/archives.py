@@ -102,9 +102,9 @@ def signatures(archive: Archive) -> list[dict[str, Any]]:
     """Return the unverified claims of an archive's signatures, as data."""
     if not archive.attached:
         return []
-    from ingot.model_store.trust import signing
+    from ingot.model_store.trust import cosign, signing
 
-    return [asdict(claim) for claim in signing.describe(archive)]
+    return [asdict(claim) for claim in (*signing.describe(archive), *cosign.describe(archive))]
 
 
 def check_out(out: Path) -> None:

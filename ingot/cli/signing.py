@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out, signatures
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, Untrusted, write_error
 
@@ -61,7 +61,10 @@ def sign(
     key: Annotated[Path, typer.Option(help="The private key, from ingot keygen.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="ingot: attached to the archive. oms: a bundle file, of OpenSSF Model Signing."),
+        typer.Option(
+            "--format",
+            help="ingot: attached to the archive. cosign: the same for cosign. oms: an OpenSSF Model Signing bundle.",
+        ),
     ] = "ingot",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The bundle to write.", show_default="MODEL.sig, with oms")
@@ -71,20 +74,13 @@ def sign(
     as_json: Json = False,
 ) -> None:
     """Sign an archive: the signature binds its digest to the model's name."""
-    from ingot.model_store.trust.rules import FORMATS
-
-    if form not in FORMATS:
-        raise InvalidArgument(f"--format is '{form}'; there are: {', '.join(FORMATS)}")
+    _check_format(form, out, replace=replace)
     if form == "oms":
-        if replace:
-            raise InvalidArgument("--replace drops attached signatures, and --format oms attaches none; leave one out")
         _sign_files(model, key, out, as_json)
         return
-    if out is not None:
-        raise InvalidArgument("--out names the bundle of --format oms; other signatures are attached to the archive")
     from ingot.model_store import Store
     from ingot.model_store.places import locate
-    from ingot.model_store.trust import signing
+    from ingot.model_store.trust import cosign, signing
 
     private = _private_key(key)
     located = locate(model, Store(store)).whole()
@@ -94,10 +90,14 @@ def sign(
         )
     archive, found = located.find()
     keyid, name = private.public.keyid, found.name
-    finding = signing.check(archive, name, {keyid: private.public})
-    added = finding.result != "valid" or (replace and len(archive.attached) > 1)
+    check = cosign.check if form == "cosign" else signing.check
+    others = replace and len(signing.describe(archive)) > 1
+    added = check(archive, name, {keyid: private.public}).result != "valid" or others
     if added:
-        signed = archive.with_signature(signing.sign(archive, name, private), replace=replace)
+        if form == "cosign":
+            signed = cosign.sign(archive, found, private)
+        else:
+            signed = archive.with_signature(signing.sign(archive, name, private), replace=replace)
         _attach(located, signed, name, replace=replace)
     else:
         note(f"{_title(located, found)} is signed by this key already")
@@ -126,7 +126,6 @@ def verify(
     """Check that an archive is trusted and, in a file or the store, that the digests of all blobs match."""
     from ingot.model_store import Store
     from ingot.model_store.places import locate
-    from ingot.model_store.trust import signing
 
     if _is_plain(model, bundle):
         _verify_files(model, trust, key, bundle, as_json)
@@ -137,7 +136,7 @@ def verify(
     if bundle is not None and archive.file is None:
         raise InvalidArgument(f"--bundle is for files, and '{model}' is not one; ingot save writes it as one")
     subject = {"name": found.name, "digest": archive.digest}
-    claims = [asdict(claim) for claim in signing.describe(archive)]
+    claims = signatures(archive)
     try:
         verdict = policy.check(archive, found, file="" if located.place else located.name, bundle=bundle)
     except Untrusted as error:
@@ -170,6 +169,18 @@ def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
         say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
     if local:
         say(f"{size(archive.size)} checked; all digests match")
+
+
+def _check_format(form: str, out: Path | None, *, replace: bool) -> None:
+    """Raise InvalidArgument if there is no such format of signatures, or an option does not apply to it."""
+    from ingot.model_store.trust.rules import FORMATS
+
+    if form not in FORMATS:
+        raise InvalidArgument(f"--format is '{form}'; there are: {', '.join(FORMATS)}")
+    if form != "oms" and out is not None:
+        raise InvalidArgument("--out names the bundle of --format oms; other signatures are attached to the archive")
+    if form != "ingot" and replace:
+        raise InvalidArgument(f"--replace drops Ingot's signatures, and --format is {form}; leave one out")
 
 
 def _sign_files(model: str, key: Path, out: Path | None, as_json: bool) -> None:

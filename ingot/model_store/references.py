@@ -31,6 +31,7 @@ _REFERENCE = re.compile(
 # A model 'a/index.json' would collide with the file in which model 'a' keeps its tags.
 _RESERVED = frozenset(("oci-layout", "index.json", "reflog.jsonl", "blobs"))
 _ATTACHED = re.compile(r"sha256-[0-9a-f]{64}")
+_ATTACHED_BY_COSIGN = re.compile(rf"{_ATTACHED.pattern}\.(?:sig|att|sbom)")
 _VERSION = re.compile(r"v?\d[\w.-]*")
 _SHOWN = 20
 
@@ -131,7 +132,8 @@ class Reference:
             )
         registry = RegistryAddress.parse(match["registry"]) if match["registry"] else None
         name = stored_name(match["name"])
-        if match["tag"] and _ATTACHED.fullmatch(match["tag"]):
+        tag = match["tag"] or ""
+        if _ATTACHED.fullmatch(tag) or _ATTACHED_BY_COSIGN.fullmatch(tag):
             raise InvalidArgument(f"'{text}': tags of the form sha256-<hex> are reserved for signatures")
         return cls(name, match["tag"], match["digest"], match["variant"], registry=registry)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -175,14 +175,30 @@ class Archive:
         Raises:
             InvalidArgument: it has the maximum number of signatures.
         """
-        kept = () if replace else self.attached
-        if len(kept) >= attachments.MAX_ATTACHMENTS:
+        others = (item for item in self.attached if item.artifact_type != attachments.SIGNATURE)
+        added = BlobFolder.scratch()
+        descriptor = attachments.make(added, self.descriptor, envelope)
+        return self.with_attached(added, [descriptor], instead=tuple(others) if replace else self.attached)
+
+    def with_attached(
+        self, added: BlobFolder, new: Sequence[Descriptor], instead: Sequence[Descriptor] | None = None
+    ) -> Archive:
+        """Return this archive with further attachments.
+
+        Args:
+            added: the blobs of the new attachments.
+            new: their manifests.
+            instead: the attachments to keep; all by default.
+
+        Raises:
+            InvalidArgument: it has the maximum number of attachments.
+        """
+        kept = self.attached if instead is None else instead
+        if len(kept) + len(new) > attachments.MAX_ATTACHMENTS:
             raise InvalidArgument(
                 f"the archive has the maximum of {len(kept)} signatures; ingot sign --replace drops them"
             )
-        added = BlobFolder.scratch()
-        descriptor = attachments.make(added, self.descriptor, envelope)
-        return Archive(_Overlay(added, self.blobs), self.descriptor, (*kept, descriptor))
+        return Archive(_Overlay(added, self.blobs), self.descriptor, (*kept, *new))
 
     def verify(self) -> None:
         """Read every blob and check its digest; signatures are checked by :mod:`ingot.model_store.trust.policy`.

@@ -1,12 +1,14 @@
 """Attachments of an archive, such as signatures: OCI manifests that refer to it as their subject.
 
 Where a place cannot list them otherwise, an index under the tag ``sha256-<hex of the archive>`` does: OCI's referrers
-tag schema. Manifests of other kinds, from other tools, are preserved.
+tag schema. Cosign's signatures and attestations have no subject: in a registry they are under ``sha256-<hex>.sig`` and
+``.att``, elsewhere in the same index. Manifests of other kinds, from other tools, are preserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from pydantic import Field
@@ -20,6 +22,15 @@ from ingot.model_store.format.manifest import Index
 
 SIGNATURE: Final = "application/vnd.ingot.signature.v1"
 ENVELOPE: Final = "application/vnd.dsse.envelope.v1+json"
+COSIGN_SIGNATURE: Final = "application/vnd.dev.cosign.artifact.sig.v1+json"
+COSIGN_ATTESTATION: Final = "application/vnd.dev.cosign.artifact.att.v1+json"
+COSIGN_SUFFIXES: Final[Mapping[str, str]] = {COSIGN_SIGNATURE: ".sig", COSIGN_ATTESTATION: ".att"}
+"""What cosign appends to the tag of an archive's attachments, by type of attachment."""
+SIMPLE_SIGNING: Final = "application/vnd.dev.cosign.simplesigning.v1+json"
+COSIGN_PAYLOAD: Final = "dev.cosignproject.cosign/signature"
+"""Annotation of a layer with its signature; empty in attestations, whose envelope has it."""
+_KINDS = (SIGNATURE, *COSIGN_SUFFIXES)
+_IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _EMPTY_CONFIG: Final = "application/vnd.oci.empty.v1+json"
 MAX_ATTACHMENTS = 64
 
@@ -35,6 +46,15 @@ class Attachment(OCIDocument):
     subject: Descriptor
 
 
+class CosignManifest(OCIDocument):
+    """An OCI image manifest with one layer for each signature."""
+
+    schema_version: Literal[2] = 2
+    media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = manifest.MANIFEST
+    config: Descriptor
+    layers: tuple[Descriptor, ...] = Field(min_length=1, max_length=MAX_ATTACHMENTS)
+
+
 def make(blobs: BlobFolder, subject: Descriptor, content: bytes) -> Descriptor:
     """Store a signature of ``subject`` and return its manifest's descriptor."""
     document = Attachment(
@@ -47,25 +67,50 @@ def make(blobs: BlobFolder, subject: Descriptor, content: bytes) -> Descriptor:
     return stored.model_copy(update={"artifact_type": SIGNATURE})
 
 
-def load(blobs: Blobs, descriptor: Descriptor, subject: Descriptor) -> Attachment:
+def make_cosign(
+    blobs: BlobFolder, kind: str, content: bytes, media_type: str, annotations: Mapping[str, str]
+) -> Descriptor:
+    """Store a signature or attestation as cosign does, and return its manifest's descriptor."""
+    layer = blobs.put(content, media_type, annotations)
+    document = CosignManifest(config=blobs.put(image_config([layer.digest]), _IMAGE_CONFIG), layers=(layer,))
+    stored = blobs.put(manifest.encode(document), manifest.MANIFEST)
+    return stored.model_copy(update={"artifact_type": kind})
+
+
+def image_config(layers: Iterable[str]) -> bytes:
+    """Return the configuration of an image of some layers, which cosign's manifests have."""
+    root = {"type": "layers", "diff_ids": list(layers)}
+    return json.dumps({"architecture": "", "os": "", "config": {}, "rootfs": root}, separators=(",", ":")).encode()
+
+
+def load(blobs: Blobs, descriptor: Descriptor, subject: Descriptor) -> Attachment | CosignManifest:
     """Read an attachment's manifest.
 
     Raises:
-        InvalidArchive: it is damaged, or attached to another subject.
+        InvalidArchive: it is damaged or too large, or attached to another subject.
     """
-    document = manifest.decode(Attachment, read_document(blobs, descriptor), f"attachment {descriptor.digest}")
-    if document.subject.digest != subject.digest or document.artifact_type != SIGNATURE:
-        raise InvalidArchive(f"attachment {descriptor.digest} is not a signature of {subject.digest}")
+    content, what = read_document(blobs, descriptor), f"attachment {descriptor.digest}"
+    document: Attachment | CosignManifest
+    if descriptor.artifact_type in COSIGN_SUFFIXES:
+        document = manifest.decode(CosignManifest, content, what)
+    else:
+        document = attachment = manifest.decode(Attachment, content, what)
+        if attachment.subject.digest != subject.digest or attachment.artifact_type != SIGNATURE:
+            raise InvalidArchive(f"{what} is not a signature of {subject.digest}")
+    if any(item.size > MAX_DOCUMENT_BYTES for item in (document.config, *document.layers)):
+        raise InvalidArchive(f"{what} has more than {MAX_DOCUMENT_BYTES >> 20} MiB")
     return document
 
 
 def contents(blobs: Blobs, attached: Iterable[Descriptor], subject: Descriptor) -> Iterator[bytes]:
-    """Yield the content of each attachment.
+    """Yield the content of each of Ingot's signatures.
 
     Raises:
         InvalidArchive: one is damaged.
     """
     for descriptor in attached:
+        if descriptor.artifact_type != SIGNATURE:
+            continue
         yield read_document(blobs, load(blobs, descriptor, subject).layers[0])
 
 
@@ -86,10 +131,10 @@ def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
     """
     found = {
         entry.digest: Descriptor(
-            media_type=manifest.MANIFEST, digest=entry.digest, size=entry.size, artifact_type=SIGNATURE
+            media_type=manifest.MANIFEST, digest=entry.digest, size=entry.size, artifact_type=entry.artifact_type
         )
         for entry in entries
-        if entry.artifact_type == SIGNATURE and entry.size <= MAX_DOCUMENT_BYTES
+        if entry.artifact_type in _KINDS and entry.size <= MAX_DOCUMENT_BYTES
     }
     return tuple(found.values())[:MAX_ATTACHMENTS]
 

@@ -76,7 +76,8 @@ def attach(blobs: RegistryBlobs, digest: str, added: tuple[Descriptor, ...], *, 
     for _ in range(_TRIES):
         there = _from_tag(blobs, digest)
         if dropped is None:
-            dropped = {item.digest for item in attachments.known(_parsed(there))} - {item.digest for item in added}
+            signatures = (item for item in _parsed(there) if item.artifact_type == attachments.SIGNATURE)
+            dropped = {item.digest for item in signatures} - {item.digest for item in added}
         entries = [entry for entry in there if str(entry.get("digest")) not in dropped]
         missing = _missing(entries, added)
         if not missing and len(entries) == len(there):
@@ -128,7 +129,7 @@ def _entries(content: bytes, what: str) -> list[dict[str, Any]]:
 
 def _parsed(entries: list[dict[str, Any]]) -> Iterator[Descriptor]:
     for entry in entries:
-        if entry.get("artifactType") == attachments.SIGNATURE:
+        if entry.get("artifactType") in (attachments.SIGNATURE, *attachments.COSIGN_SUFFIXES):
             try:
                 yield Descriptor.model_validate(entry)
             except ValidationError:  # such as a digest of another algorithm

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, PermissionDenied, Unsupported
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
-from ingot.model_store.format import manifest
+from ingot.model_store.format import attachments, manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.references import (
     Reference,
@@ -21,8 +21,8 @@ from ingot.model_store.references import (
     some,
     valid_name,
 )
+from ingot.model_store.registry import cosign_tags, pages, referrers
 from ingot.model_store.registry import credentials as credential_files
-from ingot.model_store.registry import pages, referrers
 from ingot.model_store.registry.blobs import RegistryBlobs
 from ingot.model_store.registry.client import Client
 from ingot.model_store.registry.credentials import Credentials
@@ -145,7 +145,7 @@ class Registry:
         self._check_tag(blobs, ref.tag, archive.digest, expect)
         archive.check_own()
         archive.copy_to(blobs, transfer)
-        referrers.attach(blobs, archive.digest, archive.attached)
+        self._list(blobs, archive)
         return self._move(blobs, ref.tag, archive.descriptor, expect)
 
     def promote(self, reference: str | Reference, alias: str, *, expect: str = ANY) -> Reference:
@@ -198,7 +198,7 @@ class Registry:
         if replace:
             referrers.check_replaceable(blobs, archive.digest)
         archive.copy_attached(blobs)
-        referrers.attach(blobs, archive.digest, archive.attached, replace=replace)
+        self._list(blobs, archive, replace=replace)
 
     def __repr__(self) -> str:
         return f"Registry({str(self.address)!r})"
@@ -252,9 +252,17 @@ class Registry:
         if descriptor.media_type != manifest.INDEX:
             raise InvalidArchive(f"'{ref}' is not an Ingot archive, but {_kind(descriptor, content)}")
         try:
-            return Archive(blobs, descriptor, referrers.attached(blobs, descriptor.digest))
+            attached = (*referrers.attached(blobs, descriptor.digest), *cosign_tags.attached(blobs, descriptor.digest))
+            return Archive(blobs, descriptor, attachments.known(attached))
         except InvalidArchive as error:
             raise InvalidArchive(f"'{ref}' is not an Ingot archive, or is damaged: {error}") from error
+
+    @staticmethod
+    def _list(blobs: RegistryBlobs, archive: Archive, *, replace: bool = False) -> None:
+        """List an archive's attachments, which were copied, where other clients find them."""
+        own = tuple(item for item in archive.attached if item.artifact_type == attachments.SIGNATURE)
+        referrers.attach(blobs, archive.digest, own, replace=replace)
+        cosign_tags.attach(blobs, archive.digest, archive.blobs, archive.attached)
 
     def _check_tag(self, blobs: RegistryBlobs, tag: str, digest: str, expect: str) -> str | None:
         """Return the current digest of a tag if it may be moved to another.

@@ -14,16 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.references import Reference, RegistryAddress
-from ingot.model_store.trust import oms, signing
+from ingot.model_store.trust import cosign, oms, signing
 from ingot.model_store.trust.keys import PublicKey, read_file
 from ingot.model_store.trust.signing import Finding, Result
 
 MAX_POLICY_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_KEYS = 64
-Format = Literal["ingot", "oms"]
+Format = Literal["ingot", "oms", "cosign"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
-"""Signatures that a rule can accept: Ingot's own, and bundles of OpenSSF Model Signing next to archive files."""
+"""Signatures that a rule can accept.
+
+Ingot's own, bundles of OpenSSF Model Signing next to archive files, and cosign's, which are attached like Ingot's.
+"""
 _NAMES = re.compile(r"[A-Za-z0-9._*?-]+(?:/[A-Za-z0-9._*?-]+)*")
 
 
@@ -88,6 +91,8 @@ class Rule:
         for kind in self.formats:
             if kind == "oms":
                 found.append(oms.check(archive, name, self.keys, bundle))
+            elif kind == "cosign":
+                found.append(cosign.check(archive, name, self.keys))
             else:
                 found.append(signing.check(archive, name, self.keys))
             if found[-1].result == "valid":

@@ -96,6 +96,7 @@ class Claim:
     name: str = ""
     created: str = ""
     fault: str = ""
+    format: str = "ingot"
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,8 @@ def describe(archive: Archive) -> list[Claim]:
 def _contents(archive: Archive) -> Iterator[bytes | InvalidArchive]:
     """Yield each envelope, or its fault: a damaged one does not affect the others."""
     for descriptor in archive.attached:
+        if descriptor.artifact_type != attachments.SIGNATURE:
+            continue
         try:
             document = attachments.load(archive.blobs, descriptor, archive.descriptor)
             layer = document.layers[0]
