@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from ingot.errors import InvalidArgument
 from ingot.report import units
+from ingot.server.access.exposure import check_exposure
 from ingot.server.settings import NotDurationError, Setting
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ class ServerConfig:
         more="See [API keys](security.md#api-keys).",
         group=ACCESS,
         unset="all requests are served",
+    )
+    cors_origin: str | None = _field(
+        None,
+        "Origins of web pages that may use the HTTP port, separated by commas; * for all, without keys",
+        more="See [web pages](security.md#web-pages).",
+        group=ACCESS,
+        unset="none",
     )
     audit_log: Path | None = _field(
         None,
@@ -330,7 +337,7 @@ class ServerConfig:
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
                 "separate port (0 for any free port)"
             )
-        _check_exposure(config, called)
+        check_exposure(config, called)
         return config
 
     @classmethod
@@ -396,34 +403,6 @@ def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
     choices = tuple(kinds) if isinstance(kinds[0], str) else ()
     about: Setting = field.metadata["setting"]
     return dataclasses.replace(about, name=field.name, kind=str if choices else kinds[0], choices=choices)
-
-
-def _check_exposure(config: ServerConfig, called: Callable[[str], str]) -> None:
-    """Refuse an address that other machines reach if access to it is not restricted.
-
-    Raises:
-        InvalidArgument: names what is missing.
-    """
-    if config.insecure or _is_loopback(config.host):
-        return
-    missing = []
-    if config.tls_cert is None:
-        missing.append("TLS (--tls-cert, --tls-key)")
-    if config.auth is None and config.tls_client_ca is None:
-        missing.append("access control (--auth keys.toml, which ingot keys create makes; or --tls-client-ca)")
-    if missing:
-        lacks = " and without ".join(missing)
-        raise InvalidArgument(
-            f"{called('host')} is {config.host}, which other machines may reach, without {lacks}. "
-            "Give these, or --insecure (INGOT_INSECURE=1, in Python insecure=True) to serve everyone who reaches it"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_variables(known: Mapping[str, Setting]) -> None:

@@ -7,11 +7,14 @@ import contextlib
 from typing import Protocol
 
 from ingot.server.access.audit import AuditLog
+from ingot.server.access.exposure import origins_of
 from ingot.server.access.gate import Gate
 from ingot.server.access.watch import Watch
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
+from ingot.server.http.admission import Admission
+from ingot.server.http.cors import Cors
 from ingot.server.http.listener import HttpListener
 from ingot.server.listening import Descriptors, Listener, check_port, taken
 from ingot.server.tls import Tls
@@ -73,7 +76,8 @@ class Listeners:
             gate = self._gate()
             if tls is not None:
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
-            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared)
+            admission = self._admission(gate)
+            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, shared=shared)
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
                 check_port("gRPC", config.host, self.grpc_port)  # grpcio logs the failure to stderr, without its cause
@@ -108,6 +112,12 @@ class Listeners:
             self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
         return gate
+
+    def _admission(self, gate: Gate | None) -> Admission | None:
+        origins = origins_of(self._config.cors_origin)
+        if not origins:
+            return None if gate is None else Admission(gate)
+        return Admission(gate, Cors(origins, credentials=self._config.tls_client_ca is not None))
 
     async def _opened(self, protocol: str, listener: Listener, port: int) -> int:
         host = self._config.host

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ingot.runtime import Repository
+from ingot.server.access.exposure import origins_of
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
+from ingot.server.http.admission import Admission
 from ingot.server.http.connection import Connection, Connections
+from ingot.server.http.cors import Cors
 from ingot.server.http.exchange import Shared
 from ingot.server.http.listener import HttpListener
-from ingot.server.http.parser import Parser, RequestHead
+from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead
 from ingot.server.limits import BoundedCache
 
 
@@ -27,7 +30,7 @@ class AppConnection(Connection):
         self._parser = Parser(BoundedCache(1), 0, None if shared.admission is None else self._admit)
 
     def _begin(self, head: RequestHead) -> None:
-        super()._begin(head._replace(infer=None, probe=None))
+        super()._begin(head._replace(infer=None, probe=head.probe if head.probe == PREFLIGHT else None))
 
 
 class AppListener(HttpListener):
@@ -36,7 +39,9 @@ class AppListener(HttpListener):
 
 
 @contextlib.contextmanager
-def serve_app(sources: Sequence[str], max_body_bytes: int, auth: Path | None = None) -> Iterator[str]:
+def serve_app(
+    sources: Sequence[str], max_body_bytes: int, auth: Path | None = None, origins: str = ""
+) -> Iterator[str]:
     """Serve models from a thread; yields the address."""
     repository = Repository()
     for source in sources:
@@ -48,7 +53,9 @@ def serve_app(sources: Sequence[str], max_body_bytes: int, auth: Path | None = N
 
     async def serve() -> None:
         gate = None if auth is None else Gate(auth, repository.metrics)
-        server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30, None, gate)
+        cors = Cors(origins_of(origins), credentials=False) if origins else None
+        admission = Admission(gate, cors) if gate or cors else None
+        server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30, None, admission)
         urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")
         loops.append(asyncio.get_running_loop())
         started.set()

@@ -161,6 +161,7 @@ class AsgiExchange:
         keep_alive = connection.keeps(self)
         start = connection.shared.renderer.start(self._status, keep_alive=keep_alive)
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"connection"]
+        lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in self.head.extra]
         if not any(name == b"content-length" for name, _ in headers):
             lines.append(b"content-length: %d\r\n" % len(body))
         self._finish(

@@ -16,7 +16,7 @@ from ingot.server.http.admission import Admission
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
 from ingot.server.http.codec import ResponseFormat
 from ingot.server.http.decoder import Decoder
-from ingot.server.http.parser import LIVE, Fault, InferHead, RequestHead
+from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
@@ -229,6 +229,9 @@ class Exchange:
         self._work = begin(service, self.head.infer, body, self._hold, self.answer)
 
     def _answer_probe(self) -> None:
+        if self.head.probe == PREFLIGHT:
+            self.answer(responses.PREFLIGHT)
+            return
         probe = responses.live if self.head.probe == LIVE else responses.ready
         self.answer(probe(self._connection.shared.service.plane))
 
@@ -245,6 +248,8 @@ class Exchange:
         """Send the response, and let the connection continue; does nothing if the exchange is over."""
         if self.disconnected or self.done:
             return
+        if self.head.extra:
+            response = response._replace(headers=response.headers + self.head.extra)
         connection = self._connection
         self._release()
         self._work = None  # it refers back to this object

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
@@ -25,7 +24,7 @@ class HttpListener:
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
         tls: the certificate, or None.
-        gate: the rules of access; None if all requests are served.
+        admission: checks the access of requests; None admits all.
         shared: whether other processes listen on the same port.
     """
 
@@ -35,17 +34,17 @@ class HttpListener:
         max_body_bytes: int,
         max_bodies_bytes: int,
         tls: Tls | None = None,
-        gate: Gate | None = None,
+        admission: Admission | None = None,
         *,
         shared: bool = False,
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, None if gate is None else Admission(gate))
+        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission)
         self._shared.app = LazyApp(self._shared.service)
         self._connections = Connections()
-        if gate is not None:
-            gate.changed += (self._shared.heads.clear, self._connections.forget)
+        if admission is not None and admission.gate is not None:
+            admission.gate.changed += (self._shared.heads.clear, self._connections.forget)
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:

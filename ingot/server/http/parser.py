@@ -20,6 +20,7 @@ from ingot.server.limits import BoundedCache
 
 MAX_HEAD_BYTES = 64 << 10
 LIVE, READY = b"/v2/health/live", b"/v2/health/ready"
+PREFLIGHT = b"preflight"
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 # RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name. RFC 3986
@@ -77,9 +78,10 @@ class RequestHead(NamedTuple):
         length: the body's, in bytes; None if it is chunked.
         expects: whether the client waits for ``100 Continue``.
         infer: of an inference request.
-        probe: the path of a health check.
+        probe: the path of a health check, or PREFLIGHT for a browser's question whether a page may send a request.
         fault: of a head that is refused.
         client: who sends the request, by its key; empty if the server asks for none.
+        extra: headers of the response, for the web page that sends the request.
 
     A head with neither ``infer``, ``probe`` nor ``fault`` is for FastAPI.
     """
@@ -95,6 +97,7 @@ class RequestHead(NamedTuple):
     probe: bytes | None = None
     fault: Fault | None = None
     client: str = ""
+    extra: Headers = ()
 
     @property
     def plain(self) -> bool:

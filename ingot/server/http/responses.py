@@ -34,6 +34,7 @@ class HttpResponse(NamedTuple):
 # Without a date: sent where a client's further bytes cannot be read.
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+PREFLIGHT = HttpResponse(200, b"", media_type="text/plain")
 MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="text/plain; charset=utf-8")
 
 

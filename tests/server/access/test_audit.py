@@ -90,7 +90,7 @@ def test_a_flood_is_cut_to_a_rate_and_counted(tmp_path: Path) -> None:
     with opened(path, now) as (log, metrics):
         for _ in range(1000):
             log.refused(REFUSAL, "http", "/", PEER)
-        log.summarize()  # the flood goes on: this is no time for another line
+        log.summarize()  # the flood has not ended
         assert count(metrics, "ingot_audit_suppressed_total") == 900
         now[0] += 0.2
         log.summarize()

@@ -1,0 +1,84 @@
+"""Rules about the settings that decide who reaches a server."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ingot.errors import InvalidArgument
+
+# RFC 6454, section 6.2, in lower case as browsers send it.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+ANY = "*"
+
+
+class Exposed(Protocol):
+    """The settings that are checked; see :class:`ingot.server.config.ServerConfig`."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def auth(self) -> Path | None: ...
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_client_ca(self) -> Path | None: ...
+    @property
+    def cors_origin(self) -> str | None: ...
+
+
+def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
+    """Refuse settings that open a server further than their user may know.
+
+    Args:
+        config: the settings.
+        called: returns the name of a setting as the user wrote it.
+
+    Raises:
+        InvalidArgument: names what is missing.
+    """
+    _check_host(config, called)
+    origins = origins_of(config.cors_origin)
+    for origin in origins:
+        if origin != ANY and _ORIGIN.fullmatch(origin) is None:
+            raise InvalidArgument(
+                f"{called('cors_origin')} names '{origin}'; write origins as https://example.com or "
+                "http://localhost:3000, in lower case, separated by commas"
+            )
+    if ANY in origins and (config.auth is not None or config.tls_client_ca is not None):
+        raise InvalidArgument(
+            f"{called('cors_origin')} is '*', but clients have keys or certificates: name the origins that may use them"
+        )
+
+
+def origins_of(text: str | None) -> frozenset[str]:
+    """Return the origins in a setting."""
+    return frozenset(filter(None, (part.strip() for part in (text or "").split(","))))
+
+
+def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
+    if config.insecure or _is_loopback(config.host):
+        return
+    missing = []
+    if config.tls_cert is None:
+        missing.append("TLS (--tls-cert, --tls-key)")
+    if config.auth is None and config.tls_client_ca is None:
+        missing.append("access control (--auth keys.toml, which ingot keys create makes; or --tls-client-ca)")
+    if missing:
+        lacks = " and without ".join(missing)
+        raise InvalidArgument(
+            f"{called('host')} is {config.host}, which other machines may reach, without {lacks}. "
+            "Give these, or --insecure (INGOT_INSECURE=1, in Python insecure=True) to serve everyone who reaches it"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

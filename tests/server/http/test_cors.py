@@ -1,0 +1,133 @@
+"""Requests of web pages, as browsers send them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import ingot
+from ingot.errors import InvalidArgument
+from ingot.server.config import ServerConfig
+from tests import onnx_models
+from tests.server.access.served import BODY, KINDS, make_key
+from tests.server.apponly import serve_app
+from tests.support import matrix
+
+PAGE = "https://app.example"
+ASKED = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+PATHS = ("/v2/models/affine/infer", "/v2/models/affine/versions/1/infer", "/v2/models", "/metrics")
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.toml"
+
+
+@pytest.fixture(scope="module")
+def key(key_file: Path) -> str:
+    return make_key(key_file, "infer")
+
+
+@pytest.fixture(scope="module", params=matrix("fast", "fastapi", "fronts"))
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, key_file: Path, key: str
+) -> Iterator[httpx.Client]:
+    """A client of a server whose pages are those of two origins."""
+    model = str(onnx_models.affine(tmp_path_factory.mktemp("models")))
+    origins = f"{PAGE}, http://localhost:3000"
+    if request.param == "fastapi":
+        with serve_app([model], 1 << 20, key_file, origins) as url, httpx.Client(base_url=url, trust_env=False) as made:
+            yield made
+        return
+    settings: dict[str, Any] = {**KINDS[request.param], "auth": key_file, "cors_origin": origins}
+    with (
+        ingot.serve(model, http_port=0, grpc_port=0, **settings) as server,
+        httpx.Client(base_url=server.http_url, trust_env=False) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("origin", [PAGE, "http://localhost:3000"])
+def test_a_preflight_needs_no_key(client: httpx.Client, path: str, origin: str) -> None:
+    for _ in range(2):  # the second head is known
+        answer = client.options(path, headers={"origin": origin, **ASKED})
+        assert (answer.status_code, answer.content) == (200, b"")
+        headers = answer.headers
+        assert headers["access-control-allow-origin"] == origin
+        assert headers["vary"] == "Origin"
+        assert "POST" in headers["access-control-allow-methods"]
+        assert {"authorization", "content-type"} <= set(headers["access-control-allow-headers"].split(", "))
+        assert headers["access-control-max-age"] == "600"
+        assert "access-control-allow-credentials" not in headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", f"{PAGE}.evil.example", "https://APP.example", f"{PAGE}, {PAGE}", "*"]
+)
+def test_pages_of_other_origins_get_no_permission(client: httpx.Client, key: str, origin: str) -> None:
+    refused = client.options(PATHS[0], headers={"origin": origin, **ASKED})
+    answer = client.post(PATHS[0], json=BODY, headers={"origin": origin, "authorization": f"Bearer {key}"})
+    assert (refused.status_code, answer.status_code) == (403, 200)
+    for headers in (refused.headers, answer.headers):
+        assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_a_page_can_read_answers_and_errors(client: httpx.Client, key: str) -> None:
+    page = {"origin": PAGE}
+    known = {**page, "authorization": f"Bearer {key}"}
+    for answer, status in (
+        (client.post(PATHS[0], json=BODY, headers=known), 200),
+        (client.post(PATHS[0], json=BODY, headers=known), 200),
+        (client.post(PATHS[0], content=b"{", headers=known), 400),
+        (client.get("/v2/models", headers=known), 200),
+        (client.get("/nowhere", headers=known), 404),
+        (client.post(PATHS[0], json=BODY, headers=page), 401),
+        (client.get("/metrics", headers=known), 403),
+        (client.get("/v2/health/ready", headers=page), 200),
+    ):
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "Inference-Header-Content-Length" in answer.headers["access-control-expose-headers"]
+
+
+def test_what_is_not_a_preflight_needs_a_key(client: httpx.Client) -> None:
+    assert client.options(PATHS[0], headers={"origin": PAGE}).status_code == 401
+    assert client.options(PATHS[0], headers=ASKED).status_code == 401
+    assert client.request("OPTIONS", PATHS[0], headers={"origin": PAGE, **ASKED}, content=b"x").status_code == 401
+
+
+def test_requests_of_no_page_get_no_headers(client: httpx.Client, key: str) -> None:
+    answer = client.post(PATHS[0], json=BODY, headers={"authorization": f"Bearer {key}"})
+    assert not [name for name in answer.headers if name.startswith("access-control") or name == "vary"]
+
+
+def test_all_pages_without_keys(folder: Path) -> None:
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, cors_origin="*") as server:
+        answer = httpx.post(f"{server.http_url}{PATHS[0]}", json=BODY, headers={"origin": "null"}, trust_env=False)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_by_default_no_page_has_permission(folder: Path) -> None:
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0) as server:
+        url = f"{server.http_url}{PATHS[0]}"
+        assert httpx.options(url, headers={"origin": PAGE, **ASKED}, trust_env=False).status_code == 405
+        answer = httpx.post(url, json=BODY, headers={"origin": PAGE}, trust_env=False)
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("text", ["app.example", "https://app.example/", "https://a b", "null", "https://*.example"])
+def test_what_is_not_an_origin_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"--cors-origin names '{text}'; write origins as")):
+        ServerConfig.of({"cors_origin": text}, options=True)
+
+
+def test_all_pages_with_keys_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="name the origins that may use them"):
+        ServerConfig.of({"cors_origin": "*", "auth": "keys.toml"})
