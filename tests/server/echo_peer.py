@@ -70,6 +70,9 @@ class Wire:
         self.written = bytearray()
         self.closed = self.aborted = self.reading_paused = False
 
+    def get_extra_info(self, name: str) -> None:
+        """Return that nothing is known: the connection is not encrypted."""
+
     def write(self, data: bytes) -> None:
         self.written += data
 

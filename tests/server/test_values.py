@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 import ingot
 from ingot import arrays
-from ingot.errors import InternalError
+from ingot.errors import TooLarge
 from ingot.faultlog import RateLimitFilter
 from ingot.runtime import load_engine
 from ingot.server.grpc import codec
@@ -130,12 +130,12 @@ def test_values_that_the_engine_rejects(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_request_beyond_the_engines_memory_is_an_internal_error(tmp_path: Path) -> None:
+def test_a_request_beyond_the_engines_memory_is_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Expand", ["x", "shape"], ["y"])]
     inputs = [("x", TensorProto.FLOAT, ("n", 1)), ("shape", TensorProto.INT64, (2,))]
     path = onnx_models.save(tmp_path / "m.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("p", "q"))])
     engine = load_engine(path)
-    with pytest.raises(InternalError, match="Failed to allocate memory"):
+    with pytest.raises(TooLarge, match="the model needs more memory for this input than there is: Expand"):
         engine.run({"x": np.ones((1, 1), np.float32), "shape": np.array([1 << 31, 1 << 20])})
 
 
