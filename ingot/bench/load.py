@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
@@ -65,10 +66,11 @@ async def _client(host: str, port: int, request: bytes, end: float, times: list[
         writer.close()
 
 
-async def _measure(url: str, body: bytes, header_length: int | None, clients: int, seconds: float) -> Load:
+async def _measure(url: str, body: bytes, header_length: int | None, clients: int, seconds: float, key: str) -> Load:
     parts = urlsplit(url)
-    length = "" if header_length is None else f"Inference-Header-Content-Length: {header_length}\r\n"
-    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n{length}\r\n"
+    more = "" if header_length is None else f"Inference-Header-Content-Length: {header_length}\r\n"
+    more += f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     times: list[tuple[float, float, bool]] = []
     start = time.perf_counter()
     counted_from = start + seconds / 10
@@ -96,10 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Closed-loop HTTP load")
     parser.add_argument("url")
     parser.add_argument("--header-length", type=int, help="length of the JSON header before raw tensors")
+    parser.add_argument("--key-file", type=Path, help="file of the API key, if the server needs one")
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
-    work = _measure(options.url, sys.stdin.buffer.read(), options.header_length, options.clients, options.seconds)
+    key = "" if options.key_file is None else options.key_file.read_text().strip()
+    work = _measure(options.url, sys.stdin.buffer.read(), options.header_length, options.clients, options.seconds, key)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(asdict(runner.run(work))))
 

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -56,7 +57,10 @@ def infer(
     from ingot.server.client import Client
 
     chosen = _parameters(parameters or [])
-    with Client(url, timeout, ca_file, _key(key_file), cert_file, cert_key_file) as client:
+    key = _key(key_file)
+    if key is not None and not _is_private(url):
+        note(f"the key is sent unencrypted to {url}: use https:// or grpcs://")
+    with Client(url, timeout, ca_file, key, cert_file, cert_key_file) as client:
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:
@@ -81,6 +85,14 @@ def _key(file: Path | None) -> str | None:
     from ingot.model_store.trust.keys import read_file
 
     return read_file(file.expanduser()).decode(errors="replace")
+
+
+def _is_private(url: str) -> bool:
+    """Return whether what is sent to a server stays secret: by TLS, or on this machine."""
+    from ingot.server.access.exposure import is_loopback
+
+    parts = urlsplit(url)
+    return parts.scheme in ("https", "grpcs") or is_loopback(parts.hostname or "")
 
 
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:

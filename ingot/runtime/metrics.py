@@ -199,6 +199,12 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.tls_refused = Counter(
+            "ingot_tls_refused",
+            "TLS handshakes that failed, by reason: the client's certificate, the client, or the protocol",
+            ("reason",),
+            registry=registry,
+        )
         self.reloads = Counter(
             "ingot_reloads",
             "Files loaded again after a change, by kind and result: ok, or failed, with the earlier content in use",

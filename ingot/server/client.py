@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import orjson
 from ingot import errors
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.server import arguments
+from ingot.server.access.exposure import is_loopback
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import codec as http_codec
@@ -201,7 +201,7 @@ class _Access:
 class _Http:
     def __init__(self, url: str, timeout: float, access: _Access):
         # A proxy from the environment cannot reach this machine's loopback.
-        trust_env = not _is_loopback(urlsplit(url).hostname)
+        trust_env = not is_loopback(urlsplit(url).hostname or "")
         self._client = httpx.Client(
             base_url=url, timeout=timeout, verify=access.context(), trust_env=trust_env, headers=access.headers
         )
@@ -361,10 +361,3 @@ def _error_text(answer: httpx.Response) -> str:
         if "html" in answer.headers.get("content-type", ""):
             return "a web page; this is not an Open Inference Protocol server, or a proxy answers in its place"
         return answer.text[:200]
-
-
-def _is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 from typing import Protocol
 
+from ingot.errors import Unauthenticated
 from ingot.server.access.audit import AuditLog
 from ingot.server.access.exposure import origins_of
 from ingot.server.access.gate import Gate
+from ingot.server.access.grants import Refusal
+from ingot.server.access.peers import Peer
 from ingot.server.access.watch import Watch
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
-from ingot.server.http.admission import Admission
-from ingot.server.http.cors import Cors
+from ingot.server.http.admission import Admission, Cors
 from ingot.server.http.listener import HttpListener
 from ingot.server.listening import Descriptors, Listener, check_port, taken
 from ingot.server.tls import Tls
@@ -75,6 +77,7 @@ class Listeners:
                 self._watch.each(self._audit.summarize)
             gate = self._gate()
             if tls is not None:
+                tls.refused = self._refused_handshake
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
             admission = self._admission(gate)
             http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, shared=shared)
@@ -112,6 +115,12 @@ class Listeners:
             self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
         return gate
+
+    def _refused_handshake(self, reason: str) -> None:
+        self._plane.metrics.tls_refused.labels(reason).inc()
+        if reason == "certificate" and self._audit is not None:
+            # Its address is not known here.
+            self._audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())
 
     def _admission(self, gate: Gate | None) -> Admission | None:
         origins = origins_of(self._config.cors_origin)

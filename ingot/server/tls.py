@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,11 @@ _REMEDY = (
 )
 # RFC 9113, section 9.2.2: in TLS 1.2 only ephemeral keys and authenticated encryption.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:!PSK:!aNULL"
+
+
+# The client sent no certificate or a wrong one; it did not accept ours; there is no common version or cipher.
+REASONS = ("certificate", "client", "protocol")
+_CERTIFICATE = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Tls:
 
     Attributes:
         content: of the files, as they were last used.
+        refused: called when a handshake fails, with one of :data:`REASONS`; not by gRPC's own server.
 
     Raises:
         InvalidArgument: a file is missing, cannot be read or is of another form, or they do not belong together.
@@ -46,6 +52,7 @@ class Tls:
         self.cert_file = cert_file
         self.key_file = key_file
         self.client_ca = client_ca
+        self.refused: Callable[[str], None] = _ignore
         self._live: list[tuple[LiveContext, Sequence[str]]] = []
         self.content = self.read()
 
@@ -99,7 +106,8 @@ class Tls:
         return live
 
     def _context(self, content: Content, protocols: Sequence[str]) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
+        context.files = self
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(_CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -129,6 +137,40 @@ class Tls:
         if b"PRIVATE KEY-----" not in content.key:
             return f"{self.key_file} holds no private key"
         return f"{self.cert_file} with {self.key_file}: {error.reason or error}"
+
+
+class _Context(ssl.SSLContext):
+    """The context of one content of the files."""
+
+    files: Tls
+
+
+class _Handshake(ssl.SSLObject):
+    """A connection that reports why its handshake failed."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if isinstance(self.context, _Context):
+                self.context.files.refused(_reason(error))
+            raise
+
+
+_Context.sslobject_class = _Handshake
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reason = error.reason or ""
+    if reason in _CERTIFICATE:
+        return "certificate"
+    return "client" if "ALERT" in reason else "protocol"
+
+
+def _ignore(_: str) -> None:
+    """Report nothing."""
 
 
 class LiveContext(ssl.SSLContext):

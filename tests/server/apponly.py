@@ -12,9 +12,8 @@ from ingot.runtime import Repository
 from ingot.server.access.exposure import origins_of
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
-from ingot.server.http.admission import Admission
+from ingot.server.http.admission import Admission, Cors
 from ingot.server.http.connection import Connection, Connections
-from ingot.server.http.cors import Cors
 from ingot.server.http.exchange import Shared
 from ingot.server.http.listener import HttpListener
 from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead

@@ -62,7 +62,7 @@ def origins_of(text: str | None) -> frozenset[str]:
 
 
 def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
-    if config.insecure or _is_loopback(config.host):
+    if config.insecure or is_loopback(config.host):
         return
     missing = []
     if config.tls_cert is None:
@@ -77,7 +77,8 @@ def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether an address or a name is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

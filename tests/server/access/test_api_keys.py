@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,10 +131,51 @@ def test_two_headers_are_refused(server: Served, tokens: dict[str, str]) -> None
 
 
 def raw(server: Served, request: str) -> bytes:
-    host, port = server.http.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with connect(server.http) as connection:
         connection.sendall(request.encode())
         return connection.recv(1 << 16)
+
+
+# Spellings of a path that a router or a proxy may read in another way.
+TARGETS = {
+    "*": 401,
+    "//metrics": 401,
+    "/v2/health/live/../../metrics": 401,
+    "/v2/health/live/..%2f..%2f..%2fmetrics": 401,
+    "/v2/health/live%00": 401,
+    "/v2/health/live;/metrics": 401,
+    "http://x/metrics": 401,
+    "http://x/v2/health/live": 200,
+    "/v2/health/live?/metrics": 200,
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_spelling_of_a_path_avoids_the_check(server: Served, target: str) -> None:
+    method = "OPTIONS" if target == "*" else "GET"
+    head = raw(server, f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert int(head.split()[1]) == TARGETS[target]
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks", "upgrade"])
+def test_the_body_of_a_refused_request_is_not_read_as_another(
+    server: Served, tokens: dict[str, str], framing: str
+) -> None:
+    hidden = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens['metrics']}\r\n\r\n"
+    head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\n"
+    requests = {
+        "length": f"{head}Content-Length: {len(hidden)}\r\n\r\n{hidden}",
+        "chunks": f"{head}Transfer-Encoding: chunked\r\n\r\n{len(hidden):x}\r\n{hidden}\r\n0\r\n\r\n",
+        "upgrade": f"{head}Upgrade: h2c\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}",
+    }
+    with connect(server.http) as connection:
+        connection.sendall(requests[framing].encode())
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+    assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400"))
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"ingot_requests_total" not in answer
 
 
 def test_grpc_needs_the_same_keys(rpc: Served, tokens: dict[str, str]) -> None:
@@ -270,9 +310,10 @@ def test_a_key_is_looked_up_once_per_connection(tmp_path: Path, monkeypatch: pyt
                 assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         assert len(calls) == 1
         calls.clear()
-        with ingot.Client(str(server.grpc), key=key) as client:
-            for _ in range(20):
-                client.infer("affine", {"x": np.ones((1, 3), np.float32)})
+        with grpc.insecure_channel(str(server.grpc).removeprefix("grpc://")) as channel:
+            ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", None, pb.ModelInferResponse.FromString)
+            for _ in range(20):  # without a timeout, which would be another text in each call
+                ask(affine([1, 2, 3]).SerializeToString(), metadata=[("authorization", f"Bearer {key}")])
         assert len(calls) <= 4
 
 

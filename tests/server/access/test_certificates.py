@@ -129,6 +129,10 @@ def test_a_client_needs_a_certificate_of_the_authority(mutual: Encrypted, tmp_pa
     (tmp_path / "other").mkdir()
     refused(mutual, Authority(tmp_path / "other", "other").sign("client"))
     refused(mutual, mutual.authority.sign("late", days=-0.5))
+    metrics = mutual.metrics(mutual.authority.sign("client"))
+    found = re.search(r'^ingot_tls_refused_total{reason="certificate"} (\S+)$', metrics, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) >= 3  # those of the HTTP port: gRPC's own server does not report them
 
 
 def test_certificates_have_the_rights_that_the_file_gives(mapped: tuple[Encrypted, str]) -> None:
